@@ -49,7 +49,7 @@ cdef enum:
     HAS_OFFSETS = (1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_BODY | 1 << COL_PROPERTIES
                    | 1 << COL_BORN_HOST | 1 << COL_STORE_HOST | 1 << COL_UNIQUE_KEY | 1 << COL_BODY_STORED)
     HAS_CHILD = 1 << COL_KEYS | 1 << COL_PROPERTIES | 1 << COL_VALUES
-    HAS_NULLS = 1 << COL_TAGS | 1 << COL_UNIQUE_KEY | 1 << COL_BODY
+    HAS_NULLS = 1 << COL_TAGS | 1 << COL_UNIQUE_KEY
     IS_INT64 = (1 << COL_QUEUE_OFFSET | 1 << COL_PHY_OFFSET | 1 << COL_BORN_TIMESTAMP | 1 << COL_STORE_TIMESTAMP
                 | 1 << COL_PREPARED_TRANSACTION_OFFSET)
     IS_INT32 = 1 << COL_QUEUE_ID | 1 << COL_SIZE | 1 << COL_FLAG | 1 << COL_SYS_FLAG | 1 << COL_RECONSUME_TIMES
@@ -151,7 +151,7 @@ cdef struct ColumnSink:
     int64_t properties_need
     int64_t body_need
     int64_t body_stored_need
-    # The decompressed body of the row that asked for it; NULL with a length of -1: it cannot be decompressed.
+    # The decompressed body of the row that asked for it; NULL: it is not what its flag says.
     const unsigned char* body
     int64_t body_len
     bint body_ready
@@ -487,10 +487,8 @@ cdef inline void write_bodies(ColumnSink* s) noexcept nogil:
     cdef StagedRow* row
     for i in range(s.row_num):
         row = s.rows + i
-        if row.body_len >= 0:
-            copy_bytes(data + used, row.body, row.body_len, row.body_room)
-            used += row.body_len
-        mark_valid(s, COL_BODY, s.count + i, row.body_len >= 0)
+        copy_bytes(data + used, row.body, row.body_len, row.body_room)
+        used += row.body_len
         ends[i] = <int32_t>used
     s.data_used[COL_BODY] = used
 
@@ -661,15 +659,12 @@ cdef inline void view_bodies(ColumnSink* s) noexcept nogil:
     cdef StagedRow* row
     for i in range(s.row_num):
         row = s.rows + i
-        if row.body_len < 0:
-            memset(to + VIEW_SIZE * i, 0, VIEW_SIZE)
-        elif row.body_lent:
+        if row.body_lent:
             used = s.data_used[COL_BODY]
             copy_bytes(s.data[COL_BODY] + used, row.body, row.body_len, row.body_room)
             view_own(s, COL_BODY, to + VIEW_SIZE * i, row.body_len)
         else:
             put_view(to + VIEW_SIZE * i, row.body, row.body_len, row.body_room, row.buffer, row.body - row.origin)
-        mark_valid(s, COL_BODY, s.count + i, row.body_len >= 0)
 
 
 cdef inline void view_stored_bodies(ColumnSink* s) noexcept nogil:

@@ -81,16 +81,18 @@ cdef int stage_row(ColumnSink* s, StagedRow* row) noexcept nogil:
     cdef const unsigned char* p = row.p
     if row.ok and (mask & 1 << COL_CORRUPT or (mask & 1 << COL_BODY and r.sys_flag & SYS_COMPRESSED)):
         row.ok = body_crc_ok(p, r) and prop_crc_ok(p, r) and (s.check_crc < 2 or has_prop_crc(p, r))
-    if mask & 1 << COL_BODY:
-        row.body, row.body_len, row.body_room, row.body_lent = p + r.body_pos, r.body_len, row.room - r.body_pos, False
-        if r.sys_flag & SYS_COMPRESSED and row.ok and r.body_len > 0:
-            if s.row_num > 0:
-                return WRITE_FIRST
-            if not s.body_ready:
-                return NEED_BODY
+    row.body, row.body_len, row.body_room, row.body_lent = p + r.body_pos, r.body_len, row.room - r.body_pos, False
+    if mask & (1 << COL_BODY | 1 << COL_CORRUPT) and r.sys_flag & SYS_COMPRESSED and row.ok and r.body_len > 0:
+        if s.row_num > 0:
+            return WRITE_FIRST
+        if not s.body_ready:
+            return NEED_BODY
+        # A body that is not what its flag says is damage, like one that does not fit its CRC: it stays as it is stored.
+        row.ok = s.body != NULL
+        if row.ok:
             row.body, row.body_len, row.body_room, row.body_lent = s.body, s.body_len, s.body_len, True
-        if row.body_len > 0 and (row.body_lent or not s.views):
-            weight += row.body_len
+    if mask & 1 << COL_BODY and (row.body_lent or not s.views):
+        weight += row.body_len
     if mask & 1 << COL_BODY_STORED and not s.views:
         weight += r.body_len
     if mask & HAS_TEXT:
@@ -107,7 +109,7 @@ cdef int stage_row(ColumnSink* s, StagedRow* row) noexcept nogil:
     s.topic_need += r.topic_len
     s.properties_need += r.properties_len
     s.body_stored_need += r.body_len
-    if mask & 1 << COL_BODY and row.body_len > 0 and (row.body_lent or not s.views):
+    if mask & 1 << COL_BODY and (row.body_lent or not s.views):
         s.body_need += row.body_len
     if s.views and p - row.origin + r.total_size > s.lent_ends[row.buffer - 1]:
         s.lent_ends[row.buffer - 1] = p - row.origin + r.total_size
@@ -349,7 +351,6 @@ cdef inline void put_texts(ColumnSink* s, Asked asked, ViewRun* run, const Prope
         if mask & 1 << COL_BODY:
             put_view(s.main[COL_BODY] + VIEW_SIZE * i, body, r.body_len, room - r.body_pos, run.buffer,
                      body - run.origin)
-            mark_valid(s, COL_BODY, i, True)
         if mask & 1 << COL_BODY_STORED:
             put_view(s.main[COL_BODY_STORED] + VIEW_SIZE * i, body, r.body_len, room - r.body_pos, run.buffer,
                      body - run.origin)
@@ -394,7 +395,7 @@ cdef inline bint has_room_for(int64_t mask, ViewRun* run, int32_t span_num, int3
 cdef int lend(ColumnSink* s, bytes body) except -1:
     # The caller keeps `body` until the row is written.
     if body is None:
-        s.body, s.body_len = NULL, -1
+        s.body, s.body_len = NULL, 0
     else:
         s.body, s.body_len = <const unsigned char*>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body)
     s.body_ready = True
@@ -647,8 +648,9 @@ cdef class ArrowColumns:
         How a record is judged that is marked as corrupt, as of `decode_record`.  CRCs are computed where they show: for
         ``corrupt``, and before a body is decompressed.
     decompress : callable, optional
-        Takes the stored body and the sysFlag of a record whose body is compressed; gives bytes, or None for a null.
-        Without it bodies stay as they are stored.
+        Takes the stored body and the sysFlag of a record whose body is compressed; returns bytes, or None for a body that
+        is not what its flag says: the row is marked as corrupt and has the body as stored.  Called where ``body`` or
+        ``corrupt`` is asked for.  Without it bodies stay as they are stored.
     host_text : callable
         Takes the 20 bytes of an IPv6 host and gives its text in ASCII, at most 64 bytes.
     views : bool
@@ -997,7 +999,7 @@ cdef class ArrowColumns:
                 return verdict
 
     cdef bytes body_of(self, const unsigned char* p, int64_t room):
-        # The decompressed body of the record at p, None if it cannot be decompressed or is not a record any more.
+        # The decompressed body of the record at p, None if it is not what its flag says or not a record any more.
         cdef RecordView r
         if parse_record(p, room, &r) != RECORD:
             return None
@@ -1497,7 +1499,8 @@ cdef int64_t view_rows_of(ArrowColumns self, ColumnSink* s, Asked asked, ViewRun
     cdef PropertyLayout* layout = NULL
     cdef const unsigned char* p
     cdef int64_t mask = mask_of(s, asked), room, weight, bytes = s.bytes
-    cdef int32_t span_num = 0, unusual = SYS_BORN_V6 | SYS_STORE_V6 | (SYS_COMPRESSED if mask & 1 << COL_BODY else 0)
+    cdef int32_t span_num = 0, unusual = SYS_BORN_V6 | SYS_STORE_V6 | (
+        SYS_COMPRESSED if mask & (1 << COL_BODY | 1 << COL_CORRUPT) else 0)
     cdef bint chooses = (self.topics is not None or not self.any_queue or self.begin_timestamp != -INT64_MAX - 1
                          or self.end_timestamp != INT64_MAX)
     while run.count < run.row_room and at < limit:

@@ -59,6 +59,8 @@ cdef enum:
     IS_FULL = 2
     HOST_SIZE = 20        # the longer of the two forms
     SHORT_PROPERTIES = 128
+    # A broker's own limit for a body.
+    KEPT_BODY = 4 * 1024 * 1024
     # Properties that the index takes.
     THE_KEYS = 0
     THE_TAGS = 1
@@ -285,15 +287,23 @@ cdef class StoredMessage(MessageFields):
         Raises
         ------
         CorruptionError
-            The body cannot be decompressed; `body_stored` has its bytes.
-        UnsupportedFormatError, MissingDependencyError
+            The body cannot be decompressed; `body_stored` has its bytes, and the message is `corrupt`.
+        UnsupportedFormatError
+            Likewise, of a compression type that RocketMQ does not define.
+        MissingDependencyError
             As of `decompress_body`.
         """
         if not self.record.sys_flag & 1 or not self.crc_ok:
             return (<MessageFields>self).body
-        if self.sent_body is None:
-            self.sent_body = self._decompressed_body()
-        return self.sent_body
+        cdef object sent = self.sent_body
+        if sent is None or sent is True:
+            sent = self._decompressed_body()
+            # A few stored bytes may be a large body: a list of messages does not hold many, only that they are sound.
+            self.sent_body = True if type(sent) is bytes and len(sent) > KEPT_BODY else sent
+        if type(sent) is tuple:
+            kind, text = sent
+            raise kind(f"message at phy offset {self.record.phy_offset}: {text}")
+        return sent
 
     @property
     def body_stored(self):
@@ -365,8 +375,21 @@ cdef class StoredMessage(MessageFields):
 
     @property
     def corrupt(self):
-        """bool: the stored body does not fit its CRC, or the record says that it is another message than its queue unit."""
-        return not self.crc_ok
+        """bool: the stored body does not fit its CRC or is not what its compression flag says, or the record says that it
+        is another message than its queue unit.
+
+        Where the library of the compression is missing, that flag is not looked at; `body` raises then.
+        """
+        if not self.crc_ok:
+            return True
+        if not self.record.sys_flag & 1 or self.sent_body is True:
+            return False
+        return self._body_damage() is not None
+
+    @property
+    def crc_agrees(self):
+        """bool: as not `corrupt`, without a look at the compression."""
+        return bool(self.crc_ok)
 
     @property
     def queue_id(self):

@@ -24,7 +24,7 @@ from rmqstore.cli.group import nothing
 from rmqstore.cli.messages import about_queues
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, escape, format_time
-from rmqstore.cli.words import verdict_words
+from rmqstore.cli.words import in_words, verdict_words
 from rmqstore.commitlog.log_walk import Blank, Damage
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import StoreError
@@ -130,7 +130,7 @@ def _dump_log(
 
 def _log_object(entry: MessageExt | Blank | Damage) -> dict[str, Any]:
     if isinstance(entry, MessageExt):
-        return {"type": "record", **entry.as_dict()}
+        return {"type": "record", **entry.json_row()}
     if isinstance(entry, Blank):
         return {"type": "blank", "phy_offset": entry.phy_offset, "size": entry.size}
     return {"type": "damage", "phy_offset": entry.phy_offset, "size": entry.size, "verdict": entry.verdict.name}
@@ -147,7 +147,7 @@ def _log_line(entry: MessageExt | Blank | Damage, time: Callable[[int, str], str
         time(entry.store_timestamp, "milliseconds"),
         f"keys={escape(' '.join(entry.keys))}" if entry.keys else "",
         f"tags={escape(entry.tags)}" if entry.tags else "",
-        "CORRUPT (CRC)" if entry.corrupt else "",
+        f"CORRUPT ({in_words(str(entry.damage))})" if entry.corrupt else "",
         _preview(entry),
     ]
     return "  ".join(part for part in parts if part)

@@ -7,14 +7,14 @@ ends too, so that a message is one line wherever the output goes; ``--json`` and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from rmqstore.cli.terminal import escape, format_time
 from rmqstore.errors import StoreError
-from rmqstore.message import MessageExt
+from rmqstore.message import BodyText, MessageExt, text_pieces
 
 __all__ = ["LETTERS", "LineFormat", "format_option"]
 
@@ -103,18 +103,19 @@ class LineFormat:
     def _no_escape(text: str) -> str:
         raise ValueError(rf"\{text} is not an escape: write \n, \t, \r, \\ or \x and two hex digits")
 
-    def __call__(self, message: MessageExt, body: str) -> str:
-        """str: the message; `body` is "text", "hex" or "none"."""
-        parts = []
+    def __call__(self, message: MessageExt, body: str) -> Iterator[str]:
+        """Yield the message in pieces; `body` is "text", "hex" or "none"."""
         for part in self._parts:
             if isinstance(part, str):
-                parts.append(part)
+                yield part
             elif part[0] == "s":
                 raw = b"" if body == "none" else _body(message)
-                parts.append(raw.hex() if body == "hex" else escape(raw.decode("utf-8", "backslashreplace")))
+                if body == "hex":
+                    yield from BodyText(raw, "hex")
+                else:
+                    yield from (escape(piece) for piece in text_pieces(raw, "backslashreplace"))
             else:
-                parts.append(escape(str(part[1](message))))
-        return "".join(parts)
+                yield escape(str(part[1](message)))
 
 
 class _FormatType(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only

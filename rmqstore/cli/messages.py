@@ -69,13 +69,7 @@ def uncovered_text(store: MessageStore, uncovered: tuple[tuple[int, int], ...], 
 
 def message_object(message: MessageExt, body: str) -> dict[str, Any]:
     """What ``--json`` prints of a message; `body` is "text", "hex" or "none"."""
-    value = message.as_dict()
-    if body == "none":
-        del value["body"], value["body_encoding"]
-    elif body == "hex":
-        raw = message.body_stored if "body_error" in value else message.body
-        value |= {"body": raw.hex(), "body_encoding": "hex"}
-    return value
+    return message.json_row(body)
 
 
 def message_line(message: MessageExt, time: str) -> str:
@@ -109,7 +103,7 @@ def print_message(
         printer.json_line(message_object(message, body))
         return
     if line_format is not None:
-        printer.line(line_format(message, body))
+        printer.line_of(line_format(message, body))
         return
     printer.line(message_line(message, printer.time(message.store_timestamp, "milliseconds")))
     if body == "none":
@@ -117,7 +111,8 @@ def print_message(
     try:
         raw = message.body
     except StoreError as error:
-        printer.line(f"    the body cannot be decoded: {escape(error.message)}")
+        if not message.corrupt:
+            printer.line(f"    the body cannot be decoded: {escape(error.message)}")
         raw = message.body_stored
     rest = len(raw) - _BODY_SHOWN
     shown = raw[:_BODY_SHOWN]

@@ -26,6 +26,7 @@ _LOST = (
     "skip takes out what is there, and a rebuild or recovery first wants to know how many units go (--drop-units)"
 )
 _AS_IT_IS = "nothing repairs it: the message was stored so; {export} takes out all messages"
+_BODY = "nothing repairs it: the message was stored so; {export} --corrupt report writes it as it is stored"
 _FURTHER = "{rebuild} --what consumequeue writes the units that a queue lacks; nothing repairs a record that says it wrongly"
 _QUEUES, _INDEX = "{rebuild} --what consumequeue", "{rebuild} --what index"
 _DATABASE = "keep its folder elsewhere, then {rebuild} --what consumequeue [--rocksdb]"
@@ -45,6 +46,7 @@ _STEPS: dict[str, str] = {
     **dict.fromkeys(_LOG, _DAMAGED),
     "stale_tail": "{recover}",
     **dict.fromkeys(("missing_prop_crc", "bad_inner_batch", "bad_topic"), _AS_IT_IS),
+    "bad_body": _BODY,
     "bad_multi_dispatch": _FURTHER,
     "bad_checkpoint": "move the file away, then {recover}",
     **dict.fromkeys(("missing_unit", "bad_unit", "dangling_unit", "gap_in_queue", "stale_unit"), _QUEUES),

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 import click
 
+from rmqstore.message import json_pieces
 from rmqstore.texts import escape, format_size, format_time, parse_time, short_time
 
 __all__ = [
@@ -75,10 +76,19 @@ class Printer:
         """One line, which the caller has escaped."""
         sys.stdout.write(text + "\n")
 
+    def line_of(self, pieces: Iterable[str]) -> None:
+        """One line in pieces, which the caller has escaped."""
+        for piece in pieces:
+            sys.stdout.write(piece)
+        sys.stdout.write("\n")
+
     def json_line(self, value: dict[str, Any]) -> None:
-        """One JSON object."""
-        text = json.dumps(value, ensure_ascii=self._ascii, separators=(",", ":"))
-        sys.stdout.write(_RAW_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+        """One JSON object; a `BodyText` in it is written in pieces."""
+        encode = json.JSONEncoder(ensure_ascii=self._ascii, separators=(",", ":")).encode
+        escaped = (
+            _RAW_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", piece) for piece in json_pieces(value, encode)
+        )
+        self.line_of(escaped)
 
     def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Names and values, one a line."""

@@ -322,7 +322,7 @@ class CommitLog(NotCopied):
             A CRC does not agree; `look_up` gives the message all the same.
         """
         known = self.look_up(phy_offset)
-        if known is not None and not known.corrupt:
+        if known is not None and known.crc_agrees:
             return known
         # What follows says what is wrong.
         mapped_file = self.segment(phy_offset)
@@ -336,7 +336,7 @@ class CommitLog(NotCopied):
                 mapped_file.path,
                 pos,
             )
-        if message.corrupt:
+        if not message.crc_agrees:
             raise ChecksumError(
                 f"the record at phy offset {phy_offset} does not agree with its CRC; get_message and scans return it "
                 "marked as corrupt",

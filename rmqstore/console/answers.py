@@ -32,8 +32,14 @@ from rmqstore.console.overview_answers import OverviewAnswers
 from rmqstore.console.paging import BadCursorError, Page, key_page, queue_page, time_page
 from rmqstore.console.settings_answers import SettingsAnswers
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError, StoreError
-from rmqstore.message import MessageExt, decompress_body
+from rmqstore.errors import (
+    CorruptionError,
+    InvalidMessageError,
+    MissingDependencyError,
+    OffsetOutOfRangeError,
+    StoreError,
+)
+from rmqstore.message import BodySizeError, MessageExt, decompress_body
 from rmqstore.offline.describe import QueueDescription
 from rmqstore.store.message_store import MessageStore
 
@@ -56,21 +62,22 @@ _STEP_LIMIT = 64
 
 
 def _preview(message: MessageExt) -> dict[str, Any]:
-    stored = message.body_stored
-    compressed = bool(message.sys_flag & 1)
-    if not compressed:
-        size, body = len(stored), stored
-    elif len(stored) > _PREVIEW_STORED:
-        return {"body_size": None, "preview": None, "body_error": "compressed, and too large for a list"}
-    else:
+    # Where `damage` is given, the body is not what its compression flag says, and is shown as it is stored.
+    body, damage = message.body_stored, {}
+    if message.sys_flag & 1 and message.crc_agrees:
+        if len(body) > _PREVIEW_STORED:
+            return {"body_size": None, "preview": None, "body_error": "compressed, and too large for a list"}
         try:
             # A few bytes may stand for gigabytes; a list never unpacks more than this.
-            body = decompress_body(stored, message.sys_flag, _PREVIEW_UNPACKED)
-        except StoreError as error:
+            body = decompress_body(body, message.sys_flag, _PREVIEW_UNPACKED)
+        except (BodySizeError, MissingDependencyError) as error:
             return {"body_size": None, "preview": None, "body_error": error.message}
-        size = len(body)
+        except StoreError as error:
+            damage = {"corrupt": True, "damage": error.message}
+    size = len(body)
     text = body[: 4 * _PREVIEW].decode("utf-8", "backslashreplace")
     return {
+        **damage,
         "body_size": size,
         "preview": text[:_PREVIEW],
         "preview_whole": size <= 4 * _PREVIEW and len(text) <= _PREVIEW,
@@ -91,8 +98,8 @@ def message_row(message: MessageExt) -> dict[str, Any]:
         "tags": message.tags,
         "store_timestamp": message.store_timestamp,
         "born_timestamp": message.born_timestamp,
-        "corrupt": message.corrupt,
-        "damage": message.damage,
+        "corrupt": not message.crc_agrees,
+        "damage": None if message.crc_agrees else message.damage,
         **_preview(message),
     }
 
@@ -279,8 +286,11 @@ class Answers:
             fields = record_fields(read, message.size, body_crc(message))
         except StoreError as error:
             fields = [Field("record", 0, message.size, error.message)]
+        row = message_row(message)
+        # A list's limits are not those of one message.
+        row.pop("body_error", None)
         return {
-            **message_row(message),
+            **row,
             "version": message.version,
             "flag": message.flag,
             "sys_flag": message.sys_flag,
@@ -318,13 +328,19 @@ class Answers:
         message = self._look_up(store, phy_offset)
         return record_place(store, message)[2](0, message.size)
 
-    def body(self, store: MessageStore, phy_offset: int) -> tuple[bytes, str | None]:
-        """(body, None), unpacked; (body as stored, what is wrong) where it cannot be."""
+    def body(self, store: MessageStore, phy_offset: int) -> tuple[bytes, dict[str, Any]]:
+        """The body and an empty dict; the body as stored and ``body_error`` where it cannot be unpacked, with ``corrupt``
+        and ``damage`` where it is not what its compression flag says."""
         message = self._look_up(store, phy_offset)
+        stored = message.body_stored
+        if not message.crc_agrees:
+            return stored, {}
         try:
-            return decompress_body(message.body_stored, message.sys_flag, _UNPACKED_LIMIT), None
+            return decompress_body(stored, message.sys_flag, _UNPACKED_LIMIT), {}
+        except (BodySizeError, MissingDependencyError) as error:
+            return stored, {"body_error": error.message}
         except StoreError as error:
-            return message.body_stored, error.message
+            return stored, {"body_error": error.message, "corrupt": True, "damage": error.message}
 
     @contextlib.contextmanager
     def few_at_once(self, store: MessageStore, phy_offset: int) -> Iterator[None]:

@@ -448,10 +448,8 @@ class Api:
             with self._answers.few_at_once(store, phy_offset):
                 value = self._answers.message(store, phy_offset)
                 if mode != "none":
-                    body, error = self._answers.body(store, phy_offset)
-                    value |= _body(body, mode)
-                    if error is not None:
-                        value["body_error"] = error
+                    body, problem = self._answers.body(store, phy_offset)
+                    value |= _body(body, mode) | problem
                 return _json(value)
 
     @answering

@@ -369,10 +369,11 @@ class Pages:
         with self._console.store.use() as store:
             with self._answers.few_at_once(store, phy_offset):
                 value = self._answers.message(store, phy_offset)
-                body, body_error = self._answers.body(store, phy_offset)
+                body, problem = self._answers.body(store, phy_offset)
+                value |= problem
                 view = body_view(body, mode, start)
                 del body
-        return self._page(request, "message.html", value=value, body_error=body_error, **view)
+        return self._page(request, "message.html", value=value, **view)
 
     @answering
     def body(self, request: Request) -> Response:

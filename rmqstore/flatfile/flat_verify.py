@@ -36,7 +36,7 @@ from rmqstore.flatfile.flat_index import (
 )
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import INDEX_TOPIC, FlatStore
-from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.message import MessageExt, SysFlag, body_findings, encode_java_utf8
 
 __all__ = ["verify_flat"]
 
@@ -73,6 +73,8 @@ class _Verify:
         self.expected = _Sum()
         # Items of empty keys are looked at one by one: few records have them, and the core passes over such keys.
         self.empty_hashes: np.ndarray = np.empty(0, np.int64)
+        # Errors about missing libraries that were reported.
+        self.missing: set[str] = set()
 
     def run(self) -> Iterator[Finding]:
         yield from self._strange()
@@ -188,6 +190,10 @@ class _Verify:
             name = names[int(columns.topic[row])].decode("utf-8", "replace")
             detail = f"a record of queue {name}/{int(columns.queue_id[row])} in the log of {queue.topic}/{queue.queue_id}"
             yield Finding(*queue.log.place_of(int(offsets[row])), "wrong_queue", detail)
+        for log_offset in offsets[columns.sys_flag[:num] & SysFlag.COMPRESSED.value != 0].tolist():
+            message = queue.look_up(log_offset)
+            if message is not None:
+                yield from body_findings(message, *queue.log.place_of(log_offset), self.missing)
         beyond = np.flatnonzero(own & (queue_offsets >= queue.max_queue_offset))
         if len(beyond):
             place = queue.log.place_of(int(offsets[beyond[0]]))

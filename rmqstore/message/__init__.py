@@ -6,11 +6,19 @@ client form of inner batches.  Nothing here touches a file.
 - `message`: `Message`, `MessageExt`, and the rules of a broker
 - `properties`: the properties text, tags codes; `java_text`: text as Java encodes and decodes it
 - `notebook`: messages as short tables of HTML
+- `body_text`: bodies as text, large ones in pieces
 - `hosts`: hosts and message ids; `compression`: bodies and the sysFlag; `inner_batch`: many messages in one body
 """
 
+from rmqstore.message.body_text import (
+    BodyText,
+    body_text,
+    json_pieces,
+    text_pieces,
+)
 from rmqstore.message.compression import (
     MAX_BODY_SIZE,
+    BodySizeError,
     CompressionType,
     SysFlag,
     compress_body,
@@ -40,6 +48,7 @@ from rmqstore.message.message import (
     SCHEDULE_TOPIC,
     Message,
     MessageExt,
+    body_findings,
     check_topic,
 )
 from rmqstore.message.properties import (
@@ -63,10 +72,14 @@ __all__ = [
     "PROPERTY_SEPARATOR",
     "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
+    "BodySizeError",
+    "BodyText",
     "CompressionType",
     "Message",
     "MessageExt",
     "SysFlag",
+    "body_findings",
+    "body_text",
     "check_topic",
     "compress_body",
     "compression_flags",
@@ -77,10 +90,12 @@ __all__ = [
     "host_from_bytes",
     "host_to_bytes",
     "is_queued",
+    "json_pieces",
     "offset_message_id",
     "parse_message_id",
     "parse_properties",
     "properties_to_bytes",
     "properties_to_text",
     "tags_code",
+    "text_pieces",
 ]

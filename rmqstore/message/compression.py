@@ -12,6 +12,7 @@ from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError,
 
 __all__ = [
     "MAX_BODY_SIZE",
+    "BodySizeError",
     "CompressionType",
     "SysFlag",
     "compress_body",
@@ -21,6 +22,10 @@ __all__ = [
 
 MAX_BODY_SIZE = 256 * 1024 * 1024
 """Largest body in bytes that decompression produces; a broker's own default limit for a body is 4 MiB."""
+
+
+class BodySizeError(CorruptionError):
+    """A compressed body has more bytes than its reader takes."""
 
 
 class SysFlag(enum.IntFlag):
@@ -119,7 +124,9 @@ def decompress_body(body: bytes, sys_flag: int, max_size: int = MAX_BODY_SIZE) -
     Raises
     ------
     CorruptionError
-        The stream is damaged or cut short, or it holds more than `max_size` bytes.
+        The stream is damaged or cut short.
+    BodySizeError
+        It holds more than `max_size` bytes.
     UnsupportedFormatError
         A compression type that no release of RocketMQ defines (4 to 7).
     MissingDependencyError
@@ -137,25 +144,41 @@ def decompress_body(body: bytes, sys_flag: int, max_size: int = MAX_BODY_SIZE) -
     raise UnsupportedFormatError(f"RocketMQ does not define body compression type {kind} (sysFlag {sys_flag:#x})")
 
 
-def _too_large(kind: str, max_size: int) -> CorruptionError:
-    return CorruptionError(f"the {kind} body holds more than {max_size} bytes: too much to be a message")
+def _too_large(kind: str, max_size: int) -> BodySizeError:
+    return BodySizeError(f"the {kind} body holds more than {max_size} bytes: too much to be a message")
 
 
 def _broken(kind: str, error: object) -> CorruptionError:
     return CorruptionError(f"the {kind} body cannot be decompressed: {error}")
 
 
+# Bytes that go in and come out at once, so that no more memory is taken than there is output.
+_ZLIB_STEP = 64 * 1024
+_ZLIB_PIECE = 256 * 1024
+
+
 def _decompress_zlib(body: bytes, max_size: int) -> bytes:
     stream = zlib.decompressobj()
-    try:
-        out = stream.decompress(body, max_size + 1)
-    except zlib.error as error:
-        raise _broken("ZLIB", error) from None
-    if len(out) > max_size:
-        raise _too_large("ZLIB", max_size)
-    if not stream.eof:
-        raise _broken("ZLIB", "the stream is cut short")
-    return out
+    out: list[bytes] = []
+    size = 0
+    view = memoryview(body)
+    for pos in range(0, len(view), _ZLIB_STEP):
+        data: bytes | memoryview = view[pos : pos + _ZLIB_STEP]
+        more = True
+        while more and not stream.eof:
+            try:
+                piece = stream.decompress(data, _ZLIB_PIECE)
+            except zlib.error as error:
+                raise _broken("ZLIB", error) from None
+            data = stream.unconsumed_tail
+            more = len(piece) == _ZLIB_PIECE or len(data) > 0
+            size += len(piece)
+            if size > max_size:
+                raise _too_large("ZLIB", max_size)
+            out.append(piece)
+        if stream.eof:
+            return b"".join(out)
+    raise _broken("ZLIB", "the stream is cut short")
 
 
 _LZ4_MAGIC = 0x184D2204

@@ -9,11 +9,10 @@ The layout facts are those of Apache RocketMQ 4.0 to 5.5.0.
 
 from __future__ import annotations
 
-import base64
 import datetime
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from rmqstore._core import MessageFields, crc32
@@ -21,10 +20,13 @@ from rmqstore._read import StoredMessage, adopt
 from rmqstore.arguments import milliseconds
 from rmqstore.errors import (
     CorruptionError,
+    Finding,
     InvalidMessageError,
     MissingDependencyError,
+    StoreError,
     UnsupportedFormatError,
 )
+from rmqstore.message.body_text import BodyText, body_text
 from rmqstore.message.compression import SysFlag, decompress_body
 from rmqstore.message.hosts import host_from_bytes, host_to_bytes, offset_message_id
 from rmqstore.message.inner_batch import split_client_form
@@ -365,11 +367,21 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
 
     __slots__ = ()
 
-    def _decompressed_body(self) -> bytes:
+    def _decompressed_body(self) -> bytes | tuple[type[StoreError], str]:
+        # Of a body that is not what its flag says the error that `body` raises, which is kept like a body.
         try:
             return decompress_body(self.body_stored, self.sys_flag)
-        except CorruptionError as error:
-            raise CorruptionError(f"message at phy offset {self.phy_offset}: {error.message}") from None
+        except (CorruptionError, UnsupportedFormatError) as error:
+            return type(error), error.message
+
+    def _body_damage(self) -> str | None:
+        try:
+            self.body  # noqa: B018
+        except (CorruptionError, UnsupportedFormatError) as error:
+            return error.message.removeprefix(f"message at phy offset {self.phy_offset}: ")
+        except MissingDependencyError:
+            pass
+        return None
 
     def _parsed_properties(self) -> dict[str, str]:
         return parse_properties(self.properties_stored)
@@ -389,6 +401,8 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
         """str or None: what makes this message `corrupt`, None where it is not."""
         if not self.corrupt:
             return None
+        if self.crc_agrees:
+            return self._body_damage()
         stored = self.body_stored
         if (crc32(stored) & 0x7FFFFFFF if stored else 0) != self.crc:
             return "CRC"
@@ -434,7 +448,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
         if not self.is_inner_batch:
             return [self]
         record = self._record
-        if self.corrupt:
+        if not self.crc_agrees:
             raise CorruptionError(f"the batch at phy offset {self.phy_offset} does not fit its CRC")
         base_text = self.properties.get("INNER_BASE", "")
         base = int(base_text) if re.fullmatch("[0-9]{1,18}", base_text) else record[_QUEUE_OFFSET]
@@ -458,6 +472,21 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
         `body` is text when it is UTF-8, else base64 with `body_encoding` = "base64".  A body that cannot be
         decompressed is given as it is stored, with the reason in `body_error`.
         """
+        return {name: str(value) if type(value) is BodyText else value for name, value in self.json_row().items()}
+
+    def json_row(self, form: str = "text") -> dict[str, Any]:
+        """As `as_dict`, for `json_pieces`: the text of a large body is a `BodyText`.
+
+        Parameters
+        ----------
+        form : {"text", "hex", "none"}
+            How to show the body.
+        """
+        error = None
+        try:
+            body = self.body
+        except (CorruptionError, UnsupportedFormatError, MissingDependencyError) as problem:
+            body, error = self.body_stored, problem.message
         result: dict[str, Any] = {
             "topic": self.topic,
             "queue_id": self.queue_id,
@@ -483,18 +512,11 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
         }
         if self.corrupt:
             result["damage"] = self.damage
-        try:
-            body = self.body
-        except (CorruptionError, UnsupportedFormatError, MissingDependencyError) as error:
-            body = self.body_stored
-            result["body_error"] = error.message
+        if error is not None:
+            result["body_error"] = error
         result["body_size"] = len(body)
-        try:
-            result["body"] = body.decode("utf-8")
-            result["body_encoding"] = "utf-8"
-        except UnicodeDecodeError:
-            result["body"] = base64.b64encode(body).decode("ascii")
-            result["body_encoding"] = "base64"
+        if form != "none":
+            result["body"], result["body_encoding"] = body_text(body, form)
         return result
 
     def __eq__(self, other: object) -> bool:
@@ -517,12 +539,13 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
             ("stored", format_time(self.store_timestamp)),
             ("size", f"{self.size} bytes"),
         ]
-        damage = "" if self.damage is None else f", corrupt: {self.damage}"
-        body = shown_body(self.body_stored, self.sys_flag, self.corrupt)
+        # A look does not decompress.
+        damage = "" if self.crc_agrees else f", corrupt: {self.damage}"
+        body = shown_body(self.body_stored, self.sys_flag, not self.crc_agrees)
         return message_html(self, f"MessageExt of {self.topic}{damage}", fields, body)
 
     def __repr__(self) -> str:
-        corrupt = ", corrupt" if self.corrupt else ""
+        corrupt = "" if self.crc_agrees else ", corrupt"
         return (
             f"<MessageExt {self.topic}/{self.queue_id} queue_offset={self.queue_offset} phy_offset={self.phy_offset} "
             f"keys={self.keys!r} tags={self.tags!r} {len(self.body_stored)} bytes stored{corrupt}>"
@@ -530,3 +553,21 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
 
 
 adopt(MessageExt)
+
+
+def body_findings(message: MessageExt, path: str, pos: int, missing: set[str]) -> Iterator[Finding]:
+    """Yield a finding if the body of the record at this place is not what its compression flag says.
+
+    Parameters
+    ----------
+    missing : set of str
+        Errors about missing libraries that were reported: each is one finding, and is added here.
+    """
+    try:
+        message.body  # noqa: B018
+    except MissingDependencyError as error:
+        if error.message not in missing:
+            missing.add(error.message)
+            yield Finding(path, pos, "not_checked", f"compressed bodies from here on: {error.message}")
+    except (CorruptionError, UnsupportedFormatError) as error:
+        yield Finding(path, pos, "bad_body", error.message)

@@ -35,7 +35,7 @@ def messages_html(messages: Sequence[Any], caption: str) -> str:
     rows = [
         (
             message.topic, message.queue_id, message.queue_offset, format_time(message.store_timestamp), _keys(message),
-            message.tags or "", shown_body(message.body_stored, message.sys_flag, message.corrupt),
+            message.tags or "", shown_body(message.body_stored, message.sys_flag, not message.crc_agrees),
         )
         for message in messages[:_ROWS]
     ]  # fmt: skip

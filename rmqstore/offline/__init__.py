@@ -13,7 +13,8 @@ All of them take a path, beside a broker that runs or one that died; only `rebui
 - `rebuild`: queues and index again, from the log alone; `rebuild_queue_database`: queues as a RocksDB database
 - `lost_messages`: what a cut of the log would delete, counted before
 - `export`: which messages a selection means, and their files; `export_tiered`: those of tiered storage
-- `importing`: rows of files as tables to put, and where each row stands in its file
+- `importing`: rows of files as tables to put, and where each row stands in its file; `import_bounds`: their sizes before
+  they are decoded
 - `pending`: what still waits, and for what; `pending_queues` (delay levels, retries, dead letters), `pending_timers`,
   `pending_transactions`: from where on it waits; `pending_search`, `pending_rows`: what they share
 - `timeline`: messages and bytes over time, sampled; `metrics`: names, labels and meaning of the Prometheus metrics

@@ -11,7 +11,6 @@ read-only and never changes one.  Invariants:
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import csv
 import datetime
@@ -39,12 +38,19 @@ from rmqstore.errors import (
     Finding,
     MissingDependencyError,
     OffsetOutOfRangeError,
-    UnsupportedFormatError,
 )
 from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.files.output_file import OutputFile, OutputFolder, format_of
 from rmqstore.flatfile.flat_queue import FlatQueue
-from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8, tags_code
+from rmqstore.message import (
+    OTHER_MESSAGE,
+    BodyText,
+    MessageExt,
+    body_text,
+    encode_java_utf8,
+    json_pieces,
+    tags_code,
+)
 from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
 from rmqstore.spans import without
 from rmqstore.store.columns import (
@@ -94,10 +100,10 @@ COMPRESSIONS = {
 logger = logging.getLogger(__name__)
 
 _BODIES = ("body", "body_stored")
-# A CRC covers the body, so it is looked at where a body or a word about it is asked for.
+# A CRC covers the body, so it is looked at where a body or a word about it is asked for; the compression where the body
+# is not asked for as it is stored.
+_DECODED = frozenset({"body", "corrupt"})
 _JUDGED = frozenset({*_BODIES, "corrupt"})
-# SysFlag.COMPRESSED and the bits of the kinds of compression.
-_COMPRESSION_BITS = 0x701
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _TIMES = ("born_timestamp", "store_timestamp")
 _BATCH_ROWS = 8192
@@ -295,29 +301,31 @@ class _Damage:
         finally:
             self.queue = None
 
-    def record(self, phy_offset: int, is_crc: bool) -> bool:
-        """bool: write this message, whose CRC is wrong or whose body cannot be decompressed."""
+    def record(self, message: MessageExt) -> bool:
+        """bool: write this message, which is corrupt."""
         if self.mode == "fail":
-            what = "does not agree with its CRC" if is_crc else "has a body that cannot be decompressed"
-            kind = ChecksumError if is_crc else CorruptionError
+            what, kind = f"has a body that is not what its compression flag says ({message.damage})", CorruptionError
+            if not message.crc_agrees:
+                what, kind = "does not agree with its CRC", ChecksumError
             raise kind(
-                f"the record at phy offset {phy_offset} {what}; corrupt='skip' (--corrupt skip) leaves it out, 'report' writes it "
-                "as it is",
-                *self.where(phy_offset),
+                f"the record at phy offset {message.phy_offset} {what}; corrupt='skip' (--corrupt skip) leaves it out, 'report' "
+                "writes it as it is stored",
+                *self.where(message.phy_offset),
             )
         self.records += 1
         return self.mode == "report"
 
+    def row(self, phy_offset: int) -> bool:
+        """bool: as `record`, of a row of columns."""
+        message = (self.log if self.queue is None else self.queue).look_up(phy_offset)
+        if message is None:
+            raise CorruptionError(f"the record at phy offset {phy_offset} changed while it was read", *self.where(phy_offset))
+        return self.record(message)
+
     def is_sound(self, message: MessageExt, names: Sequence[str]) -> bool:
         """bool: write these columns of this message."""
-        if not _JUDGED.isdisjoint(names) and message.corrupt:
-            return self.record(message.phy_offset, True)
-        if "body" in names and message.sys_flag & _COMPRESSION_BITS:
-            try:
-                message.body  # noqa: B018
-            except (CorruptionError, UnsupportedFormatError):
-                return self.record(message.phy_offset, False)
-        return True
+        damaged = not message.crc_agrees if _DECODED.isdisjoint(names) else message.corrupt
+        return _JUDGED.isdisjoint(names) or not damaged or self.record(message)
 
 
 # ------------------------------------------------------------------------------------------------- where the messages are
@@ -536,7 +544,8 @@ def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
     # The same rows as those of `_messages`, as record batches.
     judged = not _JUDGED.isdisjoint(columns)
     extra = [name for name in ("corrupt", "phy_offset") if judged and name not in columns]
-    made = Columns([*columns, *extra], _BATCH_ROWS, source.log.crc_check, _BATCH_BYTES)
+    decode = not _DECODED.isdisjoint(columns)
+    made = Columns([*columns, *extra], _BATCH_ROWS, source.log.crc_check, _BATCH_BYTES, decode=decode)
     for queue, batch in older_batches(source.store, source.chosen, made):
         source.damage.queue = queue
         sound = _sound_rows(batch, columns, source.damage, judged)
@@ -574,14 +583,10 @@ def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: _Damage
     if not judged:
         return batch
     bad = batch.column("corrupt").to_numpy(zero_copy_only=False)
-    unreadable = np.zeros(len(bad), bool)
-    if "body" in columns:
-        unreadable = batch.column("body").is_null().to_numpy(zero_copy_only=False) & ~bad
-    places = np.flatnonzero(bad | unreadable)
-    if len(places):
+    if bad.any():
         keep = np.ones(len(bad), bool)
-        for place in places.tolist():
-            keep[place] = damage.record(batch.column("phy_offset")[place].as_py(), bool(bad[place]))
+        for place in np.flatnonzero(bad).tolist():
+            keep[place] = damage.row(batch.column("phy_offset")[place].as_py())
         batch = batch.filter(import_pyarrow().array(keep))
     return batch.select(list(columns))
 
@@ -612,37 +617,19 @@ def _import_zstandard() -> Any:
 # ----------------------------------------------------------------------------------------------------------------- writing
 
 
-def _coded(body: bytes, form: str) -> tuple[str, str]:
-    # A body as text, and what it is.
-    if form == "text":
-        try:
-            return body.decode("utf-8"), "utf-8"
-        except UnicodeDecodeError:
-            return base64.b64encode(body).decode("ascii"), "base64"
-    if form == "hex":
-        return body.hex(), "hex"
-    return base64.b64encode(body).decode("ascii"), "base64"
+def _body(message: MessageExt, name: str) -> bytes:
+    return message.body_stored if name == "body_stored" or message.corrupt else message.body
 
 
-def _body(message: MessageExt, name: str) -> bytes | None:
-    if name == "body_stored":
-        return message.body_stored
-    try:
-        return message.body
-    except (CorruptionError, UnsupportedFormatError):
-        return None
-
-
-def message_row(message: MessageExt, columns: Sequence[str], form: str) -> dict[str, Any]:
+def message_row(message: MessageExt, columns: Sequence[str], form: str, zeros: bool = True) -> dict[str, Any]:
     """dict: these columns of a message as values that JSON can hold; times are ms since epoch.
 
-    After ``body`` stands ``body_encoding``: utf-8, hex or base64; both are None for a body that cannot be decompressed.
+    After ``body`` stands ``body_encoding``: utf-8, hex or base64.  Bodies are those of `body_text`, which takes `zeros`.
     """
     row: dict[str, Any] = {}
     for name in columns:
         if name in _BODIES:
-            raw = _body(message, name)
-            row[name], row[f"{name}_encoding"] = (None, None) if raw is None else _coded(raw, form)
+            row[name], row[f"{name}_encoding"] = body_text(_body(message, name), form, zeros)
         else:
             row[name] = getattr(message, name)
     return row
@@ -661,9 +648,14 @@ def _visible(text: str) -> str:
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
-def _json_bytes(row: dict[str, Any], shown: bool = False) -> bytes:
-    text = _encode(row)
-    return (_visible(text) if shown else text).encode("utf-8", "backslashreplace") + b"\n"
+def _write_json(file: IO[bytes], row: dict[str, Any], shown: bool = False) -> None:
+    for piece in json_pieces(row, _encode):
+        file.write(_bytes(piece, shown))
+    file.write(b"\n")
+
+
+def _bytes(text: str, shown: bool) -> bytes:
+    return (_visible(text) if shown else text).encode("utf-8", "backslashreplace")
 
 
 class _JsonLines:
@@ -671,7 +663,7 @@ class _JsonLines:
         self.file, self.columns, self.form, self.shown = file, columns, form, shown
 
     def message(self, message: MessageExt) -> None:
-        self.file.write(_json_bytes(message_row(message, self.columns, self.form), self.shown))
+        _write_json(self.file, message_row(message, self.columns, self.form), self.shown)
 
     def close(self) -> None:
         pass
@@ -701,20 +693,32 @@ class _Csv:
         self.file.write(text.removesuffix(_CSV_END).encode("utf-8", "backslashreplace") + b"\n")
 
     def message(self, message: MessageExt) -> None:
-        row = message_row(message, self.columns, self.form)
-        for name in _BODIES:
-            # Readers of CSV take no zero bytes.
-            if row.get(name) is not None and "\0" in row[name]:
-                row[name] = base64.b64encode(row[name].encode()).decode("ascii")
-                row[f"{name}_encoding"] = "base64"
-        cells = [_cell(name, value) for name, value in row.items()]
-        if self.safe:
+        # Readers of CSV take no zero bytes.
+        row = message_row(message, self.columns, self.form, zeros=False)
+        cells: list[str] = []
+        for name, value in row.items():
+            if type(value) is BodyText:
+                self._write_long(cells, value)
+                cells = [""]
+                continue
+            cell = _cell(name, value)
             # A number may be negative.
-            cells = [
-                cell if isinstance(value, int) else harmless_cell(cell)
-                for cell, value in zip(cells, row.values(), strict=True)
-            ]
-        self.rows.writerow([_visible(cell) for cell in cells] if self.shown else cells)
+            if self.safe and not isinstance(value, int):
+                cell = harmless_cell(cell)
+            cells.append(_visible(cell) if self.shown else cell)
+        self.rows.writerow(cells)
+
+    def _write_long(self, before: list[str], body: BodyText) -> None:
+        # The cells before a large body, and the body in pieces.
+        if before:
+            part = io.StringIO()
+            csv.writer(part, lineterminator="").writerow([*before, ""])
+            self.file.write(part.getvalue().encode("utf-8", "backslashreplace"))
+        self.file.write(b'"')
+        for number, piece in enumerate(body):
+            text = harmless_cell(piece) if self.safe and number == 0 else piece
+            self.file.write(_bytes(text.replace('"', '""'), self.shown))
+        self.file.write(b'"')
 
     def close(self) -> None:
         pass
@@ -749,7 +753,6 @@ class _Files:
     def message(self, message: MessageExt) -> None:
         row = message_row(message, self.columns, "raw")
         body = _body(message, self.source)
-        row["body_file"] = None
         # Nothing of the store is part of a name.
         folder = f"bodies/{self.num // _FOLDER_FILES:06}"
         if self.num == 0:
@@ -757,12 +760,11 @@ class _Files:
         if self.num % _FOLDER_FILES == 0:
             self.folder.make_folder(folder)
         self.num += 1
-        if body is not None:
-            number = self.num - 1 if self.by_number else message.phy_offset
-            row["body_file"] = f"{folder}/{name_of_offset(number)}"
-            with self.folder.new_file(row["body_file"]) as file:
-                file.write(body)
-        self.manifest.write(_json_bytes(row))
+        number = self.num - 1 if self.by_number else message.phy_offset
+        row["body_file"] = f"{folder}/{name_of_offset(number)}"
+        with self.folder.new_file(row["body_file"]) as file:
+            file.write(body)
+        _write_json(self.manifest, row)
 
     def close(self) -> None:
         self.manifest.flush()
@@ -849,7 +851,7 @@ def _arrow_batch(pa: Any, batch: pa.RecordBatch, schema: pa.Schema, form: str) -
         if name not in _BODIES:
             arrays.append(array)
             continue
-        pairs = [(None, None) if body is None else _coded(body, form) for body in array.to_pylist()]
+        pairs = [(str(text), how) for text, how in (body_text(body, form) for body in array.to_pylist())]
         arrays += [pa.array([text for text, _ in pairs], pa.string()), pa.array([how for _, how in pairs], pa.string())]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -868,7 +870,8 @@ class ExportReport:
     messages : int
         Rows written.
     corrupt_records : int
-        Messages whose CRC is wrong or whose body cannot be decompressed: left out with ``skip``, among `messages` with ``report``.
+        Messages whose CRC is wrong or whose body cannot be decompressed: left out with ``skip``, among `messages` with
+        ``report``, their bodies as they are stored.
     damaged_stretches, damaged_size : int
         Parts of the log, and their bytes, that hold no record; nothing can be written of them.
     columns : tuple of str

@@ -35,6 +35,7 @@ from rmqstore.errors import InvalidMessageError, MissingDependencyError, StoreEr
 from rmqstore.files.mapped_file import open_regular
 from rmqstore.files.output_file import OutputFolder, format_of
 from rmqstore.offline.export import MANIFEST
+from rmqstore.offline.import_bounds import bounded_parts, check_messages, parquet_batches
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.opening import has_store
@@ -253,7 +254,8 @@ def _wrong(input: _Input, number: int, text: str) -> InvalidMessageError:
     return InvalidMessageError(f"{input.name}, line {number}: {text}")
 
 
-def _json_rows(input: _Input) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(input: _Input) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    # Number of the line, its bytes, and its values.
     with input.text() as file:
         number = 0
         while line := file.readline(_LINE_MAX + 1):
@@ -272,16 +274,37 @@ def _json_rows(input: _Input) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise _wrong(input, number, f"this is no JSON: {error}") from None
             if not isinstance(row, dict):
                 raise _wrong(input, number, f"a message is a JSON object, not {type(row).__name__}")
-            yield number, row
+            yield number, len(line), row
 
 
-def _csv_rows(input: _Input) -> Iterator[tuple[int, dict[str, Any]]]:
+class _CsvLines:
+    """The lines of a file of CSV, and how much of them was read since a row began."""
+
+    def __init__(self, input: _Input, file: IO[str]):
+        self._input, self._file = input, file
+        self.number = 1
+        self.size = 0
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(_LINE_MAX + 1 - self.size)
+        self.size += len(line)
+        if self.size > _LINE_MAX:
+            raise _wrong(self._input, self.number, f"the row has more than {_LINE_MAX >> 20} MiB; is this a file of CSV?")
+        if not line:
+            raise StopIteration
+        return line
+
+
+def _csv_rows(input: _Input) -> Iterator[tuple[int, int, dict[str, Any]]]:
     before = csv.field_size_limit(_LINE_MAX)
     try:
         with input.text() as file:
             text = io.TextIOWrapper(file, "utf-8-sig", newline="")
             try:
-                yield from _csv_objects(input, csv.reader(text, strict=True))
+                yield from _csv_objects(input, _CsvLines(input, text))
             finally:
                 with contextlib.suppress(ValueError):
                     text.detach()
@@ -289,7 +312,8 @@ def _csv_rows(input: _Input) -> Iterator[tuple[int, dict[str, Any]]]:
         csv.field_size_limit(before)
 
 
-def _csv_objects(input: _Input, reader: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_objects(input: _Input, lines: _CsvLines) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    reader = csv.reader(lines, strict=True)
     names: list[str] | None = None
     first = 1
     while True:
@@ -313,8 +337,9 @@ def _csv_objects(input: _Input, reader: Any) -> Iterator[tuple[int, dict[str, An
         elif cells and names is not None:
             if len(cells) != len(names):
                 raise _wrong(input, first, f"there are {len(cells)} fields, the first line names {len(names)} columns")
-            yield first, _csv_object(input, first, dict(zip(names, cells, strict=True)))
-        first = reader.line_num + 1
+            yield first, lines.size, _csv_object(input, first, dict(zip(names, cells, strict=True)))
+        first = lines.number = reader.line_num + 1
+        lines.size = 0
 
 
 def _csv_object(input: _Input, number: int, cells: dict[str, str]) -> dict[str, Any]:
@@ -348,19 +373,21 @@ def _csv_object(input: _Input, number: int, cells: dict[str, str]) -> dict[str, 
 _KNOWN_TEXT = f"known columns are {', '.join(TABLE_COLUMNS)}, body_encoding, body_stored, and what an export adds"
 
 
-def _chunks_of_rows(input: _Input, unit: str, rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[_Chunk]:
+def _chunks_of_rows(input: _Input, unit: str, rows: Iterator[tuple[int, int, dict[str, Any]]]) -> Iterator[_Chunk]:
     pa = import_pyarrow()
     numbers: list[int] = []
     gathered: list[dict[str, Any]] = []
     size = 0
-    for number, row in rows:
+    for number, length, row in rows:
         value = _values(input, number, row)
-        numbers.append(number)
-        gathered.append(value)
-        size += len(value.get("body") or b"") + len(value.get("body_stored") or b"") + 256
-        if len(gathered) >= _ROWS or size >= _BYTES:
+        # A body may be a file of its own.
+        length = max(length, len(value.get("body") or b"")) + 256
+        if gathered and (len(gathered) >= _ROWS or size + length > _BYTES):
             yield _Chunk(_table(pa, gathered), input.name, unit, numbers)
             numbers, gathered, size = [], [], 0
+        numbers.append(number)
+        gathered.append(value)
+        size += length
     if gathered:
         yield _Chunk(_table(pa, gathered), input.name, unit, numbers)
 
@@ -469,7 +496,10 @@ def _body_of_file(folder: str, name: Any) -> bytes:
     if os.path.isabs(name) or os.path.commonpath([root, path]) != root:
         raise ValueError(f"body_file is {name!r}, which leads out of the folder")
     with open(open_regular(path), "rb") as file:
-        return file.read()
+        body = file.read(_LINE_MAX + 1)
+    if len(body) > _LINE_MAX:
+        raise ValueError(f"body_file {name!r} has more than {_LINE_MAX >> 20} MiB")
+    return body
 
 
 def _types(pa: Any) -> dict[str, Any]:
@@ -505,9 +535,8 @@ def _arrow_chunks(input: _Input) -> Iterator[_Chunk]:
             if len({*names}) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise StoreError(f"column {twice!r} is in the file twice; leave one of them out", input.name)
-            batch = _with_bodies(pa, batch, input, first)
-            for start in range(0, batch.num_rows, _ROWS):
-                part = batch.slice(start, _ROWS)
+            for start, part in bounded_parts(batch, _ROWS, _BYTES, _LINE_MAX, input.name, first):
+                part = _with_bodies(pa, part, input, first + start)
                 numbers = range(first + start, first + start + part.num_rows)
                 yield _Chunk(pa.Table.from_batches([part]), input.name, "row", numbers)
             first += batch.num_rows
@@ -547,11 +576,13 @@ def _arrow_batches(pa: Any, input: _Input) -> Iterator[pa.RecordBatch]:
     input.file.seek(0)
     file = pa.PythonFile(_Bounded(input), mode="r")
     if input.format == "parquet":
-        import pyarrow.parquet
-
-        yield from pyarrow.parquet.ParquetFile(file).iter_batches(_ROWS)
+        yield from parquet_batches(file, _ROWS, _BYTES, input.name)
         return
-    if input._head().startswith(b"ARROW1"):
+    is_file = input._head().startswith(b"ARROW1")
+    file.seek(8 if is_file else 0)
+    check_messages(file, input.name)
+    file.seek(0)
+    if is_file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number)

@@ -38,7 +38,7 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out, why_not_given_out
 from rmqstore.files.unread import UnreadPart
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag, decode_java_utf8, is_queued
+from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag, body_findings, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
@@ -55,7 +55,7 @@ __all__ = ["Finding", "verify"]
 
 logger = logging.getLogger(__name__)
 
-_INNER_BATCH = SysFlag.INNER_BATCH.value
+_INNER_BATCH, _COMPRESSED = SysFlag.INNER_BATCH.value, SysFlag.COMPRESSED.value
 
 
 def verify(
@@ -284,6 +284,8 @@ class _Checker:
         self.is_built = False
         # Say how many records belong to no queue that is there; a rebuild says so itself.
         self.tells_gone = False
+        # Errors about missing libraries that were reported.
+        self.missing: set[str] = set()
 
     def close(self) -> None:
         self.commit_log.close()
@@ -445,6 +447,7 @@ class _Checker:
                 self.progress(stretch.begin - begin, self.end - begin)
             if stretch.verdict is Verdict.RECORD:
                 yield from self._missing_crcs(columns, stretch.begin)
+                yield from self._bodies(columns)
                 yield from self.records(columns)
                 yield from entries.records(columns)
                 if self.database is not None:
@@ -518,6 +521,14 @@ class _Checker:
                 f"the record at phy offset {phy_offset} has no property CRC, which a broker with enabledAppendPropCRC always "
                 "writes; only its body is protected",
             )
+
+    def _bodies(self, columns: RecordColumns) -> Iterator[Finding]:
+        for phy_offset in columns.phy_offset[: columns.count][columns.sys_flag[: columns.count] & _COMPRESSED != 0].tolist():
+            message = self.commit_log.look_up(phy_offset)
+            if message is not None:
+                mapped_file = self.commit_log.segment(phy_offset)
+                pos = phy_offset - mapped_file.file_from_offset
+                yield from body_findings(message, mapped_file.path, pos, self.missing)
 
     def _tail(self) -> Iterator[Finding]:
         for base in self.commit_log.files.offsets:

@@ -87,7 +87,8 @@ def scan_store(
     Returns
     -------
     polars.LazyFrame
-        Columns of the types that docs/columns.md has: times are ``Datetime("ms", "UTC")``.  Texts and bodies of a scan
+        Columns of the types that docs/columns.md has: times are ``Datetime("ms", "UTC")``.  All integers are ``Int64``, as
+        Polars sums others in their own size, and sizes soon sum to more than 2 GiB.  Texts and bodies of a scan
         are not copied: a frame that is collected from it keeps the segments mapped that they lie in, also after
         retention deleted their files (docs/mmap.md).  Errors of the store are raised as themselves when it is
         collected; Polars before 2.0 raises `ComputeError` with their text.
@@ -107,7 +108,9 @@ def scan_store(
         if isinstance(columns, str)
         else tuple(columns)
     )
-    schema = polars.from_arrow(scan_schema(names).empty_table()).schema
+    # Polars sums 32-bit numbers in 32 bits.
+    wide = {polars.Int32: polars.Int64}
+    schema = polars.from_arrow(scan_schema(names).empty_table()).cast(wide).schema
 
     def read(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
@@ -122,7 +125,7 @@ def scan_store(
         def frames(store: MessageStore) -> Iterator[pl.DataFrame]:
             left = _INT64_MAX if n_rows is None else n_rows
             for batch in _batches(store, list(dict.fromkeys([*chosen, *more])), limits, rows):
-                frame: pl.DataFrame = polars.from_arrow(batch).head(left)
+                frame: pl.DataFrame = polars.from_arrow(batch).head(left).cast(wide)
                 left -= frame.height
                 if predicate is not None:
                     frame = frame.filter(predicate)

@@ -48,7 +48,7 @@ def scan_tables(
     Returns
     -------
     dict of str to polars.LazyFrame
-        Times are ``Datetime("ms", "UTC")``, counts and offsets ``Int64``.
+        Times are ``Datetime("ms", "UTC")``, all integers ``Int64``.
 
     Raises
     ------
@@ -58,12 +58,12 @@ def scan_tables(
     polars = import_polars()
     text, number, time = polars.String, polars.Int64, polars.Datetime("ms", "UTC")
     queues = {
-        "topic": text, "queue_id": polars.Int32, "kind": text, "min_queue_offset": number, "max_queue_offset": number,
+        "topic": text, "queue_id": number, "kind": text, "min_queue_offset": number, "max_queue_offset": number,
         "messages": number, "files": number, "first_store_timestamp": time, "last_store_timestamp": time,
     }  # fmt: skip
-    entries = {"file": text, "entry": number, "key_hash": polars.Int32, "phy_offset": number, "store_timestamp": time}
+    entries = {"file": text, "entry": number, "key_hash": number, "phy_offset": number, "store_timestamp": time}
     consumers = {
-        "group": text, "topic": text, "queue_id": polars.Int32, "queue_offset": number, "max_queue_offset": number,
+        "group": text, "topic": text, "queue_id": number, "queue_offset": number, "max_queue_offset": number,
         "lag": number, "waiting_since": time, "kind": text,
     }  # fmt: skip
 

@@ -30,8 +30,8 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
-from rmqstore.message import OTHER_MESSAGE, encode_java_utf8
-from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
+from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8
+from rmqstore.spark.options import CORRUPT_COLUMN, UNREADABLE_BODY, ReadOptions
 from rmqstore.spark.plan import Piece, QueuePiece, first_offset, is_no_file, open_log, segment_path
 from rmqstore.store.columns import Columns, import_pyarrow, queue_batches, scan_schema, time_range
 from rmqstore.store.undispatched import Undispatched
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PieceReader",
     "in_spark_layout",
+    "marked_verdict",
     "piece_batches",
     "queue_piece_batches",
     "spark_arrow_schema",
@@ -95,6 +96,14 @@ def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) 
     return pa.schema([pa.field(name, kind, name not in never_null) for name, kind in kinds.items()])
 
 
+def marked_verdict(message: MessageExt | None) -> str:
+    """str: what is wrong with a whole record that is marked as corrupt.
+
+    Its body is not what its flag says, or it is not the one that its queue unit is about.
+    """
+    return UNREADABLE_BODY if message is not None and message.corrupt else OTHER_MESSAGE
+
+
 class PieceReader:
     """Turns what the columns of a piece hold into batches for Spark, and damage into what was asked for.
 
@@ -134,7 +143,9 @@ class PieceReader:
         if self.judged:
             wanted += [name for name in ("corrupt", "phy_offset") if name not in wanted]
         # Without any column there is still a number of rows.
-        self.made = Columns(wanted or ["queue_id"], _BATCH_ROWS, crc_check, _BATCH_BYTES)
+        self.made = Columns(
+            wanted or ["queue_id"], _BATCH_ROWS, crc_check, _BATCH_BYTES, decode=options.decode_body
+        )
         self.ready: list[pa.RecordBatch] = []
 
     def choose(self, by_queue: bool) -> None:
@@ -156,10 +167,8 @@ class PieceReader:
         """Add rows to `ready`, those that are damaged in the way that was asked for."""
         texts: Any = None
         if self.judged:
-            bad = batch.column("corrupt")
-            body = batch.column("body") if "body" in batch.schema.names else None
-            if bad.true_count or (body is not None and body.null_count):
-                texts = self.judge(batch, body)
+            if batch.column("corrupt").true_count:
+                texts = self.judge(batch)
         if texts is not None and self.options.corrupt == "skip":
             batch = batch.filter(texts.is_null())
             texts = None
@@ -167,14 +176,15 @@ class PieceReader:
                 return
         self.ready.append(self.laid_out(batch, texts))
 
-    def judge(self, batch: pa.RecordBatch, body: Any) -> Any:
+    def judge(self, batch: pa.RecordBatch) -> Any:
         """pyarrow.Array: what is wrong with each row, null for whole records."""
         texts: list[str | None] = [None] * batch.num_rows
         offsets = batch.column("phy_offset")
         for row, bad in enumerate(batch.column("corrupt").to_pylist()):
-            if bad or (body is not None and not body[row].is_valid):
+            if bad:
                 phy_offset = offsets[row].as_py()
-                texts[row] = self.found(phy_offset, self.verdict_at(phy_offset) if bad else "UNREADABLE_BODY", bad)
+                verdict = self.verdict_at(phy_offset)
+                texts[row] = self.found(phy_offset, verdict, verdict not in (OTHER_MESSAGE, UNREADABLE_BODY))
         return self.pa.array(texts, self.pa.string())
 
     def place(self, phy_offset: int) -> tuple[str, int]:
@@ -187,8 +197,7 @@ class PieceReader:
         mapped_file = self.log.segment(phy_offset)
         base = mapped_file.file_from_offset
         verdict = _core.check_record(mapped_file.region, phy_offset - base, base, self.log.crc_check)[0]
-        # A whole record that is marked is not the one that its queue unit is about.
-        return OTHER_MESSAGE if verdict is Verdict.RECORD else verdict.name
+        return marked_verdict(self.log.look_up(phy_offset)) if verdict is Verdict.RECORD else verdict.name
 
     def found(self, phy_offset: int, verdict: str, is_crc: bool = False, way: str | None = None) -> str:
         """str: the text of a damaged place; an error if damage is one."""
@@ -209,7 +218,7 @@ class PieceReader:
                 raise ChecksumError(
                     f"the record at phy offset {phy_offset} does not agree with its CRC; {advice}", path, pos
                 )
-            if verdict == "UNREADABLE_BODY":
+            if verdict == UNREADABLE_BODY:
                 raise CorruptionError(
                     f"the body of the record at phy offset {phy_offset} cannot be decompressed; {advice}", path, pos
                 )

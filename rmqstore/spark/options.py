@@ -290,6 +290,8 @@ class ReadOptions:
 
 CORRUPT_COLUMN = "_corrupt"
 """The column that says what is wrong with a row; null for whole records."""
+UNREADABLE_BODY = "UNREADABLE_BODY"
+"""With this ends what it says of a body that is not what its compression flag says."""
 
 _READ = {field.name for field in dataclasses.fields(ReadOptions)} - {"path", "topics", "queue_ids", "missing"} | {
     "topic",

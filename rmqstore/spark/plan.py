@@ -267,7 +267,7 @@ def _record_before(log: CommitLog, cut: int, base: int) -> int | None:
             number,
             queue_id,
             topic,
-        ) and not message.corrupt:
+        ) and message.crc_agrees:
             best = phy_offset
             if cut - best <= _NEAR:
                 break

@@ -21,7 +21,7 @@ from rmqstore.errors import StoreError
 from rmqstore.files.output_file import OutputFile
 from rmqstore.message import SysFlag
 from rmqstore.spark.export import check_target, option_text
-from rmqstore.spark.options import CORRUPT_COLUMN
+from rmqstore.spark.options import CORRUPT_COLUMN, UNREADABLE_BODY
 from rmqstore.spark.report import Figures, KeyFigures, TopKey, VolumeFigures, page
 from rmqstore.spark.source import StoreSource
 
@@ -52,7 +52,7 @@ def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
     Parameters
     ----------
     batch : pyarrow.RecordBatch
-        With the columns topic, tags, store_timestamp, size, sys_flag, body, body_stored and corrupt.
+        With the columns topic, tags, store_timestamp, size, sys_flag, body, body_stored and corrupt, and maybe ``_corrupt``.
 
     Returns
     -------
@@ -74,7 +74,10 @@ def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
     stored = numbers(pc.binary_length(batch.column("body_stored")))
     # A row without a topic tells of a stretch that holds no whole record.
     damaged = numbers(pc.is_null(batch.column("topic")), bool) | numbers(batch.column("corrupt"), bool)
-    undecoded = numbers(pc.is_null(batch.column("body")), bool) & ~damaged
+    undecoded = np.zeros(batch.num_rows, bool)
+    if CORRUPT_COLUMN in batch.schema.names:
+        undecoded = numbers(pc.ends_with(batch.column(CORRUPT_COLUMN), UNREADABLE_BODY), bool)
+        damaged &= ~undecoded
     compressed = (numbers(batch.column("sys_flag")) & _COMPRESSED != 0) & ~undecoded & ~damaged
     whole = ~damaged
     bits = np.frexp(body.astype(np.float64))[1].astype(np.int32)
@@ -88,7 +91,7 @@ def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
             "damaged": damaged,
             "messages": np.ones(batch.num_rows, np.int64),
             "bytes": numbers(batch.column("size")),
-            "body_bytes": body * whole,
+            "body_bytes": body * (whole & ~undecoded),
             "stored_bytes": stored * (whole & ~undecoded),
             "undecoded": undecoded.astype(np.int64),
         }

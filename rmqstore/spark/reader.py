@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FilteringStoreReader", "PiecePartition", "StoreReader", "checked_schema", "read_partition", "spark_schema"]
 
-# A body that cannot be decompressed is damage: it fails, is passed over or makes a row of damage.
-NULLABLE = NULLABLE_COLUMNS - {"body"} | {CORRUPT_COLUMN}
+NULLABLE = NULLABLE_COLUMNS | {CORRUPT_COLUMN}
 
 
 def _type_of(name: str) -> DataType:

@@ -22,9 +22,9 @@ from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.metadata import FlatFileMetadata
-from rmqstore.message import OTHER_MESSAGE, encode_java_utf8
+from rmqstore.message import encode_java_utf8
 from rmqstore.spans import Span, without
-from rmqstore.spark.batches import PieceReader
+from rmqstore.spark.batches import PieceReader, marked_verdict
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.store.columns import time_range
@@ -206,7 +206,7 @@ class _TieredReader(PieceReader):
         if found is None:
             return "MISSING"
         verdict = _core.check_record(found[0], phy_offset - found[1], found[1], self.queue.crc_check)[0]
-        return OTHER_MESSAGE if verdict is Verdict.RECORD else verdict.name
+        return marked_verdict(self.queue.look_up(phy_offset)) if verdict is Verdict.RECORD else verdict.name
 
     def finding(self, finding: Finding) -> None:
         if self.options.corrupt == "fail":

@@ -8,6 +8,7 @@ decodes a record (`_columns.ArrowColumns` does that) and imports pyarrow only wh
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -36,8 +37,10 @@ DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_ke
 """The columns of a scan that names none: all but those that repeat what another one holds."""
 DICTIONARY_COLUMNS = frozenset({"topic", "tags", "born_host", "store_host"})
 """The columns that may be asked for as dictionaries: many rows share few values."""
-NULLABLE_COLUMNS = frozenset({"tags", "body", "unique_key"})
+NULLABLE_COLUMNS = frozenset({"tags", "unique_key"})
 """The columns that some rows have no value in; no other column of a scan holds a null."""
+
+logger = logging.getLogger(__name__)
 
 # Bodies and properties of one batch; far below the 2 GiB that Arrow's 32-bit offsets reach.
 _BATCH_BYTES = 64 * 1024 * 1024
@@ -176,6 +179,22 @@ def _decompress(body: bytes, sys_flag: int) -> bytes | None:
         return None
 
 
+def _judge_body(body: bytes, sys_flag: int) -> bytes | None:
+    # As `_decompress` where no body is asked for: a missing library hides none, and is no reason to end a scan.
+    try:
+        return b"" if decompress_body(body, sys_flag) is not None else None
+    except (CorruptionError, UnsupportedFormatError):
+        return None
+    except MissingDependencyError as error:
+        _warn_once(error.message)
+        return b""
+
+
+@functools.lru_cache(16)
+def _warn_once(missing: str) -> None:
+    logger.warning("compressed bodies are not checked: %s", missing)
+
+
 class Columns:
     """Arrow record batches out of `ArrowColumns`.
 
@@ -193,6 +212,8 @@ class Columns:
         Texts and bytes are views into the segments, which stay mapped for as long as a part of a batch lives.
     read_dictionary : iterable of str
         Columns of `DICTIONARY_COLUMNS` that become dictionaries; each batch has its own.
+    decode : bool
+        Look at the compression of bodies where ``body`` or ``corrupt`` is asked for.
     """
 
     def __init__(
@@ -203,6 +224,7 @@ class Columns:
         byte_limit: int | None = None,
         views: bool = False,
         read_dictionary: Iterable[str] = (),
+        decode: bool = True,
     ):
         self.pa = import_pyarrow(views)
         names = chosen_columns(columns)
@@ -215,7 +237,7 @@ class Columns:
             capacity=batch_size,
             byte_limit=_BATCH_BYTES if byte_limit is None else byte_limit,
             check_crc=crc_check,
-            decompress=_decompress,
+            decompress=None if not decode else _decompress if "body" in names else _judge_body,
             host_text=host_from_bytes,
             views=views,
         )

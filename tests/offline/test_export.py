@@ -505,13 +505,13 @@ def test_bodies_that_cannot_be_decompressed(tmp_path, name):
     report = export(tmp_path / "s", tmp_path / ("2" + name), format=kind, corrupt="report")
     assert (report.messages, report.corrupt_records) == (3, 1)
     if name == "a.parquet":
-        assert pq.read_table(tmp_path / "2a.parquet").column("body").to_pylist() == [b"sound" * 9, None, b"plain"]
+        assert pq.read_table(tmp_path / "2a.parquet").column("body").to_pylist() == [b"sound" * 9, b"this is no zlib", b"plain"]
     elif name == "a.jsonl":
         rows = rows_of(tmp_path / "2a.jsonl")
-        assert [(row["body"], row["body_encoding"]) for row in rows][1] == (None, None)
+        assert [(row["body"], row["body_encoding"]) for row in rows][1] == ("this is no zlib", "utf-8")
     else:
         rows = rows_of(tmp_path / "2files" / "messages.jsonl")
-        assert rows[1]["body_file"] is None
+        assert (tmp_path / "2files" / rows[1]["body_file"]).read_bytes() == b"this is no zlib"
         assert (tmp_path / "2files" / rows[0]["body_file"]).read_bytes() == b"sound" * 9
 
 

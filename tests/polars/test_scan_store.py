@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import json
 import os
 import random
 import subprocess
@@ -14,9 +15,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from mappings import mappings
 
 from rmqstore import Message, MessageStore, MissingDependencyError, StoreConfig
+from rmqstore.cli import main
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import StoreClosedError, StoreError
 from rmqstore.polars import reading as reading_module
@@ -26,6 +29,7 @@ from rmqstore.polars.predicate import Limit, limits_of
 # The folder tests/polars would be found by the name alone.
 pytest.importorskip("polars.io.plugins")
 pl = pytest.importorskip("polars")
+pa = pytest.importorskip("pyarrow")
 
 col = pl.col
 # Before 2.0 Polars puts an error of its own around that of a source, which has its text.
@@ -69,7 +73,9 @@ def path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(path):
     with MessageStore.open(path, read_only=True) as store:
-        return pl.DataFrame(store.scan([*scan.DEFAULT_COLUMNS, "unique_key"]))
+        frame = pl.DataFrame(store.scan([*scan.DEFAULT_COLUMNS, "unique_key"]))
+    # A frame's integers have 64 bits, so that sums do not wrap.
+    return frame.cast({pl.Int32: pl.Int64})
 
 
 @pytest.fixture
@@ -97,6 +103,30 @@ def test_without_a_filter_it_is_the_scan(path, whole):
     assert frame.select("body", "topic").collect().equals(whole.select("body", "topic"))
     assert scan_store(str(path), ["topic", "size"]).collect().equals(whole.select("topic", "size"))
     assert frame.select(pl.len()).collect().item() == ROWS
+
+
+def test_sums_do_not_wrap(path, monkeypatch):
+    frame = scan_store(path)
+    assert not {pl.Int8, pl.Int16, pl.Int32} & {*frame.collect_schema().dtypes()}
+    for name, table in scan_tables(path).items():
+        assert not {pl.Int8, pl.Int16, pl.Int32} & {*table.collect_schema().dtypes()}, name
+    # As of messages of 2 GiB.
+    whole = MessageStore.scan
+
+    def large(self, names, **options):
+        reader = whole(self, names, **options)
+        for batch in reader:
+            at = batch.schema.get_field_index("size")
+            yield batch.set_column(at, "size", pa.array([2**31 - 1] * batch.num_rows, pa.int32())) if at >= 0 else batch
+
+    monkeypatch.setattr(MessageStore, "scan", large)
+    wanted = ROWS // 3 * (2**31 - 1)
+    sums = frame.group_by("topic").agg(col("size").sum()).collect()
+    assert sums["size"].to_list() == [wanted] * 3
+    question = "select topic, sum(size) as s from messages group by topic"
+    assert pl.SQLContext(scan_tables(path)).execute(question).collect()["s"].to_list() == [wanted] * 3
+    result = CliRunner().invoke(main, ["sql", str(path), question, "--json"])
+    assert [json.loads(line)["s"] for line in result.stdout.splitlines()] == [wanted] * 3
 
 
 def conditions(whole) -> list:

@@ -1,0 +1,236 @@
+"""Imports take memory for what a chunk of rows holds, whatever a small file stands for.
+
+The limits are made small, and bytes are counted: those that Python and Arrow allocate.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from rmqstore import InvalidMessageError, MessageStore, StoreConfig, StoreError
+from rmqstore.offline import import_bounds, importing
+from rmqstore.offline.importing import import_files
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+SMALL = 64 * 1024
+ROWS = 3000
+CONFIG = StoreConfig(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=100, max_index_num=400)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(importing, "_BYTES", SMALL)
+
+
+def chunks_of(path):
+    input = importing._Input(str(path), None)
+    try:
+        yield from input.chunks()
+    finally:
+        input.close()
+
+
+def plain_size(table) -> int:
+    """Bytes of the rows themselves, as a table of their values takes them."""
+    return sum(len(str(row)) for row in table.to_pylist())
+
+
+@pytest.mark.parametrize("column", ["tags", "keys", "properties", "body", "born_host"])
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".csv.gz"])
+def test_chunks_of_text_are_bounded_by_all_of_a_row(tmp_path, column, ending):
+    # A value of 4 KiB in one column, a thousand times.
+    text = "t" * 4000
+    value = {"keys": [text], "properties": {"p": text}}.get(column, text)
+    path = tmp_path / f"rows{ending}"
+    with gzip.open(path, "wt") as file:
+        if ending == ".csv.gz":
+            file.write(f"topic,{column}\n")
+        cell = json.dumps(value).replace('"', '""') if column == "properties" else text
+        line = f'T,"{cell}"' if ending == ".csv.gz" else json.dumps({"topic": "T", column: value})
+        for _ in range(1000):
+            file.write(line + "\n")
+    numbers = []
+    tracemalloc.start()
+    for chunk in chunks_of(path):
+        assert plain_size(chunk.table) < 2 * SMALL
+        numbers += chunk.numbers
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(numbers) == 1000
+    assert peak < 40 * SMALL
+
+
+def test_a_row_that_is_too_long_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "_LINE_MAX", 1 << 20)
+    for name, head in (("a.jsonl", b'{"topic":"T"}\n{"body":"'), ("a.csv", b'topic,body\nT,x\nT,"')):
+        with gzip.open(tmp_path / f"{name}.gz", "wb") as file:
+            file.write(head)
+            for _ in range(1000):
+                file.write(b"line\n" if "csv" in name else b"     " * 4)
+                file.write(b"x" * (1 << 14))
+        tracemalloc.start()
+        line = 2 if "json" in name else 3
+        with pytest.raises(InvalidMessageError, match=f"line {line}: the (line|row) has more than 1 MiB"):
+            list(chunks_of(tmp_path / f"{name}.gz"))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 8 << 20
+
+
+def shared(value, rows=ROWS):
+    """A column in which all rows have one value, which is there once."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value]))
+
+
+def lists_of(values, rows=ROWS):
+    return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32)), values)
+
+
+def views_of(value, rows=ROWS):
+    """A column of views into the same bytes."""
+    one = pa.array([value], pa.binary_view())
+    _, views, *data = one.buffers()
+    return pa.Array.from_buffers(pa.binary_view(), rows, [None, pa.py_buffer(views.to_pybytes() * rows), *data])
+
+
+LARGE = b"x" * 20_000
+TABLES = {
+    "body": {"body": shared(LARGE)},
+    "tags": {"tags": shared("t" * 20_000)},
+    "keys": {"keys": lists_of(shared("k" * 20_000))},
+    "properties": {
+        "properties": pa.MapArray.from_arrays(
+            pa.array(np.arange(ROWS + 1, dtype=np.int32)), shared("name"), shared("v" * 20_000)
+        )
+    },
+    "views": {"body": views_of(LARGE)},
+    "runs": {"body": pa.RunEndEncodedArray.from_arrays(pa.array([ROWS], pa.int32()), pa.array([LARGE]))},
+}
+PARQUET = [name for name in TABLES if name not in ("views", "runs")]
+
+
+def table_of(name):
+    return pa.table({"topic": shared("T"), **TABLES[name]})
+
+
+def written(path, name, ending):
+    table = table_of(name)
+    if ending == "parquet":
+        pq.write_table(table, path, compression="zstd", store_schema=False)
+    else:
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        new = pa.ipc.new_file if ending == "arrow" else pa.ipc.new_stream
+        with new(str(path), table.schema, options=options) as writer:
+            writer.write_table(table)
+    return path
+
+
+def test_large_row_groups_are_read_by_the_size_of_their_dictionary(tmp_path, monkeypatch):
+    # As a row group of many MiB: its values are not gathered.
+    monkeypatch.setattr(import_bounds, "_SHARED", 0)
+    monkeypatch.setattr(import_bounds, "_UNPACKED", 1 << 20)
+    path = written(tmp_path / "a.parquet", "body", "parquet")
+    before, rows = pa.total_allocated_bytes(), 0
+    for chunk in chunks_of(path):
+        assert pa.total_allocated_bytes() - before < 4 << 20
+        rows += chunk.table.num_rows
+    assert rows == ROWS
+
+
+@pytest.mark.parametrize(
+    ("ending", "name"),
+    [("parquet", name) for name in PARQUET] + [(ending, name) for ending in ("arrow", "arrows") for name in TABLES],
+)
+def test_a_value_that_all_rows_share_is_not_multiplied(tmp_path, ending, name):
+    path = written(tmp_path / f"a.{'arrow' if ending == 'arrows' else ending}", name, ending)
+    assert path.stat().st_size < 300_000
+    before = pa.total_allocated_bytes()
+    rows = 0
+    for chunk in chunks_of(path):
+        assert plain_size(chunk.table) < 2 * SMALL
+        assert pa.total_allocated_bytes() - before < 1 << 20
+        rows += chunk.table.num_rows
+        assert list(chunk.numbers) == list(range(rows - chunk.table.num_rows + 1, rows + 1))
+        if rows > 100:
+            return
+    raise AssertionError("there are more rows")
+
+
+def test_large_values_of_their_own_come_in_few_rows(tmp_path):
+    # What a file of large messages is: no value twice.
+    bodies = [bytes([number % 256, number // 256]) * 15_000 for number in range(400)]
+    table = pa.table({"topic": ["T"] * 400, "body": bodies, "keys": [[f"k{number}", "all"] for number in range(400)]})
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, row_group_size=50)
+    before, found = pa.total_allocated_bytes(), []
+    for chunk in chunks_of(tmp_path / "a.parquet"):
+        assert pa.total_allocated_bytes() - before < 6 << 20
+        found += chunk.table.column("body").to_pylist()
+    assert found == bodies
+    report = import_files(tmp_path / "s", [tmp_path / "a.parquet"], config=CONFIG)
+    assert report.messages == 400
+    with MessageStore.open(tmp_path / "s", read_only=True) as store:
+        assert [message.body for message in store.messages()] == bodies
+        assert [message.keys for message in store.messages()] == table["keys"].to_pylist()
+
+
+@pytest.mark.parametrize("name", ["body", "keys", "properties"])
+@pytest.mark.parametrize("ending", ["arrow", "parquet"])
+def test_shared_values_arrive(tmp_path, monkeypatch, name, ending):
+    offsets = pa.array([0, 1, 1, 2, 3, 3], pa.int32())
+    values = {
+        "body": {"body": shared(b"body", 5)},
+        "keys": {"keys": pa.ListArray.from_arrays(pa.array([0, 2, None, 2, 3, 5], pa.int32()), shared("k", 5))},
+        "properties": {"properties": pa.MapArray.from_arrays(offsets, shared("n", 3), shared("v", 3))},
+    }[name]
+    table = pa.table({"topic": shared("T", 5), **values})
+    path = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        pq.write_table(table, path, store_schema=False)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    # So that parts begin within lists.
+    monkeypatch.setattr(importing, "_ROWS", 2)
+    assert import_files(tmp_path / "s", [path], config=CONFIG).messages == 5
+    with MessageStore.open(tmp_path / "s", read_only=True) as store:
+        messages = list(store.messages())
+    if name == "body":
+        assert [message.body for message in messages] == [b"body"] * 5
+    elif name == "keys":
+        assert [message.keys for message in messages] == [["k"] * 2, [], [], ["k"], ["k"] * 2]
+    else:
+        assert ["n" in message.properties for message in messages] == [True, False, True, True, False]
+
+
+def test_pages_of_zeros_are_refused_before_they_are_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(import_bounds, "_UNPACKED", 1 << 20)
+    table = pa.table({"topic": ["T"] * 64, "body": [bytes(1 << 17)] * 64})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    for new, name in ((pa.ipc.new_file, "a.arrow"), (pa.ipc.new_stream, "b.arrow")):
+        with new(str(tmp_path / name), table.schema, options=options) as file:
+            file.write_table(table)
+    for name in ("a.parquet", "a.arrow", "b.arrow"):
+        before = pa.total_allocated_bytes()
+        with pytest.raises(StoreError, match=r"unpacks to [0-9]+ bytes from [0-9]+; write the file again"):
+            import_files(tmp_path / "s", [tmp_path / name], config=CONFIG)
+        assert pa.total_allocated_bytes() - before < 1 << 20 and not (tmp_path / "s").exists()
+
+
+def test_a_row_that_no_message_can_be_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "_LINE_MAX", 10_000)
+    for ending in ("parquet", "arrow"):
+        path = written(tmp_path / f"a.{ending}", "tags", ending)
+        with pytest.raises(InvalidMessageError, match="row 1: it has [0-9]+ bytes"):
+            import_files(tmp_path / "s", [path], config=CONFIG)
+    many = pa.table({"topic": ["T"], "keys": pa.array([[None] * (1 << 17)], pa.list_(pa.string()))})
+    pq.write_table(many, tmp_path / "many.parquet")
+    with pytest.raises(StoreError, match="values in 1 rows"):
+        import_files(tmp_path / "s", [tmp_path / "many.parquet"], config=CONFIG)
