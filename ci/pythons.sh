@@ -73,7 +73,7 @@ copy_tree() {
     git ls-files -z --cached --others --exclude-standard --deduplicate | while IFS= read -r -d '' name; do
         [ ! -e "$name" ] || printf '%s\0' "$name"
     done | tar --null --files-from=- --create --file=- | tar --extract --directory="$tree" --file=-
-    if [ ! -d "$tree/build/cython" ] && [ -d build/cython ]; then
+    if [ "$lowest" = no ] && [ ! -d "$tree/build/cython" ] && [ -d build/cython ]; then
         mkdir -p "$tree/build"
         cp -a build/cython "$tree/build/cython"
     fi
@@ -98,6 +98,8 @@ build_suite() {
         pip install --requirement "$base/lowest.txt" "${requirements[@]/%/.*}"
     else
         pip install "${requirements[@]}"
+        # They have no wheels for 3.15, and the source distribution of lz4 does not find its own version.
+        [ "$version" != 3.15 ] || SETUPTOOLS_SCM_PRETEND_VERSION_FOR_LZ4=4.4.5 pip install lz4==4.4.5 zstandard
     fi
     pip install --no-build-isolation --no-compile --editable ".[$extras]"
     inside "$environment/bin/python" -c 'import sys, rmqstore._core as core; print(sys.version, core.__file__, sep="\n")'
@@ -119,7 +121,7 @@ run_version() {
     time build_suite
     TIMEFORMAT="pythons.sh: $name: tested in %R s, processors busy %U + %S s"
     time run_pytest -m "$SELECTION"
-    [ "$lowest" = no ] || run_pytest "${SPARK_TESTS[@]}"
+    [ "$lowest" = no ] || time run_pytest "${SPARK_TESTS[@]}"
 }
 
 action=run_version lowest=no

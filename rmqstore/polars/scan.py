@@ -18,7 +18,7 @@ from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.message import parse_message_id
 from rmqstore.polars.predicate import Limit, limits_of
 from rmqstore.polars.reading import Reading
-from rmqstore.store.columns import DEFAULT_COLUMNS, has_views, import_pyarrow, scan_schema
+from rmqstore.store.columns import DEFAULT_COLUMNS, import_pyarrow, scan_schema
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _batches(
             yield found
             return
     # Polars' own texts are views too, so that nothing is copied on the way.
-    yield from store.scan(names, batch_size=rows, views=has_views(), **_choice(limits))
+    yield from store.scan(names, batch_size=rows, views=True, **_choice(limits))
 
 
 def _places(limits: dict[str, Limit]) -> list[int] | None:

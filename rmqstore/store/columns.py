@@ -31,7 +31,7 @@ from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DEFAULT_COLUMNS", "DICTIONARY_COLUMNS", "NULLABLE_COLUMNS", "Columns", "has_views", "scan_schema"]
+__all__ = ["DEFAULT_COLUMNS", "DICTIONARY_COLUMNS", "NULLABLE_COLUMNS", "Columns", "scan_schema"]
 
 DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_key", "body_stored"))
 """The columns of a scan that names none: all but those that repeat what another one holds."""
@@ -61,27 +61,15 @@ _REGIONS = 64
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
-def import_pyarrow(views: bool = False) -> Any:
-    """The library pyarrow, which only columns need; MissingDependencyError says how to install it.
-
-    Columns as `views` need version 19, the first that makes arrays of them over given buffers.
-    """
+def import_pyarrow() -> Any:
+    """Return the library pyarrow, which only columns need; raise MissingDependencyError if it is not installed."""
     try:
         import pyarrow
     except ImportError:
         raise MissingDependencyError(
             "columns need the library pyarrow: install it with 'pip install rmqstore[arrow]'"
         ) from None
-    if views and not has_views():
-        raise MissingDependencyError(
-            f"columns as views need pyarrow 19 or later, and this is {pyarrow.__version__}: 'pip install -U pyarrow'"
-        )
     return pyarrow
-
-
-def has_views() -> bool:
-    """bool: the pyarrow that is installed is new enough for columns as views."""
-    return hasattr(import_pyarrow().DataType, "has_variadic_buffers")
 
 
 def _types(pa: Any, views: bool) -> dict[str, Any]:
@@ -154,7 +142,7 @@ def scan_schema(
     MissingDependencyError
         pyarrow is not installed.
     """
-    import_pyarrow(views)
+    import_pyarrow()
     return _schema(chosen_columns(columns), views, encoded_columns(read_dictionary))
 
 
@@ -226,7 +214,7 @@ class Columns:
         read_dictionary: Iterable[str] = (),
         decode: bool = True,
     ):
-        self.pa = import_pyarrow(views)
+        self.pa = import_pyarrow()
         names = chosen_columns(columns)
         self._encoded = encoded_columns(read_dictionary)
         self.schema = _schema(names, views, self._encoded)
@@ -487,9 +475,7 @@ def _without_small(batches: Iterator[pa.RecordBatch], columns: Columns) -> Itera
 def _put_together(columns: Columns, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if len(batches) < 2:
         return batches
-    # `pyarrow.concat_batches` came with 19.
-    table = columns.pa.Table.from_batches(batches, schema=columns.schema).combine_chunks()
-    return list(table.to_batches())
+    return [columns.pa.concat_batches(batches)]
 
 
 def time_range(begin: float | None, end: float | None) -> tuple[int, int]:

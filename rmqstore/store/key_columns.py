@@ -30,7 +30,7 @@ _INT64_MAX = 2**63 - 1
 
 def query_schema(columns: Iterable[str] | None = None, views: bool = False) -> pa.Schema:
     """pyarrow.Schema: of what `MessageStore.query_table` gives: ``key`` and ``key_number``, then `scan_schema`."""
-    import_pyarrow(views)
+    import_pyarrow()
     return _query_schema(chosen_columns(columns), views)
 
 
@@ -50,7 +50,7 @@ def key_table(
 
     `more` gives for the texts of keys and topics the numbers and phy offsets of entries that no index file has.
     """
-    pa = import_pyarrow(views)
+    pa = import_pyarrow()
     columns = chosen_columns(columns)
     schema = _query_schema(columns, views)
     key_column = _text_column(pa, keys, "key")
@@ -102,8 +102,6 @@ def _text_column(pa: Any, texts: Any, what: str) -> Any:
         texts = texts.cast(pa.string())
         if isinstance(texts, pa.ChunkedArray):
             texts = texts.combine_chunks()
-        if isinstance(texts, pa.ChunkedArray):  # before pyarrow 16, of no chunk
-            texts = pa.array([], pa.string())
         array = pa.concat_arrays([texts]) if not texts.offset else pa.array(texts.to_pylist(), pa.string())
     else:
         items = (texts,) if isinstance(texts, str) else tuple(texts)

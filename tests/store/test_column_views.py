@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import polars
 import pytest
 from mappings import mappings
 
-from rmqstore import Message, MessageStore, MissingDependencyError, StoreClosedError, StoreConfig, _columns
+from rmqstore import Message, MessageStore, StoreClosedError, StoreConfig, _columns
 from rmqstore._core import Region
 from rmqstore.store import columns
 
@@ -178,12 +177,3 @@ def test_a_segment_beyond_the_reach_of_views(tmp_path):
     with pytest.raises(ValueError, match="2 GiB"):
         out.fill(region, 0, 100, 0)
     region.close()
-
-
-def test_views_need_a_pyarrow_that_knows_them(store, monkeypatch):
-    class Former:
-        __version__, DataType = "18.1.0", object
-
-    monkeypatch.setitem(sys.modules, "pyarrow", Former)
-    with pytest.raises(MissingDependencyError, match="pyarrow 19 or later, and this is 18"):
-        store.scan(["body"], views=True)

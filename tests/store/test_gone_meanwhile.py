@@ -84,11 +84,6 @@ LOSSES = [((0,), False), ((0,), True), ((0, 1), True), ((2,), False), ((0, 3), T
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize(("numbers", "refresh"), LOSSES)
 def test_a_scan_names_what_it_did_not_come_to(path, planned, caplog, numbers, refresh, begun, views):
-    if views:
-        from rmqstore.store.columns import has_views
-
-        if not has_views():
-            pytest.skip("pyarrow is too old for views")
     with MessageStore.open(path, config=config(), read_only=True) as store:
         reader = iter(store.scan(["phy_offset", "body"], batch_size=10, views=views))
         found = next(reader).column("phy_offset").to_pylist() if begun else []
