@@ -22,4 +22,4 @@ fi
 echo "system.sh: $(python3 --version) ($(command -v python3))"
 bash ci/rabbitmq.sh
 bash ci/browser.sh
-bash ci/pythons.sh --prepare 3.10 3.15
+bash ci/pythons.sh --prepare 3.15

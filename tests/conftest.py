@@ -13,7 +13,7 @@ from pathlib import Path
 import golden
 import pytest
 from hypothesis import HealthCheck, settings
-from long_tests import LONG, SWEEPS
+from long_tests import LONG, NIGHTLY, SWEEPS
 from scratch import SCRATCH
 
 FORCING = {
@@ -74,6 +74,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.long)
         elif family in SWEEPS:
             seen.add(family)
+        if f"{path}::{item.name}".startswith(NIGHTLY):
+            item.add_marker(pytest.mark.slow)
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="slow: give --slow to run it")

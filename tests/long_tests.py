@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves to `make test-rest` and `make test-interop`, besides those in a browser."""
+"""Which tests `make test` leaves to `make test-rest` and `make soak`, besides those in a browser."""
 
 from __future__ import annotations
 
@@ -207,6 +207,36 @@ LONG = (
     "timer/test_timer_files.py::test_every_flip",
 )
 
+# Those of LONG that every change leaves to the nightly workflow, too (`make soak`): clusters, and sweeps of minutes.
+NIGHTLY = (
+    "cli/test_cli_examples.py::test_every_example_runs",
+    "offline/test_export.py::test_an_interrupt_leaves_nothing",
+    "offline/test_rebuild_rocksdb_queues.py::test_a_kill_at_any_step",
+    "offline/test_settings.py::test_flips_and_truncations",
+    "simulator/test_planted.py",
+    "spark/test_cluster.py",
+    "spark/test_command.py",
+    "spark/test_profile.py",
+    "spark/test_spark_bulk_load.py::test_every_byte_is_that_of_one_process",
+    "store/test_corruption.py::test_bit_flips_are_never_silent[propcrc]",
+    "store/test_corruption.py::test_truncated_files_are_never_silent[propcrc]",
+    "store/test_corruption.py::test_writing_on_damage",
+    "store/test_corruption.py::test_zeroed_stretches",
+    "store/test_crash.py::test_killed_at_every_step[propcrc-ext]",
+    "store/test_crash.py::test_killed_during_recovery",
+    "store/test_crash.py::test_lost_pages",
+    "store/test_hostile.py::test_a_search_agrees",
+    "store/test_hostile.py::test_an_inner_num",
+    "store/test_hostile.py::test_every_flipped_bit_of_a_queue",
+    "store/test_hostile.py::test_no_command_hangs",
+    "store/test_hostile.py::test_verify_readers_and_recovery_agree",
+    "store/test_interrupts.py::test_a_call_interrupted_at_every_place",
+    "store/test_interrupts.py::test_an_opening_interrupted_at_many_places",
+    "store/test_power_loss.py::test_power_lost_again_during_recovery[propcrc-ext]",
+    "store/test_power_loss.py::test_power_lost_at_any_call[propcrc-ext",
+    "store/test_recovery.py::test_every_lost_unit",
+)
+
 # Parametrised tests of which `make test` runs the first case alone: it shows what the others repeat.
 SWEEPS = (
     "cli/test_cli.py::test_output_in_other_encodings",
@@ -241,6 +271,7 @@ SWEEPS = (
     "consumer/test_consumer_offset.py::test_one_writes_at_a_time",
     "core/test_core.py::test_misuse_is_refused_and_never_crashes",
     "core/test_core.py::test_properties_are_found_wherever_they_lie_in_a_long_text",
+    "core/test_core.py::test_random_bytes_as_an_index_file",
     "core/test_core.py::test_random_damage_of_a_segment",
     "core/test_core.py::test_scan_and_walk_equal_the_oracle",
     "core/test_faults_in_mappings.py::test_reading_a_segment_that_is_cut_short",
@@ -251,9 +282,12 @@ SWEEPS = (
     "fuzz/test_fuzz_readers.py::test_reading_costs_what_the_bytes_do",
     "fuzz/test_fuzz_readers.py::test_reading_takes_the_memory_that_the_bytes_need",
     "fuzz/test_fuzz_readers.py::test_seeds_findings_and_their_changes_are_judged",
+    "message/test_body_text.py::test_an_output_takes_three_times_the_body_at_most",
+    "message/test_body_text.py::test_large_bodies_are_written_as_small_ones",
     "message/test_message.py::test_golden_records_read_as_java_reads_them",
     "offline/test_export_import.py::test_bad_rows_name_their_line_and_nothing_is_put",
     "offline/test_export_import.py::test_every_form_of_bodies_comes_back",
+    "offline/test_import_bounds.py::test_chunks_of_text_are_bounded_by_all_of_a_row",
     "offline/test_pending.py::test_damage_of_the_log_hides_nothing_else_and_is_said",
     "offline/test_pending.py::test_how_far_a_database_says_that_it_came_cannot_be",
     "offline/test_pending.py::test_the_wheel_of_a_real_broker",
@@ -274,6 +308,7 @@ SWEEPS = (
     "project/test_packaging.py::test_a_build_without_a_compiler_or_headers_names_what_to_install",
     "project/test_packaging.py::test_a_source_folder_without_the_compiled_core_says_so",
     "project/test_packaging.py::test_the_program_says_which_extra_it_needs",
+    "rabbitmq/test_rabbitmq_dets.py::test_erlang_itself_opens_our_tables",
     "rabbitmq/test_rabbitmq_hostile.py::test_a_file_that_is_none_neither_hangs_nor_grows",
     "rabbitmq/test_rabbitmq_lost.py::test_a_message_that_cannot_be_decoded_stops_no_other",
     "rabbitmq/test_rabbitmq_lost.py::test_an_index_that_cannot_be_read_whole_is_named",
@@ -285,6 +320,7 @@ SWEEPS = (
     "rabbitmq/test_rabbitmq_oracle.py::test_journals_and_segments_byte_for_byte",
     "rabbitmq/test_rabbitmq_oracle.py::test_messages",
     "rabbitmq/test_rabbitmq_oracle.py::test_names",
+    "rabbitmq/test_rabbitmq_oracle.py::test_what_the_node_delivered",
     "rabbitmq/test_rabbitmq_queue_index.py::test_merge_table",
     "rabbitmq/test_rabbitmq_queue_index.py::test_reads_what_a_node_left",
     "rabbitmq/test_rabbitmq_repair.py::test_repairing_what_is_sound_copies_it",
@@ -292,6 +328,7 @@ SWEEPS = (
     "rabbitmq/test_rabbitmq_transfer.py::test_an_import_is_refused_where_not_all_references_are_known",
     "rabbitmq/test_rabbitmq_transfer.py::test_batches_are_the_messages",
     "rabbitmq/test_rabbitmq_v2.py::test_recovery_terms_that_a_node_would_not_take",
+    "rabbitmq/test_rabbitmq_version_4.py::test_a_damaged_queue_is_not_written_as_version_1",
     "rabbitmq/test_rabbitmq_vhost.py::test_a_vhost_reads_as_the_oracle_reads_it",
     "rabbitmq/test_rabbitmq_vhost.py::test_messages_are_those_of_the_manifest",
     "rabbitmq/test_rabbitmq_vhost.py::test_one_file_that_cannot_be_opened_stops_nothing_else",
