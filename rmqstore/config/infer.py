@@ -154,8 +154,9 @@ def _numbered_files(directory: str, digits: int | None = 20, *, pass_over: bool 
         try:
             status = entry.stat()
         except OSError as error:
-            if entry.is_symlink() or (pass_over and is_not_given_out(error)):
-                continue  # It leads nowhere, as one to a disk that is not mounted; whoever lists the files says so.
+            # Deleted since, by retention of a writer, or named where the files are listed: a broken symlink, an unreadable file.
+            if isinstance(error, FileNotFoundError) or entry.is_symlink() or (pass_over and is_not_given_out(error)):
+                continue
             raise
         if stat.S_ISREG(status.st_mode):
             files.append(_File(entry.path, int(entry.name), status.st_size))

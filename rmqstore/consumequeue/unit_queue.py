@@ -86,8 +86,8 @@ class UnitQueue(NotCopied, _core.QueueFields):
         if file_size != usual:
             self.files.of_all_files = GeometryError(
                 f"the files of this queue have {file_size} bytes where the store's others have {usual}: a broker takes one size "
-                "and ends at the other. Read-only all of it is read. For a broker, rebuild the queues from the log (rmqstore rebuild "
-                "--what consumequeue)",
+                "and ends at the other. Readers read all of them. For a broker, rebuild the queues from the log "
+                "(rmqstore rebuild --what consumequeue)",
                 directory,
                 0,
             )

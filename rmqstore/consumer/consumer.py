@@ -2,7 +2,7 @@
 
 Owns the position in each queue and when progress is committed: a message counts as consumed when the next one is asked
 for or `commit` is called, so that a consumer that stops or dies gets it again (at least once).  It never reads files itself
-and never waits in a busy loop.  Progress that is committed never goes past a message that was not handed out, except where retention deleted it.
+and never waits in a busy loop.  Committed progress never passes a message that was not handed out, unless retention deleted it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 class _Store(Protocol):
     # What a consumer needs of a store.
     path: str
-    config: Any
 
+    @property
+    def config(self) -> Any: ...
     @property
     def closed(self) -> bool: ...
     def queue_ids(self, topic: str) -> list[int]: ...

@@ -40,10 +40,10 @@ def _sizes(array: Any) -> np.ndarray:
     if types.is_run_end_encoded(kind):
         ends = np.asarray(array.run_ends.to_numpy(zero_copy_only=False), np.int64)
         runs = np.searchsorted(ends, np.arange(num) + array.offset, side="right")
-        return _sizes(array.values)[runs]
+        return np.asarray(_sizes(array.values)[runs])
     if types.is_string_view(kind) or types.is_binary_view(kind):
         views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)
-        return views[array.offset : array.offset + num, 0].astype(np.int64) + 16
+        return np.asarray(views[array.offset : array.offset + num, 0], np.int64) + 16
     if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
         return _filled(_compute().binary_length(array)) + 8
     if types.is_fixed_size_binary(kind):
@@ -57,10 +57,10 @@ def _sizes(array: Any) -> np.ndarray:
             np.asarray(each.to_numpy(zero_copy_only=False), np.int64) for each in (array.offsets, array.sizes)
         )
         sums = np.concatenate([[0], np.cumsum(_sizes(array.values))])
-        return sums[begins[:num] + counts[:num]] - sums[begins[:num]] + 8
+        return np.asarray(sums[begins[:num] + counts[:num]] - sums[begins[:num]] + 8)
     if types.is_fixed_size_list(kind):
         values = array.values.slice(array.offset * kind.list_size, num * kind.list_size)
-        return _sizes(values).reshape(num, kind.list_size).sum(axis=1) + 8
+        return np.asarray(_sizes(values).reshape(num, kind.list_size).sum(axis=1)) + 8
     if types.is_struct(kind):
         return sum((_sizes(each) for each in array.flatten()), np.zeros(num, np.int64))
     return np.full(num, 16, np.int64)
@@ -84,7 +84,7 @@ def _taken(sizes: np.ndarray, indices: Any) -> np.ndarray:
 def _in_lists(array: Any, sizes: np.ndarray) -> np.ndarray:
     ends = np.asarray(array.offsets.to_numpy(zero_copy_only=False), np.int64)
     sums = np.concatenate([[0], np.cumsum(sizes)])
-    return sums[ends[1:]] - sums[ends[:-1]] + 8
+    return np.asarray(sums[ends[1:]] - sums[ends[:-1]] + 8)
 
 
 def bounded_parts(

@@ -97,7 +97,10 @@ def _settled_offsets(search: Search, halves: list[Records]) -> np.ndarray:
 def _settled_ids(search: Search, halves: list[Records], settled: np.ndarray, begin: int) -> object:
     # OP messages are written seconds late: a check in between puts the half message again, and the OP names the one before.
     pa = import_pyarrow()
-    queue = search.store.queues.find(_HALF, 0)
+    try:
+        queue = search.store.queues.find(_HALF, 0)
+    except OSError:  # a closed folder, which is named already
+        queue = None
     units = [] if queue is None else [queue.unit(number) for number in settled[settled < begin].tolist()]
     places = np.array(sorted(unit.phy_offset for unit in units if unit is not None), np.int64)
     places = places[places >= search.store.commit_log.min_offset]

@@ -133,8 +133,8 @@ def import_messages(
     ------
     StoreError
         The node does not know the queue or would not boot, the directory is of RabbitMQ 4.x, the queue is of version
-        2, or `state` cannot be had; or a file of any queue, or of the message store, is damaged or cannot be read, so that nobody can tell which messages
-        are in use.  Nothing was changed.
+        2, or `state` is not possible; or a file of any queue, or of the message store, is damaged or cannot be read,
+        so that the messages in use are not known.  Nothing was changed.
     InvalidMessageError
         One of the messages is none; nothing was changed.
     StoreLockedError

@@ -160,8 +160,9 @@ def _unreadable(problems: list[Problem]) -> set[str]:
 
 def _queue_records(path: str, on_problem: Callable[[Problem], None] | None) -> Iterator[tuple[int, bytes]]:
     store = read_store_v2(path)
-    for problem in store.problems if on_problem is not None else ():
-        on_problem(problem)
+    if on_problem is not None:
+        for problem in store.problems:
+            on_problem(problem)
     for row in np.flatnonzero(store.verdict == 0).tolist():
         yield int(store.pos[row]), store.terms[row]
 
@@ -203,8 +204,9 @@ def _whole_records(
 ) -> Iterator[tuple[int, int, bytes]]:
     """Position, size of the term and id of each whole record whose id is not `known` yet."""
     scan = scan_file(path, "auto")
-    for problem in scan.problems if on_problem is not None else ():
-        on_problem(problem)
+    if on_problem is not None:
+        for problem in scan.problems:
+            on_problem(problem)
     flags = MessageFlag.MESSAGE_WRITTEN | MessageFlag.MESSAGE_TOO_SHORT
     for row in np.flatnonzero(scan.flags & flags == MessageFlag.MESSAGE_WRITTEN).tolist():
         msg_id = scan.msg_id[row].tobytes()

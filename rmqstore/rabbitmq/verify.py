@@ -268,7 +268,8 @@ def lacking(directory: QueueDirectory) -> int:
 def _persistent_sizes(index: QueueIndex | QueueIndexV2) -> np.ndarray:
     if isinstance(index, QueueIndex):
         columns = index.columns()
-        return columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
+        sizes: np.ndarray = columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
+        return sizes
     parts = [segment.size[segment.persistent] for segment in index.segments.values()]
     return np.concatenate([*parts, np.empty(0, np.int64)])
 

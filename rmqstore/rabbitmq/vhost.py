@@ -95,8 +95,8 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
     if above is not None:
         message = f"this is a part of a vhost: give the vhost's directory, {above}"
     elif parts:
-        found = Counter(part.kind for part in parts)
-        kinds = ", ".join(f"{number} x {kind}" for kind, number in found.items())
+        nums = Counter(part.kind for part in parts)
+        kinds = ", ".join(f"{number} x {kind}" for kind, number in nums.items())
         message = f"this node's directory has no classic queues, and this version reads nothing else; it has {kinds}"
     elif nodes:
         more = f" (and {len(nodes) - 10} more)" if len(nodes) > 10 else ""

@@ -24,10 +24,17 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import CorruptionError, LostLogError, MissingDependencyError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import is_not_given_out, last_nonzero, offset_of_name, open_regular, written_extents
+from rmqstore.files.mapped_file import (
+    is_not_given_out,
+    last_nonzero,
+    name_of_offset,
+    offset_of_name,
+    open_regular,
+    written_extents,
+)
 from rmqstore.rocksdb.places import queue_databases
 
-__all__ = ["claimed_end", "end_of_known", "lost_ranges", "lost_text", "refuse_loss", "units_outside"]
+__all__ = ["claimed_end", "end_of_known", "lost_ranges", "lost_text", "refuse_loss", "segment_paths", "units_outside"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +113,12 @@ def lost_ranges(commit_log: CommitLog, claimed: int) -> tuple[tuple[int, int], .
         end = _end_of_bytes(commit_log, end)
         lost += [(end, claimed)] if claimed > end else []
     return tuple(lost)
+
+
+def segment_paths(commit_log: CommitLog, begin: int, end: int) -> list[str]:
+    """Return the paths of the segments that hold the phy offsets from `begin` up to but not including `end`."""
+    size = commit_log.segment_size
+    return [os.path.join(commit_log.path, name_of_offset(base)) for base in range(begin - begin % size, end, size)]
 
 
 def lost_text(begin: int, end: int) -> str:
@@ -347,5 +360,8 @@ def _of_index(path: str, slot_num: int, runs: _Runs) -> Iterator[Outside]:
         data = file.read(num * _ENTRY_SIZE)
     phy_offsets = np.frombuffer(data, np.dtype([("hash", ">i4"), ("phy", ">i8"), ("", "V8")]))["phy"].astype(np.int64)
     rows = runs.outside(phy_offsets, None)
+    # An entry past the end that the header states is damaged, and says nothing of the log.
+    at = int(IndexLayout.INDEX_END_PHY_OFFSET)
+    rows = rows[phy_offsets[rows] <= int.from_bytes(header[at : at + 8], "big", signed=True)]
     if len(rows):
         yield Outside(len(rows), path, begin + int(rows[0]) * _ENTRY_SIZE, int(phy_offsets[rows[0]]))

@@ -51,7 +51,7 @@ from rmqstore.rocksdb.places import closed_databases
 from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.columns import scan_log, time_range
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.lost_log import lost_text
+from rmqstore.store.lost_log import lost_text, segment_paths
 from rmqstore.store.opening import (
     check_has_store,
     has_store,
@@ -461,7 +461,12 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         listed = [self.commit_log.files, *(queue.files for queue in self.queues.opened())]
         found: list[StoreError] = [problem for files in listed for problem in files.damaged()]
-        found += [StoreError(lost_text(begin, end), self.commit_log.path) for begin, end in self.lost_log]
+        named = {problem.path for problem in found}
+        found += [
+            StoreError(lost_text(begin, end), self.commit_log.path)
+            for begin, end in self.lost_log
+            if not named.issuperset(segment_paths(self.commit_log, begin, end))
+        ]
         found += [StoreError(unseen_text(error), folder) for folder, error in self.queues.unseen.items()]
         for (topic, queue_id), error in self.queues.unread.items():
             text = f"queue {queue_id} of {topic} cannot be read ({error.strerror or error}), and is left out"

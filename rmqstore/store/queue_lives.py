@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from rmqstore import _numpy as np
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.queue_folders import can_name_queue
-from rmqstore.consumer.settings_sources import settings_sources
-from rmqstore.consumer.system_names import is_system_topic
 from rmqstore.errors import CorruptionError, StoreError
 
 if TYPE_CHECKING:
@@ -126,6 +124,8 @@ class DeletedTopics:
         return known
 
     def _judge(self, topic: str) -> bool:
+        from rmqstore.consumer.system_names import is_system_topic
+
         if topic in self.kept or is_system_topic(topic) or topic.startswith(_LMQ_PREFIX):
             return False
         if not self._were_read:
@@ -150,6 +150,8 @@ class DeletedTopics:
 def _listed_topics(root: str) -> frozenset[str] | None:
     # None unless all of what the broker kept can be read: a backup may be older than a topic.
     with contextlib.suppress(StoreError, OSError):
+        from rmqstore.consumer.settings_sources import settings_sources
+
         sources = settings_sources(root, "topics", quiet=True)
         if sources and all(each.readable and not each.findings and not each.path.endswith(".bak") for each in sources):
             # Every broker lists topics of its own.

@@ -148,7 +148,10 @@ def further_queue(root: Path, base: Base) -> None:
     with MessageStore.open(root, config=config) as store:
         names = {"INNER_MULTI_DISPATCH": "%LMQ%x,%LMQ%y"}
         store.put_message(Message("T", b"more", properties=names))
-    shutil.rmtree(root / "consumequeue" / "%LMQ%x")
+        store.put_message(Message("T", b"more", properties=names))
+    path = max((root / "commitlog").iterdir())
+    # A number that follows no other.
+    change(path, path.read_bytes().index(b"INNER_MULTI_QUEUE_OFFSET\x011,1") + 25, b"9")
 
 
 def interrupted(root: Path, base: Base) -> None:
@@ -184,6 +187,7 @@ CASES: dict[str, Case] = {
     "bad_size": Case(spoil(0, struct.pack(">i", -7))),
     "bad_length": Case(spoil(84, struct.pack(">i", 1 << 20))),
     "bad_phy_offset": Case(spoil(28, struct.pack(">q", 77))),
+    "bad_body": Case(spoil(36, struct.pack(">i", 1))),
     "bad_body_crc": Case(spoil(90, b"!!")),
     "bad_prop_crc": Case(bad_property, crcs=True),
     "bad_blank": Case(bad_blank),

@@ -13,6 +13,7 @@ import pytest
 from rmqstore import GeometryError, Message, MessageStore, StoreConfig
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.plain_queue import PlainQueue, plain_queue
+from rmqstore.errors import LostLogError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 
 # Without (macOS, `make test-portable`) the short look gives up, and the queue is opened.
@@ -166,7 +167,7 @@ def test_opening_a_closed_store_changes_nothing(store_path):
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_units_behind_the_end_of_the_log_are_cut_in_queues_that_nobody_opened(store_path, clean):
-    # A closed log that is shorter than its queues say is refused unless it is to be cut.
+    # A log that is shorter than its queues say is refused unless the number of units that go is given.
     target = os.path.join(store_path, "consumequeue", "Topic3", "1", f"{0:020d}")
     with open(target, "r+b") as file:
         file.seek(20)
@@ -174,7 +175,10 @@ def test_units_behind_the_end_of_the_log_are_cut_in_queues_that_nobody_opened(st
     if not clean:
         with open(os.path.join(store_path, "abort"), "w"):
             pass
-    with MessageStore.open(store_path, config=CONFIG, recovery="truncate" if clean else "strict") as store:
+    mode = "truncate" if clean else "strict"
+    with pytest.raises(LostLogError, match="1 queue units"):
+        MessageStore.open(store_path, config=CONFIG, recovery=mode)
+    with MessageStore.open(store_path, config=CONFIG, recovery=mode, drop_units=1) as store:
         assert store.recovery_report.units_cut == 1
         assert store.max_queue_offset("Topic3", 1) == 1
     with open(target, "rb") as file:

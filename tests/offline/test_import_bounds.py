@@ -228,7 +228,7 @@ def test_a_row_that_no_message_can_be_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "_LINE_MAX", 10_000)
     for ending in ("parquet", "arrow"):
         path = written(tmp_path / f"a.{ending}", "tags", ending)
-        with pytest.raises(InvalidMessageError, match="row 1: it has [0-9]+ bytes"):
+        with pytest.raises(InvalidMessageError, match=r"row 1: it has [0-9]+ bytes"):
             import_files(tmp_path / "s", [path], config=CONFIG)
     many = pa.table({"topic": ["T"], "keys": pa.array([[None] * (1 << 17)], pa.list_(pa.string()))})
     pq.write_table(many, tmp_path / "many.parquet")

@@ -93,5 +93,5 @@ def test_a_directory_that_is_no_vhost_says_which_to_give(node, tmp_path, golden_
         with pytest.raises(StoreError, match="does not read"):
             find_vhosts(path)
     alone = shutil.copytree(node, tmp_path / "alone", ignore=shutil.ignore_patterns("msg_stores"))
-    with pytest.raises(StoreError, match="no classic queues.* 2 x quorum queue, 1 x stream"):
+    with pytest.raises(StoreError, match=r"no classic queues.* 2 x quorum queue, 1 x stream"):
         find_vhosts(alone)

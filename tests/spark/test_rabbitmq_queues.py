@@ -90,6 +90,6 @@ def test_columns_queues_and_schemas(spark, vhosts):
             spark.read.format("rabbitmq-queue").options(**options).load(path).collect()
     with pytest.raises(Exception, match="column body is binary"):
         spark.read.format("rabbitmq-queue").schema("body string").load(path).collect()
-    with pytest.raises(Exception, match="not a vhost"):
+    with pytest.raises(Exception, match="holds a node"):
         spark.read.format("rabbitmq-queue").load(os.fspath(vhosts.parent)).collect()
     assert issubclass(StoreError, Exception)
