@@ -94,8 +94,8 @@ def _config(
     except ValueError as error:
         raise click.UsageError(escape(str(error))) from None
     if with_conf:
-        # An option that neither the files nor its broker.conf tell has RocketMQ's default: a broker takes it too.
-        # Where light queues speak for enable_lmq, its default would drop them from a rebuild.
+        # An option that neither the files nor broker.conf have gets RocketMQ's default, as in a broker. The default of enable_lmq
+        # would drop light queues from a rebuild.
         kept = ("index_tags", "enable_lmq")
         rocketmq = StoreConfig.from_properties({})
         known = {name: getattr(rocketmq, name) for name in config.assumed if name not in kept}

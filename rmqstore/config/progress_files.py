@@ -1,9 +1,9 @@
 """The files of consumer progress: which of two a broker uses.
 
-Owns their names and the choice between them, for reading, for writing and for what the store's files tell of ``enableLmq``.
+Owns their names, and the choice between them for reading, for writing and for inferring ``enableLmq``.
 
 Facts (RocketMQ to 5.5.1): a broker with ``enableLmq=true`` keeps all groups in ``config/lmqConsumerOffset.json``, any other in
-``config/consumerOffset.json``.  Neither looks at the other file, which stays where the option is changed.
+``config/consumerOffset.json``.  Neither reads the other file, which stays after the option is changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def progress_file(root: str | os.PathLike[str], lmq: bool | None = None) -> str:
 
 
 def other_progress_file(path: str) -> str | None:
-    """Return the path of the second file of progress next to the one at `path`; None where there is none."""
+    """Return the path of the second file of progress next to the one at `path`, or None."""
     folder, name = os.path.split(path)
     other = os.path.join(folder, _PLAIN if name == _LMQ else _LMQ)
     return other if is_named(other) or is_named(other + ".bak") else None

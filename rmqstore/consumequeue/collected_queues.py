@@ -99,7 +99,7 @@ class CollectedQueue(ConsumeQueue):
         return self.units_there.first()
 
     def begin_again(self) -> int:
-        """Forget every unit, as of `UnitQueue.begin_again`."""
+        """Forget every unit, like `UnitQueue.begin_again`."""
         self._last = None
         return self.units_there.clear()
 
@@ -166,7 +166,7 @@ class CollectedBatchQueue(BatchConsumeQueue):
         return self.units_there.first()
 
     def begin_again(self) -> int:
-        """Forget every unit, as of `UnitQueue.begin_again`."""
+        """Forget every unit, like `UnitQueue.begin_again`."""
         self._last = None
         return self.units_there.clear()
 
