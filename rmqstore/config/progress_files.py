@@ -30,10 +30,10 @@ def progress_file(root: str | os.PathLike[str], lmq: bool | None = None) -> str:
 
 
 def other_progress_file(path: str) -> str | None:
-    """Return the path of the second file of progress next to the one at `path`, or None."""
+    """Return the path of the second file of progress next to the one at `path`, or None; in a closed folder the first is named."""
     folder, name = os.path.split(path)
     other = os.path.join(folder, _PLAIN if name == _LMQ else _LMQ)
-    return other if is_named(other) or is_named(other + ".bak") else None
+    return other if os.path.lexists(other) or os.path.lexists(other + ".bak") else None
 
 
 def is_named(path: str) -> bool:
