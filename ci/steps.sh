@@ -19,7 +19,12 @@ step() {
 }
 
 # Print the sum of the numbers before a word (passed, failed, error) in pytest's closing lines.
-count() { { grep -hE '^=* ?[0-9]+ .* in [0-9.]+s' build/ci/*.log || true; } | { grep -oE "[0-9]+ $1" || true; } | awk '{ sum += $1 } END { print sum + 0 }'; }
+count() {
+    local sum=0 found
+    while read -r found _; do sum=$((sum + found)); done \
+        < <({ grep -hE '^=* ?[0-9]+ .* in [0-9.]+s' build/ci/*.log || true; } | { grep -oE "[0-9]+ $1" || true; })
+    echo "$sum"
+}
 
 finish() {
     local name bad

@@ -8,11 +8,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rmqstore import _numpy as np
 from rmqstore._rows import PlacedRows
 from rmqstore.message import MessageExt
+
+if TYPE_CHECKING:
+    # Python 3.15 evaluates the names of a dataclass's annotations, which would load NumPy.
+    import numpy as np
 
 __all__ = ["GetMessageResult", "GetMessageStatus", "PutResult", "PutResults", "PutTableResult", "QueryResult"]
 

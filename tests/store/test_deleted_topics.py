@@ -287,6 +287,7 @@ def in_rocksdb(broker: Broker, root: Path, families: dict[str, dict[bytes, bytes
 
 @pytest.mark.parametrize("kind", ["fewer", "deleted without batches"])
 def test_queues_in_rocksdb_of_topics_that_were_deleted(tmp_path, kind):
+    pytest.importorskip("rocksdict")
     broker = BROKERS[kind]() if kind in BROKERS else deleted(batch=0)
     root = in_rocksdb(broker, tmp_path / "store", flushed(broker))
     assert not list(verify(root, CONFIG))
@@ -300,6 +301,7 @@ def test_queues_in_rocksdb_of_topics_that_were_deleted(tmp_path, kind):
 
 @pytest.mark.parametrize("new", [1, 5, 40])
 def test_a_database_that_was_flushed_before_the_topic_was_deleted(tmp_path, new):
+    pytest.importorskip("rocksdict")
     broker = created_again(12, 0, queues=1)
     old = Broker()
     for _ in range(12):
@@ -315,6 +317,7 @@ def test_a_database_that_was_flushed_before_the_topic_was_deleted(tmp_path, new)
 
 
 def test_units_that_a_database_lost_are_not_those_of_a_deleted_topic(tmp_path):
+    pytest.importorskip("rocksdict")
     broker = created_again(12, 30, queues=1)
     families = flushed(broker)
     for number in (2, 3, 20):

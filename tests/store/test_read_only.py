@@ -309,8 +309,12 @@ def test_a_reader_beside_the_writer_of_the_same_process(tmp_path):
 
 
 def test_a_reader_follows_a_writer(tmp_path):
+    # Without timers, which write the checkpoint whatever the reader does.
+    quiet = SMALL.replace(
+        flush_interval_commit_log=0, flush_interval_consume_queue=0, flush_consumer_offset_interval=0, clean_resource_interval=0
+    )
     with (
-        MessageStore.open(tmp_path, config=SMALL) as writer,
+        MessageStore.open(tmp_path, config=quiet) as writer,
         MessageStore.open(tmp_path, read_only=True, config=SMALL) as reader,
     ):
         assert list(reader.messages()) == []
