@@ -34,7 +34,7 @@ from rmqstore.files.mapped_file import (
 )
 from rmqstore.rocksdb.places import queue_databases
 
-__all__ = ["claimed_end", "end_of_known", "lost_ranges", "lost_text", "refuse_loss", "segment_paths", "units_outside"]
+__all__ = ["claimed_end", "end_of_known", "is_named", "lost_ranges", "lost_text", "refuse_loss", "units_outside"]
 
 logger = logging.getLogger(__name__)
 
@@ -115,10 +115,11 @@ def lost_ranges(commit_log: CommitLog, claimed: int) -> tuple[tuple[int, int], .
     return tuple(lost)
 
 
-def segment_paths(commit_log: CommitLog, begin: int, end: int) -> list[str]:
-    """Return the paths of the segments that hold the phy offsets from `begin` up to but not including `end`."""
-    size = commit_log.segment_size
-    return [os.path.join(commit_log.path, name_of_offset(base)) for base in range(begin - begin % size, end, size)]
+def is_named(commit_log: CommitLog, begin: int, end: int, paths: set[str | None]) -> bool:
+    """Return True if `paths` has each segment of the phy offsets from `begin` up to but not including `end`."""
+    bases = range(begin - begin % commit_log.segment_size, end, commit_log.segment_size)
+    # `end` may be any number that a damaged file has.
+    return len(bases) <= len(paths) and all(os.path.join(commit_log.path, name_of_offset(base)) in paths for base in bases)
 
 
 def lost_text(begin: int, end: int) -> str:

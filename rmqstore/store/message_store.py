@@ -51,7 +51,7 @@ from rmqstore.rocksdb.places import closed_databases
 from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.columns import scan_log, time_range
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.lost_log import lost_text, segment_paths
+from rmqstore.store.lost_log import is_named, lost_text
 from rmqstore.store.opening import (
     check_has_store,
     has_store,
@@ -465,7 +465,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         found += [
             StoreError(lost_text(begin, end), self.commit_log.path)
             for begin, end in self.lost_log
-            if not named.issuperset(segment_paths(self.commit_log, begin, end))
+            if not is_named(self.commit_log, begin, end, named)
         ]
         found += [StoreError(unseen_text(error), folder) for folder, error in self.queues.unseen.items()]
         for (topic, queue_id), error in self.queues.unread.items():
