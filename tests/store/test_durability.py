@@ -354,7 +354,7 @@ def test_a_message_that_does_not_wait(tmp_path, disk, threads, text):
 
 
 def test_a_put_that_is_not_on_disk_in_time(tmp_path, disk, threads):
-    with MessageStore.open(tmp_path / "store", config=SYNC.replace(sync_flush_timeout=240)) as store:
+    with MessageStore.open(tmp_path / "store", config=SYNC.replace(sync_flush_timeout=30)) as store:
         store.put_message(small())
         gate = disk.hold("commitlog/")
         slow = threads.start(store.put_message, small(1))
@@ -379,7 +379,7 @@ def test_a_put_that_is_not_on_disk_in_time(tmp_path, disk, threads):
 
 def test_no_timeout_for_what_another_thread_forced(tmp_path):
     """The thread whose turn it was forced this record too, and goes on with something else for longer than the put waits."""
-    with MessageStore.open(tmp_path / "store", config=SYNC.replace(sync_flush_timeout=240)) as store:
+    with MessageStore.open(tmp_path / "store", config=SYNC.replace(sync_flush_timeout=30)) as store:
         store.put_message(small())
         flushing, asked = store._flushing, []
         real = flushing._log_flushed
