@@ -248,7 +248,8 @@ def test_a_repair_dies_at_every_step(case, damaged, golden_vhost_copy, tmp_path)
         else:
             second = repair(path, outputs / "new")
             assert second.queues == first.queues
-            assert os.listdir(outputs) == ["new"]
+            # What the first one left has a name that nobody else has, so that no other run takes it for its own.
+            assert sum(name == "new" or name.endswith(".part") for name in os.listdir(outputs)) == len(os.listdir(outputs)) <= 2
             assert [name for name in tree(outputs / "new")] and not [
                 finding for finding in verify(outputs / "new") if finding.consequence in GRAVE
             ], label
