@@ -33,7 +33,7 @@ HONEST = "nothing repairs"
 _CALLS = ("Finding", "finding_of", "_tell", "_Run")
 
 
-class Base(NamedTuple):
+class Whole(NamedTuple):
     """A store that is whole, to be copied, and the places of its records in the log."""
 
     root: Path
@@ -44,22 +44,22 @@ def run(*args: object):
     return CliRunner().invoke(main, [str(arg) for arg in args], env={"COLUMNS": "1000"})
 
 
-def _store(path: Path, **more: object) -> Base:
+def _store(path: Path, **more: object) -> Whole:
     with MessageStore.open(path, config=StoreConfig(**SMALL, **more)) as store:
         puts = [
             store.put_message(Message("T", b"body %d" % n + bytes(250), keys=[f"K{n}"], tags="A"), n % 2)
             for n in range(60)
         ]
-    return Base(path, [put.phy_offset for put in puts])
+    return Whole(path, [put.phy_offset for put in puts])
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Base:
+def plain(tmp_path_factory) -> Whole:
     return _store(tmp_path_factory.mktemp("plain") / "store")
 
 
 @pytest.fixture(scope="module")
-def with_crcs(tmp_path_factory) -> Base:
+def with_crcs(tmp_path_factory) -> Whole:
     return _store(tmp_path_factory.mktemp("crcs") / "store", enabled_append_prop_crc=True)
 
 
@@ -76,31 +76,31 @@ def segment(root: Path, phy_offset: int) -> tuple[Path, int]:
     return root / "commitlog" / f"{phy_offset - phy_offset % 4096:020d}", phy_offset % 4096
 
 
-def spoil(pos: int, data: bytes, record: int = 5) -> Callable[[Path, Base], None]:
-    def damage(root: Path, base: Base) -> None:
+def spoil(pos: int, data: bytes, record: int = 5) -> Callable[[Path, Whole], None]:
+    def damage(root: Path, base: Whole) -> None:
         path, at = segment(root, base.places[record])
         change(path, at + pos, data)
 
     return damage
 
 
-def in_first(pattern: str, pos: int, data: bytes) -> Callable[[Path, Base], None]:
-    def damage(root: Path, base: Base) -> None:
+def in_first(pattern: str, pos: int, data: bytes) -> Callable[[Path, Whole], None]:
+    def damage(root: Path, base: Whole) -> None:
         change(min(root.glob(pattern)), pos, data)
 
     return damage
 
 
-def written(name: str, text: str) -> Callable[[Path, Base], None]:
-    def damage(root: Path, base: Base) -> None:
+def written(name: str, text: str) -> Callable[[Path, Whole], None]:
+    def damage(root: Path, base: Whole) -> None:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text)
 
     return damage
 
 
-def without(pattern: str, which: int = 0) -> Callable[[Path, Base], None]:
-    def damage(root: Path, base: Base) -> None:
+def without(pattern: str, which: int = 0) -> Callable[[Path, Whole], None]:
+    def damage(root: Path, base: Whole) -> None:
         path = sorted(root.glob(pattern))[which]
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -112,38 +112,38 @@ def blank_of_first(root: Path) -> tuple[Path, int]:
     return path, path.read_bytes().index(struct.pack(">I", 0xCBD43194)) - 4
 
 
-def bad_blank(root: Path, base: Base) -> None:
+def bad_blank(root: Path, base: Whole) -> None:
     change(*blank_of_first(root), struct.pack(">i", 1 << 20))
 
 
-def missing_blank(root: Path, base: Base) -> None:
+def missing_blank(root: Path, base: Whole) -> None:
     path, at = blank_of_first(root)
     change(path, at, bytes(8))
 
 
-def stale_tail(root: Path, base: Base) -> None:
+def stale_tail(root: Path, base: Whole) -> None:
     path, at = segment(root, base.places[-1])
     size = struct.unpack(">i", path.read_bytes()[at : at + 4])[0]
     change(path, at + size + 20, b"stale")
 
 
-def bad_property(root: Path, base: Base) -> None:
+def bad_property(root: Path, base: Whole) -> None:
     path, at = segment(root, base.places[5])
     change(path, path.read_bytes().index(b"KEYS\x01K5", at), b"KEYS\x01J5")
 
 
-def missing_prop_crc(root: Path, base: Base) -> None:
+def missing_prop_crc(root: Path, base: Whole) -> None:
     path, at = segment(root, base.places[5])
     data = path.read_bytes()
     change(path, data.index(b"__CRC32#", at), b"__CRC33#")
 
 
-def inner_batch(root: Path, base: Base) -> None:
+def inner_batch(root: Path, base: Whole) -> None:
     path, at = segment(root, base.places[5])
     change(path, at + 36, struct.pack(">i", 0x80))
 
 
-def further_queue(root: Path, base: Base) -> None:
+def further_queue(root: Path, base: Whole) -> None:
     config = StoreConfig(**SMALL, enable_lmq=True, enable_multi_dispatch=True)
     with MessageStore.open(root, config=config) as store:
         names = {"INNER_MULTI_DISPATCH": "%LMQ%x,%LMQ%y"}
@@ -154,7 +154,7 @@ def further_queue(root: Path, base: Base) -> None:
     change(path, path.read_bytes().index(b"INNER_MULTI_QUEUE_OFFSET\x011,1") + 25, b"9")
 
 
-def interrupted(root: Path, base: Base) -> None:
+def interrupted(root: Path, base: Whole) -> None:
     work = root / ".rmqstore-rebuild"
     shutil.copytree(root / "index", work / "index")
     (work / "complete").write_text("index")
@@ -166,7 +166,7 @@ class Case(NamedTuple):
     Without `told` the first verify is not told the geometry.
     """
 
-    damage: Callable[[Path, Base], None]
+    damage: Callable[[Path, Whole], None]
     crcs: bool = False
     kind: str = ""
     options: tuple[str, ...] = ()

