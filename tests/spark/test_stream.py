@@ -225,7 +225,7 @@ def test_growth_while_it_is_read(tmp_path):
 
 
 def test_a_log_that_was_cut(tmp_path):
-    from rmqstore import OffsetOutOfRangeError
+    from rmqstore import LostLogError, OffsetOutOfRangeError
 
     path = make_store(tmp_path / "store", 60)
     readers = [stream_reader(path), stream_reader(path, fail_on_data_loss="false")]
@@ -233,7 +233,9 @@ def test_a_log_that_was_cut(tmp_path):
     rows = scanned(path, ["phy_offset", "size"])
     # A recovery cut the last records, and others were put there.
     overwrite(path, rows[-3]["phy_offset"], bytes(SEGMENT - rows[-3]["phy_offset"] % SEGMENT))
-    with MessageStore.open(path, config=small_config(), recovery="truncate") as store:
+    with pytest.raises(LostLogError) as lost:
+        MessageStore.open(path, config=small_config(), recovery="truncate")
+    with MessageStore.open(path, config=small_config(), recovery="truncate", drop_units=lost.value.num) as store:
         store.put_message(Message("Late", b"x" * 2000))
     with pytest.raises(OffsetOutOfRangeError, match="cut or replaced"):
         followed(readers[0], {"phy_offset": places[0]})
