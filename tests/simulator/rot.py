@@ -21,7 +21,7 @@ from rmqstore.config import system_clock
 
 from .model import Stored
 from .plan import LIGHT_QUEUES
-from .session import EXPECTED, check, config_of, places, same, walk
+from .session import EXPECTED, as_told, check, config_of, places, same, walk
 
 if TYPE_CHECKING:
     from .life import Life
@@ -97,7 +97,7 @@ def _open_rotten(life: Life, victim: Stored, kind: str, recovery: str, read_only
     config = config_of(model)
     files = oracle.read_files(life.root)
     try:
-        store = MessageStore.open(life.root, config=config, recovery=recovery, read_only=read_only)
+        store = as_told(MessageStore.open, life.root, config=config, recovery=recovery, read_only=read_only)
     except CorruptionError:
         check(recovery == "strict" and not read_only and (others != before or victim.end <= model.end), what, "refused")
         after = oracle.read_files(life.root)

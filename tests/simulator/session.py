@@ -24,6 +24,7 @@ from rmqstore import (
     CorruptionError,
     DiskFullError,
     InvalidMessageError,
+    LostLogError,
     Message,
     MessageExt,
     MessageStore,
@@ -48,6 +49,14 @@ NOT_DONE, DONE, FAILED, FAILED_HALF, LEFT_OUT = range(5)
 ENDED, CHECK_FAILED = 0, 3
 #: Seconds that a session may take, also on a machine that does other things.
 TIMEOUT = 600
+
+
+def as_told(call, *arguments, **options):
+    """Call, and again with the number of units that go, as the error for a lost part of the log says."""
+    try:
+        return call(*arguments, **options)
+    except LostLogError as error:
+        return call(*arguments, **options, drop_units=error.num)
 
 
 class SimulatedFailure(AssertionError):
@@ -229,7 +238,7 @@ class Session:
             # The log says nothing of a queue all of whose messages retention deleted: rebuilt it begins at 0 again.
             return
         try:
-            rebuild_store(self.root, self.opening.rebuild, self.config)
+            as_told(rebuild_store, self.root, self.opening.rebuild, self.config)
         except EXPECTED:
             if not self.layer.hits:
                 raise
@@ -252,7 +261,7 @@ class Session:
     def _open_once(self) -> None:
         if os.path.exists(os.path.join(self.root, ".rmqstore-rebuild", "complete")) and not self.opening.read_only:
             # A rebuild died while it swapped its files in; it is to be finished.
-            rebuild_store(self.root, self.opening.rebuild or ("index", "consumequeue"), self.config)
+            as_told(rebuild_store, self.root, self.opening.rebuild or ("index", "consumequeue"), self.config)
         model, doubt = self.model, self.model.doubt
         if self.opening.read_only:
             self.store = MessageStore.open(self.root, config=self.config, read_only=True)
@@ -261,11 +270,11 @@ class Session:
         # Damage that was passed over stays where it is, so that every other mode would find it again.
         recovery = "skip" if model.has_holes else self.opening.recovery
         try:
-            self.store = MessageStore.open(self.root, config=self.config, recovery=recovery)
+            self.store = as_told(MessageStore.open, self.root, config=self.config, recovery=recovery)
         except CorruptionError:
             check(doubt is not None and doubt.behind and recovery == "strict", "opening refused a log without damage", doubt)
             recovery = ("truncate", "skip")[self.opening.number % 2]
-            self.store = MessageStore.open(self.root, config=self.config, recovery=recovery)
+            self.store = as_told(MessageStore.open, self.root, config=self.config, recovery=recovery)
         if doubt is not None:
             kept, following = self._adopt(doubt, recovery)
             # A fault may make another attempt of what follows.
