@@ -12,21 +12,26 @@ import golden_rabbitmq4
 import pytest
 
 
-@pytest.fixture(scope="session")
-def golden_vhost(tmp_path_factory):
-    """A function `golden_vhost(case) -> Path`: the shared, unpacked vhost of `case`. Do not write into it."""
+def shared(unpack, folder):
+    """Yield `unpack`, with each case unpacked once below `folder`; fail at the end if a test wrote into one."""
     roots = {}
     trees = {}
 
     def unpacked(case):
         if case not in roots:
-            roots[case] = golden_rabbitmq.unpack(case, tmp_path_factory.mktemp("golden-rabbitmq"))
+            roots[case] = unpack(case, folder / case)
             trees[case] = golden.tree(roots[case])
         return roots[case]
 
     yield unpacked
     changed = [case for case, root in roots.items() if golden.tree(root) != trees[case]]
-    assert not changed, f"a test wrote into the shared vhost of {', '.join(changed)}; use golden_vhost_copy instead"
+    assert not changed, f"a test wrote into the shared copy of {', '.join(changed)}; use the fixture of copies instead"
+
+
+@pytest.fixture(scope="session")
+def golden_vhost(tmp_path_factory):
+    """A function `golden_vhost(case) -> Path`: the shared, unpacked vhost of `case`. Do not write into it."""
+    yield from shared(golden_rabbitmq.unpack, tmp_path_factory.mktemp("golden-rabbitmq"))
 
 
 @pytest.fixture
@@ -45,18 +50,7 @@ def golden_vhost_copy(tmp_path):
 @pytest.fixture(scope="session")
 def golden_node(tmp_path_factory):
     """A function `golden_node(case) -> Path`: the shared, unpacked data directory of a 4.x node. Do not write into it."""
-    roots = {}
-    trees = {}
-
-    def unpacked(case):
-        if case not in roots:
-            roots[case] = golden_rabbitmq4.unpack(case, tmp_path_factory.mktemp("golden-rabbitmq4"))
-            trees[case] = golden.tree(roots[case])
-        return roots[case]
-
-    yield unpacked
-    changed = [case for case, root in roots.items() if golden.tree(root) != trees[case]]
-    assert not changed, f"a test wrote into the shared node of {', '.join(changed)}; use golden_node_copy instead"
+    yield from shared(golden_rabbitmq4.unpack, tmp_path_factory.mktemp("golden-rabbitmq4"))
 
 
 @pytest.fixture

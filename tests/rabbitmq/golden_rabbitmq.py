@@ -16,6 +16,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import golden
+
 DATA = Path(__file__).resolve().parent.parent / "data" / "rabbitmq"
 
 
@@ -73,8 +75,5 @@ def unpack(case: str, directory: str | os.PathLike[str]) -> Path:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(_tar_bytes(case)), mode="r:") as archive:
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(directory, filter="data")
-        else:
-            archive.extractall(directory)  # Python before 3.10.12; the archives are our own.
+        golden.extract(archive, directory)
     return directory / "vhost"
