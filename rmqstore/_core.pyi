@@ -254,9 +254,6 @@ class KeyKind(IntEnum):
     UNIQUE_KEY = 2
     KEYS_ONLY = 3
 
-def record_matches(
-    region: Region, pos: int, phy_offset: int, topic: bytes, key: bytes, by_tag: bool = False
-) -> tuple[bool, int]: ...
 def record_size(topic_size: int, body_size: int, properties_size: int, sys_flag: int, version: int) -> int: ...
 def encode_records(
     region: Region,

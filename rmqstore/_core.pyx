@@ -1832,36 +1832,6 @@ def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_
     return RecordSearch(region, base_offset, check_crc).find(pos, limit)
 
 
-def record_matches(Region region not None, int64_t pos, int64_t phy_offset, bytes topic not None, bytes key not None,
-                   bint by_tag=False):
-    """Tell whether the record at `pos` has this topic and key, without decoding it.
-
-    Parameters
-    ----------
-    phy_offset : int
-        What the record must say of its own place.
-    topic, key : bytes
-        UTF-8.
-    by_tag : bool
-        Compare the whole TAGS value instead of the unique key and the pieces of KEYS (split at single spaces).
-
-    Returns
-    -------
-    (bool, int)
-        Whether it matches, and its store timestamp (ms since epoch; 0 where no record lies).
-    """
-    cdef RecordView r
-    cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))
-    try:
-        if judge_record(p, region.size - pos, phy_offset, 0, &r) != RECORD:
-            return False, 0
-        return has_key(p, region.size - pos, &r, <const unsigned char*>PyBytes_AS_STRING(topic),
-                       PyBytes_GET_SIZE(topic), <const unsigned char*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key),
-                       TAG if by_tag else ANY_KEY), r.store_timestamp
-    finally:
-        region.unpin()
-
-
 def record_size(int64_t topic_size, int64_t body_size, int64_t properties_size, int sys_flag, int version):
     """int: total size in bytes of a record with these parts (properties with everything that is appended to them)."""
     return (RECORD_FIXED_SIZE + topic_size + body_size + properties_size + (RECORD_HOST_V6_EXTRA if sys_flag & SYS_BORN_V6 else 0)

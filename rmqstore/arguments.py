@@ -181,12 +181,25 @@ def milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | float:
     TypeError
         It is neither a number nor a `datetime`.
     """
+    check_moment(moment, name)
+    return exact_milliseconds(moment, name, up=up)
+
+
+def exact_milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | float:
+    """ms since epoch, as of `milliseconds`, of a time that was computed: it may be any number."""
     if isinstance(moment, datetime.datetime):
         try:
             since = moment.astimezone(datetime.timezone.utc) - _EPOCH
         except (OverflowError, ValueError, OSError):
             raise ValueError(f"{name} is {moment!r}, which no local zone knows: give it a tzinfo") from None
         return -(-since // _MILLISECOND) if up else since // _MILLISECOND
+    return float(moment) if moment in _NO_ENDS else moment
+
+
+def check_moment(moment: Moment, name: str) -> None:
+    """Raise TypeError or ValueError, as of `milliseconds`, for what is no `Moment`."""
+    if isinstance(moment, datetime.datetime):
+        return
     try:
         is_number = bool(moment == moment)
         is_seconds = is_number and _SECONDS_FROM <= moment < _SECONDS_TO
@@ -199,4 +212,3 @@ def milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | float:
         raise ValueError(f"{name} is {moment!r}; give ms since epoch, or a datetime")
     if is_seconds:
         raise ValueError(f"{name} is {moment!r}, which looks like seconds: give ms since epoch, or a datetime")
-    return float(moment) if moment in _NO_ENDS else moment

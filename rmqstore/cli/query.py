@@ -44,8 +44,8 @@ from rmqstore.flatfile.metadata import METADATA_FILE
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
+from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.reading import subscription
 from rmqstore.store.results import GetMessageResult
 
 # So many units that lead to no message are looked for at most.
@@ -171,7 +171,9 @@ def query(
         damage = tuple(sorted({*damage, *store.lost_log}))
         if damage:
             size, places = sum(end - begin for begin, end in damage), _places_text([begin for begin, _ in damage])
-            note(f"{size} bytes of the log at phy offset {places} cannot be read, and may hold more; {_next_step(path)}")
+            note(
+                f"{size} bytes of the log at phy offset {places} cannot be read, and may hold more; {_next_step(path)}"
+            )
         if corrupt:
             note(f"{_corrupt_text(corrupt)}; {_next_step(path)}")
         if absent or corrupt or damage:
@@ -296,7 +298,9 @@ def get(
                 break
             queue_offset = result.next_queue_offset
         if store.unserved is not None and not store.queues.unseen:
-            note(f"messages from phy offset {store.unserved[0]} on are in no queue; rmqstore rebuild --what consumequeue")
+            note(
+                f"messages from phy offset {store.unserved[0]} on are in no queue; rmqstore rebuild --what consumequeue"
+            )
         if unreadable:
             rest = " or more" if len(unreadable) > _UNREADABLE else ""
             lead = "queue offset of {} leads" if len(unreadable) == 1 else "queue offsets of {} lead"
@@ -322,7 +326,7 @@ def _unreadable(
 ) -> Iterator[Unit]:
     """Units from `begin` to `end` whose record the log should have and has not, which a get passes over without a word."""
     queue = store.queues.find(topic, queue_id)
-    wanted = subscription(tags)
+    selection = Selection(tags=tags)
     log = store.commit_log
     at = begin
     while queue is not None and at < end:
@@ -331,9 +335,11 @@ def _unreadable(
             following = unit.queue_offset + max(unit.num, 1)
             if unit.queue_offset >= end:
                 break
-            code = queue.tags_code(unit)
-            passed = wanted is not None and code is not None and code & 0xFFFFFFFF not in wanted
-            if not passed and unit.phy_offset >= log.min_offset and log.look_up(unit.phy_offset, unit.size) is None:
+            if (
+                selection.may_have_code(queue.tags_code(unit))
+                and unit.phy_offset >= log.min_offset
+                and log.look_up(unit.phy_offset, unit.size) is None
+            ):
                 yield unit
         at = following if following > at else max(queue.next_file_offset(at), at + 1)
 

@@ -34,7 +34,8 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
-from rmqstore.message import MessageExt, tags_code
+from rmqstore.message import MessageExt
+from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 
 _UNIT_BLOCK = 256
@@ -108,7 +109,9 @@ def tail(
     if topic is None and queue_ids:
         raise click.UsageError("--queue needs TOPIC")
     check_format(given.as_json, line_format)
-    wanted = _Wanted(topic, frozenset(queue_ids), _tag_texts(tags), key)
+    selection = Selection(
+        None if topic is None else (topic,), queue_ids or None, tags, None if key is None else (key,), max_num=max_num
+    )
     printer = Printer(given.as_json)
 
     def show(message: MessageExt) -> None:
@@ -120,111 +123,88 @@ def tail(
             end = store.commit_log.max_offset
             shown = 0
             # Read before anything is shown: what was shown is known to have been there then.
-            every = _Wanted(None, frozenset(), None, None)
-            before = _newest_of_moment(store, _REMEMBERED_AT_FIRST, end, every) if follow else []
+            before = _newest_of_moment(store, end, Selection(max_num=_REMEMBERED_AT_FIRST)) if follow else []
             if begin is not None:
-                newest: Iterable[MessageExt] = _from_offset(store, begin, end, wanted)
+                newest: Iterable[MessageExt] = _from_offset(store, begin, end, selection)
             else:
-                newest = _newest_of_moment(store, max_num, end, wanted)
+                newest = _newest_of_moment(store, end, selection)
             for message in newest:
                 shown += 1
                 show(message)
             if not follow:
                 if not shown and max_num:
-                    nothing(f"there is no message {wanted}" + ("" if topic is None else about_queues(store, topic, queue_ids)))
+                    about = "" if topic is None else about_queues(store, topic, queue_ids)
+                    nothing(f"there is no message {_described(selection)}{about}")
                 return
             if topic is not None and topic not in store.topics():
                 note(f"topic {topic} has no queue yet; waiting for its first message")
-            _Follower(path, given, store, stack, end).run(before, wanted, show, poll_interval)
+            _Follower(path, given, store, stack, end).run(before, selection, show, poll_interval)
     except KeyboardInterrupt:
         # The usual end of following, of which nothing needs to be said.
         sys.stdout.flush()
         click.get_current_context().exit(INTERRUPTED)
 
 
-# ------------------------------------------------------------------------------------------------------------- choosing
-
-
-def _tag_texts(tags: str | None) -> frozenset[str] | None:
-    # As of `MessageStore.get_message`: None, "" and "*" keep all.
-    names = frozenset(part.strip() for part in (tags or "").split("||")) - {""}
-    return None if not names or "*" in names else names
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Which messages are shown."""
-
-    topic: str | None
-    queue_ids: frozenset[int]
-    tags: frozenset[str] | None
-    key: str | None
-
-    def __call__(self, message: MessageExt) -> bool:
-        return (
-            (self.topic is None or message.topic == self.topic)
-            and (not self.queue_ids or message.queue_id in self.queue_ids)
-            and (self.tags is None or message.tags in self.tags)
-            and (self.key is None or message.unique_key == self.key or self.key in message.keys)
-        )
-
-    def __str__(self) -> str:
-        parts = [
-            f"of topic {self.topic}" if self.topic is not None else "",
-            f"in queue {', '.join(map(str, sorted(self.queue_ids)))}" if self.queue_ids else "",
-            f"with tags {' || '.join(sorted(self.tags))}" if self.tags is not None else "",
-            f"with key {self.key}" if self.key is not None else "",
-        ]
-        return " ".join(part for part in parts if part) or "in the log"
-
-
 # ----------------------------------------------------------------------------------------------------------- the newest
 
 
+def _described(selection: Selection) -> str:
+    """str: what is asked for, after "no message"."""
+    parts = [
+        f"of topic {selection.topics[0]}" if selection.topics else "",
+        f"in queue {', '.join(map(str, sorted(selection.queue_ids)))}" if selection.queue_ids else "",
+        f"with tags {' || '.join(sorted(selection.tags))}" if selection.tags is not None else "",
+        f"with key {selection.keys[0]}" if selection.keys else "",
+    ]
+    return " ".join(part for part in parts if part) or "in the log"
+
+
 def _messages(
-    store: MessageStore, begin: int, end: int, wanted: _Wanted, progress: Progress | None = None
+    store: MessageStore, begin: int, end: int, selection: Selection, progress: Progress | None = None
 ) -> Iterator[MessageExt]:
     for number, entry in enumerate(store.commit_log.entries(begin, end)):
         if progress is not None and number % 4096 == 0:
             progress(entry.phy_offset - begin, end - begin)
-        if isinstance(entry, MessageExt) and wanted(entry):
+        if isinstance(entry, MessageExt) and selection.has(entry):
             yield entry
 
 
-def _from_offset(store: MessageStore, begin: int, end: int, wanted: _Wanted) -> Iterator[MessageExt]:
+def _from_offset(store: MessageStore, begin: int, end: int, selection: Selection) -> Iterator[MessageExt]:
     log = store.commit_log
     first = max(begin, log.min_offset)
     # Begins where a record is known to begin, so that the middle of one is not taken for damage.
     start = first if log.look_up(first) is not None else max(first - first % log.segment_size, log.min_offset)
-    return (message for message in _messages(store, start, end, wanted) if message.phy_offset >= begin)
+    return (message for message in _messages(store, start, end, selection) if message.phy_offset >= begin)
 
 
-def _newest_of_moment(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> list[MessageExt]:
+def _newest_of_moment(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:
     """As `_newest`, also where retention deletes a file while it is being read."""
     for _ in range(_TRIES):
         try:
-            return _newest(store, max_num, end, wanted)
+            return _newest(store, end, selection)
         except (OffsetOutOfRangeError, FileNotFoundError):
             store.refresh()
-    return _newest(store, max_num, end, wanted)
+    return _newest(store, end, selection)
 
 
-def _newest(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> list[MessageExt]:
-    """The newest `max_num` that are wanted and begin before `end`, oldest first."""
+def _newest(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:
+    """The newest that are selected and begin before `end`, oldest first."""
+    max_num = selection.max_num or 0
     if max_num == 0:
         return []
-    by_key = wanted.key is not None and _has_index(store) and not (wanted.topic is None and store.queues.unseen)
-    last_units = [queue.last_record() for queue in _readable(store, None, frozenset())]
+    any_topic = selection.topics is None
+    by_key = selection.keys is not None and _has_index(store) and not (any_topic and store.queues.unseen)
+    last_units = [queue.last_record() for queue in _readable(store, Selection())]
     # Where not every queue can be read the log tells more than the others.
-    if not by_key and (wanted.topic is None or store.queues.unseen or store.queues.unread):
-        return _newest_of_log(store, max_num, end, wanted)
+    if not by_key and (any_topic or store.queues.unseen or store.queues.unread):
+        return _newest_of_log(store, end, selection)
     log = store.commit_log
     # What no queue has yet (a broker dispatches a little later, a lost queue never) is read from the log.
     dispatched = max((unit.phy_offset + unit.size for unit in last_units if unit is not None), default=log.min_offset)
     dispatched = min(max(dispatched, log.min_offset), end)
     with Progress("reading the log", "bytes") as progress:
-        undispatched = deque(_messages(store, dispatched, end, wanted, progress), maxlen=max_num)
-    older = _by_key(store, max_num, wanted) if by_key else _by_queue(store, wanted)
+        undispatched = deque(_messages(store, dispatched, end, selection, progress), maxlen=max_num)
+    older = _by_key(store, selection) if by_key else _by_queue(store, selection)
     found = list(undispatched)[::-1]
     for message in older:
         if len(found) >= max_num:
@@ -234,10 +214,11 @@ def _newest(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> lis
     return found[::-1]
 
 
-def _newest_of_log(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> list[MessageExt]:
+def _newest_of_log(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:
     # The queues say where the newest messages begin; from there on the log itself is read, which has all of them.
     log = store.commit_log
-    units = _units(store, None, frozenset())
+    max_num = selection.max_num or 0
+    units = _units(store, Selection())
     begins, ahead = end, max_num
     found: list[MessageExt] = []
     with Progress("looking back", "bytes") as progress:
@@ -249,7 +230,7 @@ def _newest_of_log(store: MessageStore, max_num: int, end: int, wanted: _Wanted)
                 # The queues hold no more; what is older, or all where they are lost, is in the log alone.
                 begins = max((base for base in log.files.offsets if base < begins), default=log.min_offset)
             progress(end - stop, end - log.min_offset)
-            found[:0] = deque(_messages(store, begins, stop, wanted), maxlen=max_num - len(found))
+            found[:0] = deque(_messages(store, begins, stop, selection), maxlen=max_num - len(found))
             ahead = min(8 * ahead, sys.maxsize)
     return found
 
@@ -258,16 +239,16 @@ def _has_index(store: MessageStore) -> bool:
     return store.index_service is not None and (bool(store.index_service.names) or store.database_index.is_used())
 
 
-def _units(store: MessageStore, topic: str | None, queue_ids: frozenset[int]) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
+def _units(store: MessageStore, selection: Selection) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
     """The units of the queues, those of the newest records first; one record may have several."""
-    chosen = [_newest_units(queue, store.commit_log.min_offset) for queue in _readable(store, topic, queue_ids)]
+    chosen = [_newest_units(queue, store.commit_log.min_offset) for queue in _readable(store, selection)]
     return heapq.merge(*chosen, key=lambda each: -each[0].phy_offset)
 
 
-def _readable(store: MessageStore, topic: str | None, queue_ids: frozenset[int]) -> Iterator[AnyConsumeQueue]:
+def _readable(store: MessageStore, selection: Selection) -> Iterator[AnyConsumeQueue]:
     """The queues, without those that the system does not give out; of these there is a warning."""
     for name, queue_id in store.queues.keys():
-        if topic in (None, name) and (not queue_ids or queue_id in queue_ids):
+        if selection.has_queue(name, queue_id):
             try:
                 queue = store.queues.find(name, queue_id)
                 if queue is not None:
@@ -298,31 +279,28 @@ def _newest_units(queue: AnyConsumeQueue, min_phy_offset: int) -> Iterator[tuple
             high = min(found.queue_offset, high - 1)
 
 
-def _by_queue(store: MessageStore, wanted: _Wanted) -> Iterator[MessageExt]:
-    codes = None if wanted.tags is None else {tags_code(each) & 0xFFFFFFFF for each in wanted.tags}
+def _by_queue(store: MessageStore, selection: Selection) -> Iterator[MessageExt]:
     before = -1
-    for unit, queue in _units(store, wanted.topic, wanted.queue_ids):
+    for unit, queue in _units(store, selection):
         if unit.phy_offset == before:
             continue
         before = unit.phy_offset
-        # As of a get: the low 32 bits of the code, and a code that cannot be read lets pass.
-        code = None if codes is None else queue.tags_code(unit)
-        if codes is not None and code is not None and code & 0xFFFFFFFF not in codes:
+        if selection.tags is not None and not selection.may_have_code(queue.tags_code(unit)):
             continue
         message = store.commit_log.look_up(unit.phy_offset, unit.size)
-        if message is not None and wanted(message):
+        if message is not None and selection.has(message):
             yield message
 
 
-def _by_key(store: MessageStore, max_num: int, wanted: _Wanted) -> list[MessageExt]:
-    """The newest with a key, by the index, newest first; of all topics if none is wanted."""
-    assert wanted.key is not None
+def _by_key(store: MessageStore, selection: Selection) -> list[MessageExt]:
+    """The newest with a key, by the index, newest first; of all topics if none is selected."""
+    max_num = selection.max_num or 0
     found = []
-    for topic in store.topics() if wanted.topic is None else [wanted.topic]:
+    for topic in store.topics() if selection.topics is None else selection.topics:
         ask = max_num
         while True:
-            hits = store.query_message(topic, wanted.key, ask)
-            chosen = [message for message in hits if wanted(message)]
+            hits = store.query_message(topic, selection.key, ask)
+            chosen = [message for message in hits if selection.has(message)]
             if len(chosen) >= max_num or not hits.truncated:
                 found += chosen
                 break
@@ -347,7 +325,7 @@ class _Follower:
     idle: int = 0
 
     def run(
-        self, before: list[MessageExt], wanted: _Wanted, show: Callable[[MessageExt], None], interval: float
+        self, before: list[MessageExt], selection: Selection, show: Callable[[MessageExt], None], interval: float
     ) -> None:
         """Show what comes after the messages `before`, for ever."""
         for message in before:
@@ -355,7 +333,7 @@ class _Follower:
         pause = _Pause()
         while True:
             try:
-                self._look(wanted, show)
+                self._look(selection, show)
             except StoreChangedError:
                 self._begin_again()
                 continue
@@ -369,7 +347,7 @@ class _Follower:
     def _remember(self, message: MessageExt) -> None:
         self.passed.append((message.phy_offset, message.size, message.store_timestamp))
 
-    def _look(self, wanted: _Wanted, show: Callable[[MessageExt], None]) -> None:
+    def _look(self, selection: Selection, show: Callable[[MessageExt], None]) -> None:
         log = self.store.commit_log
         log.refresh()
         if not log.files.offsets and (self.position or not os.path.isdir(os.path.join(self.path, "commitlog"))):
@@ -393,7 +371,7 @@ class _Follower:
                 )
             elif not isinstance(entry, Blank):
                 self._remember(entry)
-                if wanted(entry):
+                if selection.has(entry):
                     show(entry)
             self.position = entry.phy_offset + entry.size
         if self.position < log.min_offset:

@@ -36,10 +36,10 @@ from rmqstore.offline.export import (
     CORRUPT_MODES,
     FORMATS,
     ExportReport,
-    Selection,
     export,
 )
 from rmqstore.offline.importing import IMPORT_FORMATS, import_files
+from rmqstore.selection import Selection
 
 _COMPRESSION_NAMES = sorted({name for names in COMPRESSIONS.values() for name in names})
 # Offsets and times of a store have 64 bits.
@@ -140,10 +140,10 @@ def export_command(
     config = given.config(path, read_only=True)
     try:
         selection = Selection(
-            topics,
-            queue_ids,
+            topics or None,
+            queue_ids or None,
             tags,
-            keys,
+            keys or None,
             begin,
             end,
             begin_phy_offset,

@@ -41,6 +41,7 @@ from rmqstore.errors import (
 )
 from rmqstore.message import BodySizeError, MessageExt, decompress_body
 from rmqstore.offline.describe import QueueDescription
+from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["LARGE_BODY", "Answers", "message_row"]
@@ -232,7 +233,8 @@ class Answers:
         if not topic:
             raise BadQueryError("a key is indexed together with its topic: give the topic too")
         try:
-            return key_page(store, topic, key, kind, begin, end, cursor, size, message_row)
+            selection = Selection((topic,), keys=(key,), begin=begin, end=end, index_type=kind)  # type: ignore[arg-type]
+            return key_page(store, selection, cursor, size, message_row)
         except BadCursorError as error:
             raise BadQueryError(str(error)) from None
 

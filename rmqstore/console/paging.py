@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from rmqstore import _core
 from rmqstore._core import index_key_hash
 from rmqstore.console.errors import error_text
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
@@ -24,9 +23,11 @@ from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.message import MessageExt
+from rmqstore.selection import Selection
 from rmqstore.store.columns import doubt_entries
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.querying import LogLook
 
 __all__ = ["BadCursorError", "Page", "key_page", "queue_page", "time_page"]
 
@@ -65,23 +66,15 @@ class Page:
 
 def key_page(
     store: MessageStore,
-    topic: str,
-    key: str,
-    kind: str | None,
-    begin: int | None,
-    end: int | None,
+    selection: Selection,
     cursor: str | None,
     size: int,
     make_row: MakeRow,
 ) -> Page:
-    """Messages of a key, newest first, each once and each compared with its message.
+    """Messages of a topic with a key, newest first, each once and each compared with its message.
 
     Parameters
     ----------
-    kind : {None, "U", "K", "T"}
-        As `index_type` of `MessageStore.query_message`.
-    begin, end : int or None
-        Store time range in ms since epoch, both inclusive.
     cursor : str or None
         `Page.following` of the page before.
     size : int
@@ -97,12 +90,12 @@ def key_page(
         return Page([], None, uncovered=store._querying.whole_log())
     missed: tuple[tuple[int, int], ...] = ()
     while True:
-        uncovered = store._querying.look_at_log(_LOG_BYTES, None, kind)
+        uncovered = store._querying.look_at_log(LogLook(_LOG_BYTES), selection.index_type)
         trusted = store.database_index.damage
         if store.database_index.is_used():
-            page = _database_page(store, service, topic, key, kind, begin, end, cursor, size, make_row)
+            page = _database_page(store, service, selection, cursor, size, make_row)
         else:
-            page = _key_page(store, service, topic, key, kind, begin, end, cursor, size, make_row)
+            page = _key_page(store, service, selection, cursor, size, make_row)
         if not service.note_damage() and store.database_index.damage is trusted:
             if uncovered and store.database_index.missing is not None:
                 raise store.database_index.missing
@@ -117,25 +110,20 @@ def key_page(
 def _database_page(
     store: MessageStore,
     service: IndexService,
-    topic: str,
-    key: str,
-    kind: str | None,
-    begin: int | None,
-    end: int | None,
+    selection: Selection,
     cursor: str | None,
     size: int,
     make_row: MakeRow,
 ) -> Page:
     # The index in RocksDB and the others together, by phy offset: that of the last row is all that a cursor needs.
-    text = "T#" + key if kind == "T" else key
+    topic, text = selection.topic, selection.index_text
     last = _key_cursor(cursor)[2]
-    in_database = store.database_index.phy_offsets(topic, key, kind)
+    in_database = store.database_index.phy_offsets(topic, selection.key, selection.index_type)
     candidates = sorted({*in_database, *service.candidates(topic, text)}, reverse=True)
     rows: list[Row] = []
     others: list[int] = []
     left = _STEPS
     following = None
-    matches = _key_matcher(store, topic, key, kind, begin, end)
     for phy_offset in candidates:
         if 0 <= last <= phy_offset:
             continue
@@ -143,31 +131,27 @@ def _database_page(
             following = _key_text("log0", -1, last)
             break
         left -= 1
-        message = matches(phy_offset)
-        if message is None:
+        message = store.commit_log.look_up(phy_offset)
+        if message is None or not selection.has(message):
             others.append(phy_offset)
         else:
             rows.append(make_row(message))
         last = phy_offset
-    if others and (begin, end) == (None, None):
+    if others and selection.begin is None and selection.end is None:
         wrong = [phy_offset for phy_offset in in_database if phy_offset in others]
-        store._querying.doubt(topic, key, kind, index_key_hash(topic, text), wrong, others)
+        store._querying.doubt(selection, index_key_hash(topic, text), wrong, others)
     return Page(rows, following, stopped=following is not None and len(rows) < size)
 
 
 def _key_page(
     store: MessageStore,
     service: IndexService,
-    topic: str,
-    key: str,
-    kind: str | None,
-    begin: int | None,
-    end: int | None,
+    selection: Selection,
     cursor: str | None,
     size: int,
     make_row: MakeRow,
 ) -> Page:
-    key_hash = index_key_hash(topic, "T#" + key if kind == "T" else key)
+    key_hash = index_key_hash(selection.topic, selection.index_text)
     name, at, last = _key_cursor(cursor)
     names = list(reversed(service.all_names))
     below: int | None = None
@@ -181,7 +165,6 @@ def _key_page(
     rows: list[Row] = []
     seen = {last}
     left = _STEPS
-    matches = _key_matcher(store, topic, key, kind, begin, end)
     for each in names:
         try:
             index = service.file(each)
@@ -199,8 +182,8 @@ def _key_page(
             for number, phy_offset in enumerate(page):
                 if phy_offset in seen or (below is not None and phy_offset >= below):
                     continue
-                message = matches(phy_offset)
-                if message is None:
+                message = store.commit_log.look_up(phy_offset)
+                if message is None or not selection.has(message):
                     others.append(phy_offset)
                     continue
                 if len(rows) == size:
@@ -216,43 +199,6 @@ def _key_page(
                 following = _key_text(each, at, last) if at else _key_text_after(names, each, last)
                 return Page(rows, following, stopped=following is not None)
     return Page(rows, None)
-
-
-def _key_matcher(
-    store: MessageStore, topic: str, key: str, kind: str | None, begin: int | None, end: int | None
-) -> Callable[[int], MessageExt | None]:
-    log = store.commit_log
-    wanted_topic, wanted_key = encode_java_utf8(topic), encode_java_utf8(key)
-    # Text that was replaced while it was decoded cannot be compared as bytes.
-    by_text = "\ufffd" in topic or "\ufffd" in key
-
-    def in_time(timestamp: int) -> bool:
-        return (begin is None or timestamp >= begin) and (end is None or timestamp <= end)
-
-    def matches(phy_offset: int) -> MessageExt | None:
-        if not by_text:
-            found = log.region_of(phy_offset)
-            if found is None:
-                return None
-            region, base, low, high = found
-            if not low <= phy_offset < high:
-                return None
-            same, timestamp = _core.record_matches(
-                region, phy_offset - base, phy_offset, wanted_topic, wanted_key, kind == "T"
-            )
-            if not same or not in_time(timestamp):
-                return None
-        message = log.look_up(phy_offset)
-        if message is None or not in_time(message.store_timestamp):
-            return None
-        if by_text and message.topic != topic:
-            return None
-        if kind == "T":
-            return message if message.tags == key else None
-        unique = kind != "K" and message.unique_key == key
-        return message if unique or (kind != "U" and key in message.keys) else None
-
-    return matches
 
 
 def _key_cursor(cursor: str | None) -> tuple[str | None, int, int]:

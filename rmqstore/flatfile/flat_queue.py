@@ -24,6 +24,7 @@ from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.metadata import FlatFileMetadata
 from rmqstore.message import MessageExt
+from rmqstore.selection import INT64_MAX, Selection
 
 __all__ = ["MAX_REGIONS", "FlatQueue", "Units"]
 
@@ -35,7 +36,6 @@ _UNIT = struct.Struct(">qiq")
 # Units that one read looks at when tags pass over most of them (RocketMQ's maxFilterMessageSize), and that arrays have.
 _EXAMINED = 16000 // UNIT_SIZE
 _STEP = 8192
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 Units = tuple[int, "np.ndarray", "np.ndarray", "np.ndarray"]
 """Queue offset of the first unit, then for each unit its log offset, record size and tags code."""
@@ -175,11 +175,15 @@ class FlatQueue(NotCopied):
         path, pos = self.log.place_of(log_offset)
         hole = self.log.hole_at(log_offset)
         if hole is not None:
-            detail = f"the record of queue offset {queue_offset}, at log offset {log_offset}, is gone: {hole.finding.detail}"
+            detail = (
+                f"the record of queue offset {queue_offset}, at log offset {log_offset}, is gone: {hole.finding.detail}"
+            )
             return Finding(path, pos, EXPIRED if hole.finding.kind == EXPIRED else "missing_file", detail)
         found = self.log.region_of(log_offset)
         if found is None:
-            detail = f"leads to log offset {log_offset}, and the log holds {self.log.min_offset} to {self.log.max_offset}"
+            detail = (
+                f"leads to log offset {log_offset}, and the log holds {self.log.min_offset} to {self.log.max_offset}"
+            )
             return Finding(unit_path, unit_pos, "bad_unit", detail)
         other = self.look_up(log_offset, size)
         if other is not None:
@@ -239,26 +243,20 @@ class FlatQueue(NotCopied):
         detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} were deleted meanwhile"
         return Finding(self.path, 0, kind, detail), end
 
-    def read(
-        self,
-        queue_offset: int,
-        end: int,
-        max_num: int,
-        max_bytes: int,
-        wanted: dict[int, set[str]] | None,
-    ) -> tuple[list[MessageExt], int]:
-        """(list of MessageExt, int): messages from `queue_offset` to before `end`, and the queue offset to go on at.
+    def read(self, selection: Selection, end: int, max_bytes: int) -> tuple[list[MessageExt], int]:
+        """(list of MessageExt, int): messages from the first queue offset to before `end`, and the one to go on at.
 
         It ends in front of what cannot be read, and begins with telling `report` of it when that is the first.
 
         Parameters
         ----------
+        selection : Selection
+            Of it `begin_queue_offset`, `max_num` and the tags.
         max_bytes : int
             Stop before the records together take more; the first is given whatever the limits.
-        wanted : dict of int to set of str, optional
-            Tags by the low 32 bits of their hash.
         """
-        found = self._read_whole(queue_offset, end, max_num, max_bytes, wanted)
+        queue_offset, max_num = selection.begin_queue_offset or 0, min(max(selection.max_num or 0, 0), INT64_MAX)
+        found = self._read_whole(selection, end, max_num, max_bytes)
         if found is not None:
             return found
         messages: list[MessageExt] = []
@@ -275,7 +273,7 @@ class FlatQueue(NotCopied):
             log_offset, record_size, code = unit
             if messages and (len(messages) >= max_num or size + record_size > max_bytes):
                 break
-            if wanted is not None and code & 0xFFFFFFFF not in wanted:
+            if not selection.may_have_code(code):
                 at += 1
                 continue
             message = self.look_up(log_offset, record_size)
@@ -287,24 +285,24 @@ class FlatQueue(NotCopied):
                 continue
             message.check_queue(self.topic, self.queue_id, at)
             at += 1
-            if wanted is not None and not any(message.tags in texts for texts in wanted.values()):
+            if selection.tags is not None and message.tags not in selection.tags:
                 continue
             messages.append(message)
             size += record_size
         return messages, min(at, max(end, queue_offset))
 
     def _read_whole(
-        self, queue_offset: int, end: int, max_num: int, max_bytes: int, wanted: dict[int, set[str]] | None
+        self, selection: Selection, end: int, max_num: int, max_bytes: int
     ) -> tuple[list[MessageExt], int] | None:
         # As `read`, one call of the core a flat file, up to the end of the units' file; None where a unit leads to no record.
+        queue_offset = selection.begin_queue_offset or 0
         units = self.units.region_of(queue_offset * UNIT_SIZE)
         if units is None or max_num < 1:
             return None
         begin = queue_offset * UNIT_SIZE - units[1]
         num = min((units[0].size - begin) // UNIT_SIZE, end - queue_offset, max(_EXAMINED, max_num))
-        codes = tags = None
-        if wanted is not None:
-            codes, tags = frozenset(wanted), frozenset().union(*wanted.values())
+        codes = selection.tag_codes
+        tags = None if selection.tags is None else frozenset(selection.tags)
         messages: list[MessageExt] = []
         at = size = 0
         following, full = queue_offset, False
@@ -415,7 +413,12 @@ class FlatQueue(NotCopied):
         if lowest == highest:
             region = self._file_region(bases, lowest - 1)
             if region is not None:
-                yield slice(0, len(log_offsets)), [region], bases[lowest - 1 : lowest], np.zeros(len(log_offsets), np.int32)
+                yield (
+                    slice(0, len(log_offsets)),
+                    [region],
+                    bases[lowest - 1 : lowest],
+                    np.zeros(len(log_offsets), np.int32),
+                )
             return
         files = np.searchsorted(bases, log_offsets, "right") - 1
         step = max(len(files), 1) if len(np.unique(files)) <= MAX_REGIONS else MAX_REGIONS
@@ -446,7 +449,7 @@ class FlatQueue(NotCopied):
             out.fill_at(regions, bases, numbers, log_offsets[part], sizes[part], taken[part])
         return np.flatnonzero(taken == 0)
 
-    def find_keys(self, texts: KeyTexts, kinds: int, begin: int, end: int, code: int | None = None) -> Iterator[int]:
+    def find_keys(self, texts: KeyTexts, kinds: int, begin: int, end: int, units: Selection) -> Iterator[int]:
         """Log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are gone over.
 
         Parameters
@@ -455,17 +458,17 @@ class FlatQueue(NotCopied):
             One topic and one key.
         kinds : int
             As of `ArrowColumns.fill_matching`.
-        code : int, optional
-            Only messages whose unit has this tags code, compared by its low 32 bits.
+        units : Selection
+            Only messages whose unit may have its tags.
         """
         out = ArrowColumns((), 1 << 30)
         for first, offsets, sizes, codes in self.unit_arrays(begin, end):
-            chosen = np.arange(len(offsets)) if code is None else np.flatnonzero(codes & 0xFFFFFFFF == code & 0xFFFFFFFF)
+            chosen = np.flatnonzero(units.may_have_codes(codes))
             offsets, sizes = offsets[chosen], sizes[chosen]
             taken, same = np.zeros(len(offsets), np.uint8), np.zeros(len(offsets), np.int32)
             for part, regions, bases, numbers in self.located(offsets):
                 out.fill_matching(
-                    regions, bases, numbers, offsets[part], taken[part], same[part], texts, kinds, _INT64_MAX
+                    regions, bases, numbers, offsets[part], taken[part], same[part], texts, kinds, INT64_MAX
                 )  # fmt: skip
             yield from offsets[taken != 0].tolist()
             rest = np.flatnonzero(taken == 0)

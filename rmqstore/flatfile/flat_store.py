@@ -26,7 +26,8 @@ from rmqstore.flatfile.flat_files import EXPIRED, name_prefix
 from rmqstore.flatfile.flat_index import FlatIndex, IndexItem, flat_index_hash
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.metadata import FlatFileMetadata, TieredMetadata
-from rmqstore.message import MessageExt, encode_java_utf8, tags_code
+from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.selection import Selection
 
 __all__ = ["INDEX_TOPIC", "FlatStore"]
 
@@ -101,7 +102,10 @@ class FlatStore(NotCopied):
         self.closed = False
         self._loaded_at = time.monotonic()
         self.index = FlatIndex(
-            os.path.join(self.folder, INDEX_TOPIC, "0", "INDEX"), self.store_path, self._pool, self.said("INDEX", INDEX_TOPIC, 0)
+            os.path.join(self.folder, INDEX_TOPIC, "0", "INDEX"),
+            self.store_path,
+            self._pool,
+            self.said("INDEX", INDEX_TOPIC, 0),
         )
 
     # ------------------------------------------------------------------------------------------------------ folders
@@ -118,7 +122,9 @@ class FlatStore(NotCopied):
 
     def _choose(self, cluster: str | None, broker: str | None) -> tuple[str, str, str]:
         if not is_directory(self.path):
-            raise StoreError("tiered storage: there is no such directory; give the broker's tieredStoreFilePath", self.path)
+            raise StoreError(
+                "tiered storage: there is no such directory; give the broker's tieredStoreFilePath", self.path
+            )
         found = [
             (os.path.join(self.path, name, each), name[9:], each)
             for name in sorted(os.listdir(self.path))
@@ -236,7 +242,9 @@ class FlatStore(NotCopied):
             return
         if self.on_damage is None:
             raise CorruptionError(
-                f"{finding.detail}; restore the file from a copy, or read around it (on_damage)", finding.path, finding.pos
+                f"{finding.detail}; restore the file from a copy, or read around it (on_damage)",
+                finding.path,
+                finding.pos,
             )
         self.on_damage(finding)
 
@@ -278,13 +286,14 @@ class FlatStore(NotCopied):
             if known is None or known.phy_offset < message.phy_offset:
                 found[place] = message
 
+        selection = Selection((topic,), keys=(key,), index_type=index_type)  # type: ignore[arg-type]
         key_hash = flat_index_hash(topic, key)
         sound = index_type != "T" and key_hash != _NO_HASH
         if sound:
             for item in self.index.items(key_hash):
                 message = self._message_of(topic, item)
                 queue = self.queue(topic, item.queue_id) if message is not None else None
-                if queue and message and message.topic == topic and _has_key(message, key, index_type):
+                if queue and message and selection.has(message):
                     take(queue, message)
                 elif not self._is_explained(topic, item, message, key_hash):
                     sound = False
@@ -297,9 +306,9 @@ class FlatStore(NotCopied):
                 self.report(queue.lacks_units)
             low, high = queue.min_queue_offset, queue.max_queue_offset
             parts = [(low, self.indexed_from(queue)), (self.indexed_to(queue), high)] if sound else [(low, high)]
-            code = tags_code(key) if index_type == "T" else None
+            units = Selection(tags=(key,) if index_type == "T" else None)
             for begin, end in parts:
-                for log_offset in queue.find_keys(texts, KEY_BITS[index_type], begin, end, code):
+                for log_offset in queue.find_keys(texts, KEY_BITS[index_type], begin, end, units):
                     message = queue.look_up(log_offset)
                     if message is not None:
                         take(queue, message)
@@ -476,10 +485,6 @@ def _is_queue_id(name: str) -> bool:
 def _keys_of(message: MessageExt) -> list[str]:
     unique_key = message.unique_key
     return [*([unique_key] if unique_key else []), *message.keys]
-
-
-def _has_key(message: MessageExt, key: str, index_type: str | None) -> bool:
-    return (index_type != "K" and message.unique_key == key) or (index_type != "U" and key in message.keys)
 
 
 def _key_texts(topic: str, key: str) -> KeyTexts:

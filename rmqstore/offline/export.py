@@ -26,8 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
-from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Verdict, check_record, index_key_hash
-from rmqstore.arguments import Moment, milliseconds, shown, texts, whole_number, whole_numbers
+from rmqstore._core import PRE_FILL_SIZE, Verdict, check_record, index_key_hash
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
@@ -47,13 +46,13 @@ from rmqstore.message import (
     BodyText,
     MessageExt,
     body_text,
-    encode_java_utf8,
     json_pieces,
-    tags_code,
 )
 from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
+from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import without
 from rmqstore.store.columns import (
+    ColumnOptions,
     Columns,
     chosen_columns,
     doubt_entries,
@@ -61,7 +60,6 @@ from rmqstore.store.columns import (
     queue_places,
     rows_at,
     scan_schema,
-    time_range,
 )
 from rmqstore.store.message_store import MessageStore
 from rmqstore.texts import harmless_cell
@@ -118,112 +116,8 @@ _CSV_END = "\r\n"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # What a clock may have gone back by, in ms, where segments are passed over because of their times.
 _CLOCK_STEP = _HOUR
-_INT64_MAX = 2**63 - 1
 MANIFEST = "messages.jsonl"
 """The file that describes single bodies, in their folder."""
-
-
-# ---------------------------------------------------------------------------------------------------------- what to export
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which messages of a store; all of the conditions must hold, and one that is None or empty does.
-
-    Attributes
-    ----------
-    topics : tuple of str
-    queue_ids : tuple of int
-    tags : str or None
-        As of `MessageStore.get_message`: one, or several as ``a || b``.
-    keys : tuple of str
-        Messages that have one of these as a key or as their unique key.
-    begin, end : int, datetime or None
-        Store time, both inclusive: ms since epoch, or a `datetime` (aware, or naive as local time).
-    begin_phy_offset, end_phy_offset : int or None
-        Records that begin at or after the first and before the second.
-    begin_queue_offset, end_queue_offset : int or None
-        Likewise for the place in the queue; read through the queues of `topics`, which must be given then.
-    """
-
-    topics: tuple[str, ...] = ()
-    queue_ids: tuple[int, ...] = ()
-    tags: str | None = None
-    keys: tuple[str, ...] = ()
-    begin: Moment | None = None
-    end: Moment | None = None
-    begin_phy_offset: int | None = None
-    end_phy_offset: int | None = None
-    begin_queue_offset: int | None = None
-    end_queue_offset: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("topics", "keys"):
-            object.__setattr__(self, name, tuple(texts(getattr(self, name), name) or ()))
-        numbers = whole_numbers(self.queue_ids, "queue_ids", -(2**31), 2**31 - 1)
-        object.__setattr__(self, "queue_ids", tuple(numbers or ()))
-        if not (self.tags is None or isinstance(self.tags, str)):
-            raise TypeError(f"tags is {shown(self.tags)}; give a text such as 'a || b'")
-        for name in ("begin_phy_offset", "end_phy_offset", "begin_queue_offset", "end_queue_offset"):
-            if getattr(self, name) is not None:
-                whole_number(getattr(self, name), name)
-        if self.by_queue and not self.topics:
-            raise ValueError("a range of queue offsets needs a topic: give one")
-
-    @property
-    def by_queue(self) -> bool:
-        """bool: a range of queue offsets is asked for."""
-        return self.begin_queue_offset is not None or self.end_queue_offset is not None
-
-    @property
-    def tag_names(self) -> tuple[str, ...] | None:
-        """tuple of str or None: the tags, None for all."""
-        names = [name for part in (self.tags or "").split("||") if (name := part.strip())]
-        return None if not names or "*" in names else tuple(names)
-
-
-class _Chosen:
-    """A selection as a test of single messages, and as what the core compares."""
-
-    def __init__(self, selection: Selection):
-        self.selection = selection
-        self.topics = frozenset(selection.topics)
-        self.queue_ids = frozenset(selection.queue_ids)
-        self.tags = selection.tag_names
-        self.keys = frozenset(selection.keys)
-        begin, end = selection.begin, selection.end
-        self.low, self.high = time_range(
-            None if begin is None else milliseconds(begin, "begin", up=True),
-            None if end is None else milliseconds(end, "end"),
-        )
-
-    def choose(self, out: ArrowColumns) -> None:
-        def texts(names: Iterable[str] | None) -> list[bytes] | None:
-            return [encode_java_utf8(name) for name in names] if names else None
-
-        out.choose(
-            texts(self.selection.topics), list(self.queue_ids) or None, texts(self.tags), self.low, self.high
-        )  # fmt: skip
-
-    def has(self, message: MessageExt) -> bool:
-        selection = self.selection
-        return (
-            (not self.topics or message.topic in self.topics)
-            and (not self.queue_ids or message.queue_id in self.queue_ids)
-            and self.low <= message.store_timestamp <= self.high
-            and (selection.begin_phy_offset is None or message.phy_offset >= selection.begin_phy_offset)
-            and (selection.end_phy_offset is None or message.phy_offset < selection.end_phy_offset)
-            and (selection.begin_queue_offset is None or _queue_end(message) > selection.begin_queue_offset)
-            and (selection.end_queue_offset is None or message.queue_offset < selection.end_queue_offset)
-            and (self.tags is None or message.tags in self.tags)
-            and (not self.keys or message.unique_key in self.keys or not self.keys.isdisjoint(message.keys))
-        )
-
-
-def _queue_end(message: MessageExt) -> int:
-    # An inner batch has the places of all its messages.
-    text = message.properties.get("INNER_NUM", "") if message.is_inner_batch else ""
-    return message.queue_offset + (max(int(text), 1) if text.isascii() and text.isdigit() and len(text) < 10 else 1)
 
 
 # ------------------------------------------------------------------------------------------------------------------ damage
@@ -289,7 +183,9 @@ class _Damage:
     def finding(self, finding: Finding) -> None:
         """A place of tiered storage that holds no message of its queue."""
         if self.mode == "fail":
-            advice = "corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify --tiered lists all that is wrong"
+            advice = (
+                "corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify --tiered lists all that is wrong"
+            )
             raise CorruptionError(f"{finding.detail}; {advice}", finding.path, finding.pos)
         self.stretches += 1
 
@@ -319,7 +215,9 @@ class _Damage:
         """bool: as `record`, of a row of columns."""
         message = (self.log if self.queue is None else self.queue).look_up(phy_offset)
         if message is None:
-            raise CorruptionError(f"the record at phy offset {phy_offset} changed while it was read", *self.where(phy_offset))
+            raise CorruptionError(
+                f"the record at phy offset {phy_offset} changed while it was read", *self.where(phy_offset)
+            )
         return self.record(message)
 
     def is_sound(self, message: MessageExt, names: Sequence[str]) -> bool:
@@ -343,7 +241,6 @@ class _Source:
     ):
         self.store, self.log = store, store.commit_log
         self.selection = selection
-        self.chosen = _Chosen(selection)
         self.damage = damage
         # Where segments began that were told to be missing.
         self._missing: set[int] = set()
@@ -361,7 +258,12 @@ class _Source:
     @property
     def is_scan(self) -> bool:
         """bool: a pass over the log, whose rows the core chooses alone."""
-        return not self.selection.keys and not self.selection.by_queue
+        return self.selection.keys is None and not self.by_queue
+
+    @property
+    def by_queue(self) -> bool:
+        """bool: a range of queue offsets is asked for."""
+        return self.selection.by_queue_offset
 
     def tell(self, phy_offset: int) -> None:
         if self.progress is not None and self.end > self.begin:
@@ -374,12 +276,12 @@ class _Source:
         known = [(base, time) for base, time in firsts if time >= 0]
         if self.selection.begin is not None:
             for base, time in known:
-                if time >= self.chosen.low - _CLOCK_STEP:
+                if time >= self.selection.times[0] - _CLOCK_STEP:
                     break
                 begin = max(begin, base)
         if self.selection.end is not None:
             for base, time in reversed(known):
-                if time <= self.chosen.high + _CLOCK_STEP:
+                if time <= self.selection.times[1] + _CLOCK_STEP:
                     break
                 end = min(end, base)
         return begin, max(end, begin)
@@ -388,7 +290,7 @@ class _Source:
         self, out: ArrowColumns, begin: int, end: int, on_damage: Callable[[int, int, Verdict | None], None]
     ) -> Iterator[int]:
         """Fill `out` with what the core chooses between two places."""
-        self.chosen.choose(out)
+        self.selection.choose(out)
         for at in self.log.fill(out, begin, end, on_damage):
             yield at
             self.tell(at)
@@ -420,7 +322,7 @@ class _Source:
 
     def offsets(self) -> Iterator[np.ndarray]:
         """The phy offsets of messages among which the chosen ones are, in ascending order."""
-        if self.selection.by_queue:
+        if self.by_queue:
             yield from self._queued()
         elif self.selection.keys and self.selection.topics and self.store.index_service is not None:
             yield from self._indexed()
@@ -431,8 +333,8 @@ class _Source:
         service = self.store.index_service
         assert service is not None
         hits = []
-        for topic in dict.fromkeys(self.selection.topics):
-            for key in dict.fromkeys(self.selection.keys):
+        for topic in dict.fromkeys(self.selection.topics or ()):
+            for key in dict.fromkeys(self.selection.keys or ()):
                 hits.append(np.fromiter(service.candidates(topic, key), np.int64))
                 hashes = np.full(len(hits[-1]), index_key_hash(topic, key), np.int32)
                 doubt_entries(self.log, service, hashes, hits[-1])
@@ -467,12 +369,12 @@ class _Source:
     def _queued(self) -> Iterator[np.ndarray]:
         selection = self.selection
         low = selection.begin_queue_offset or 0
-        high = _INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
+        high = INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
         units = [
             self._units(topic, queue_id, low, high)
-            for topic in dict.fromkeys(selection.topics)
+            for topic in dict.fromkeys(selection.topics or ())
             for queue_id in self.store.queue_ids(topic)
-            if not selection.queue_ids or queue_id in selection.queue_ids
+            if selection.has_queue(topic, queue_id)
         ]
         batch: list[int] = []
         for phy_offset in heapq.merge(*units):
@@ -488,9 +390,6 @@ class _Source:
         queue = self.store.queues.find(topic, queue_id)
         if queue is None:
             return
-        codes = None
-        if self.chosen.tags is not None:
-            codes = np.array(sorted({tags_code(tag) & 0xFFFFFFFF for tag in self.chosen.tags}), np.int64)
         low = max(low, queue.bounds(self.log.min_offset)[0])
         older = older_parts(self.store, topic, queue_id)
         newest = -1
@@ -504,8 +403,7 @@ class _Source:
         for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, low, high, on_gone):
             kept = ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE)) & (sizes > 0)
             kept &= (phy_offsets >= self.begin) & (phy_offsets < self.end)
-            if codes is not None:
-                kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
+            kept &= self.selection.may_have_codes(unit_codes)
             for first, last in older:
                 kept &= (queue_offsets < first) | (queue_offsets >= last)
             places = zip(phy_offsets[kept].tolist(), queue_offsets[kept].tolist(), sizes[kept].tolist())
@@ -531,12 +429,12 @@ class _Source:
 def _messages(source: _Source, names: Sequence[str]) -> Iterator[MessageExt]:
     damage = source.damage
     yield from older_messages(
-        source.store, source.chosen, lambda queue, message: damage.is_sound_in(queue, message, names)
+        source.store, source.selection, lambda queue, message: damage.is_sound_in(queue, message, names)
     )
     for phy_offsets in source.offsets():
         for phy_offset in phy_offsets.tolist():
             message = source.look_up(phy_offset)
-            if message is not None and source.chosen.has(message) and source.damage.is_sound(message, names):
+            if message is not None and source.selection.has(message) and source.damage.is_sound(message, names):
                 yield message
 
 
@@ -545,8 +443,9 @@ def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
     judged = not _JUDGED.isdisjoint(columns)
     extra = [name for name in ("corrupt", "phy_offset") if judged and name not in columns]
     decode = not _DECODED.isdisjoint(columns)
-    made = Columns([*columns, *extra], _BATCH_ROWS, source.log.crc_check, _BATCH_BYTES, decode=decode)
-    for queue, batch in older_batches(source.store, source.chosen, made):
+    options = ColumnOptions([*columns, *extra], _BATCH_ROWS, byte_limit=_BATCH_BYTES, decode=decode)
+    made = Columns(options, source.log.crc_check)
+    for queue, batch in older_batches(source.store, source.selection, made):
         source.damage.queue = queue
         sound = _sound_rows(batch, columns, source.damage, judged)
         source.damage.queue = None
@@ -568,12 +467,12 @@ def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
             yield from ready
             ready.clear()
         return
-    source.chosen.choose(made.out)
+    source.selection.choose(made.out)
     for phy_offsets in source.offsets():
         chosen = [
             phy_offset
             for phy_offset in phy_offsets.tolist()
-            if (message := source.look_up(phy_offset)) is not None and source.chosen.has(message)
+            if (message := source.look_up(phy_offset)) is not None and source.selection.has(message)
         ]
         for batch in rows_at(source.log, made, np.array(chosen, np.int64))[0]:
             yield _sound_rows(batch, columns, source.damage, judged)
@@ -999,7 +898,7 @@ def export(
         if store.tiered is not None:
             store.tiered.on_damage, store.tiered.goes_on = damage.finding, True
             notes = tuple(store.tiered.notes)
-        source = _Source(store, selection or Selection(), damage, progress)
+        source = _Source(store, Selection() if selection is None else selection.check_times(), damage, progress)
         source.tell(source.begin)
         if folder is not None:
             writer: Any = _Files(stack.enter_context(folder), names, by_number=tiered is not None)
@@ -1028,7 +927,7 @@ def export(
                 number += 1
         writer.close()
         source.tell(source.end)
-        topics = {*source.selection.topics}
+        topics = {*(source.selection.topics or ())}
         if only_known_topics and is_path and not number and topics and topics.isdisjoint(store.topics()):
             (opened if folder is None else folder).drop()
             target = ""

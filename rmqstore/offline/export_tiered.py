@@ -7,70 +7,43 @@ export's own choice; `export` gives it in, and no place is passed over that it d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rmqstore import _numpy as np
 from rmqstore.flatfile.flat_queue import FlatQueue
-from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import MessageExt
+from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.store.columns import Columns
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.tiered_columns import FlatRange, flat_ranges, flat_rows_at, tags_codes
+from rmqstore.store.tiered_columns import FlatRange, flat_ranges, flat_rows_at
 from rmqstore.store.tiered_reading import tiered_parts, tiered_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rmqstore.offline.export import Selection
-
 __all__ = ["older_batches", "older_messages", "older_parts"]
 
 _ROWS = 8192
-_INT64_MAX = 2**63 - 1
 
 
-class _Choice(Protocol):
-    @property
-    def selection(self) -> Selection: ...
-
-    def has(self, message: MessageExt) -> bool: ...
-
-
-def _parts(
-    store: MessageStore,
-    flat_store: FlatStore,
-    topics: tuple[str, ...] | None,
-    queue_ids: tuple[int, ...] | None,
-    by_queue: bool,
-) -> Iterator[FlatRange]:
+def _ranges(store: MessageStore, selection: Selection) -> Iterator[FlatRange]:
     # What the local part of the export, which goes by the units of its queues or over its log, does not give.
-    if not by_queue:
-        yield from tiered_ranges(store._state, flat_store, topics, queue_ids)
-        return
-    for queue, _, _ in flat_ranges(flat_store, topics, queue_ids):
-        for begin, end in tiered_parts(store._state, queue, tell=True):
-            yield FlatRange(queue, begin, end)
-
-
-def _ranges(store: MessageStore, choice: _Choice) -> Iterator[FlatRange]:
-    selection = choice.selection
     if store.tiered is None or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
         # Phy offsets are places of the local log.
         return
+    if not selection.by_queue_offset:
+        yield from tiered_ranges(store._state, store.tiered, selection)
+        return
     low = selection.begin_queue_offset or 0
-    high = _INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
-    topics, queue_ids = selection.topics or None, selection.queue_ids or None
-    for part in _parts(store, store.tiered, topics, queue_ids, selection.by_queue):
-        begin, end = max(part.begin, low), min(part.end, high)
-        if begin < end:
-            yield FlatRange(part.queue, begin, end)
+    high = INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
+    for queue, _, _ in flat_ranges(store.tiered, selection):
+        for begin, end in tiered_parts(store._state, queue, tell=True):
+            if max(begin, low) < min(end, high):
+                yield FlatRange(queue, max(begin, low), min(end, high))
 
 
-def _places(store: MessageStore, choice: _Choice) -> Iterator[tuple[FlatQueue, list[int]]]:
+def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQueue, list[int]]]:
     # Log offsets of the chosen messages of one queue, some at a time.
-    selection = choice.selection
-    names = selection.tag_names
-    codes = tags_codes(names)
     wanted: set[tuple[str, int, int]] | None = None
     if selection.keys and selection.topics and store.tiered is not None:
         wanted = {
@@ -79,17 +52,16 @@ def _places(store: MessageStore, choice: _Choice) -> Iterator[tuple[FlatQueue, l
             for key in dict.fromkeys(selection.keys)
             for message in store.tiered.find_messages(topic, key)
         }
-    for queue, begin, end in _ranges(store, choice):
+    for queue, begin, end in _ranges(store, selection):
         for first, offsets, sizes, unit_codes in queue.unit_arrays(begin, end, _ROWS):
-            kept = np.ones(len(offsets), np.bool_) if codes is None else np.isin(unit_codes & 0xFFFFFFFF, codes)
             found = []
-            for row in np.flatnonzero(kept).tolist():
+            for row in np.flatnonzero(selection.may_have_codes(unit_codes)).tolist():
                 if wanted is not None and (queue.topic, queue.queue_id, first + row) not in wanted:
                     continue
                 message = queue.look_up(int(offsets[row]), int(sizes[row]))
                 if message is None or not message.check_queue(queue.topic, queue.queue_id, first + row):
                     queue.report(queue.judge(int(offsets[row]), int(sizes[row]), first + row))
-                elif choice.has(message):
+                elif selection.has(message):
                     found.append(int(offsets[row]))
             if found:
                 yield queue, found
@@ -102,7 +74,7 @@ def older_parts(store: MessageStore, topic: str, queue_id: int) -> list[tuple[in
 
 
 def older_messages(
-    store: MessageStore, choice: _Choice, is_sound: Callable[[FlatQueue, MessageExt], bool]
+    store: MessageStore, selection: Selection, is_sound: Callable[[FlatQueue, MessageExt], bool]
 ) -> Iterator[MessageExt]:
     """The chosen messages that only tiered storage has; a unit that leads to no message of its queue is reported.
 
@@ -111,7 +83,7 @@ def older_messages(
     is_sound : callable
         Whether to give a message whose CRC or body may be wrong.
     """
-    for queue, offsets in _places(store, choice):
+    for queue, offsets in _places(store, selection):
         for offset in offsets:
             message = queue.look_up(offset)
             if message is None:
@@ -121,10 +93,10 @@ def older_messages(
 
 
 def older_batches(
-    store: MessageStore, choice: _Choice, columns: Columns
+    store: MessageStore, selection: Selection, columns: Columns
 ) -> Iterator[tuple[FlatQueue, pa.RecordBatch]]:
     """The same as record batches of these columns, each of one queue."""
-    for queue, offsets in _places(store, choice):
+    for queue, offsets in _places(store, selection):
         batches, taken = flat_rows_at(columns, queue, np.array(offsets, np.int64))
         for batch in batches:
             yield queue, batch

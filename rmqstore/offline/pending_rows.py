@@ -15,8 +15,8 @@ import numpy as np
 from rmqstore._core import EXT_ADDRESS_MAX
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.message import encode_java_utf8
-from rmqstore.store.columns import Columns, import_pyarrow, queue_places, rows_at
+from rmqstore.selection import Selection
+from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow, queue_places, rows_at
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -171,10 +171,8 @@ def int32_property(records: Records, name: str) -> object:
 
 def _columns(store: MessageStore, topics: Iterable[str] | None, body: bool) -> Columns:
     names = RECORD_COLUMNS if body else RECORD_COLUMNS[:-1]
-    columns = Columns(names, _PIECE, store.commit_log.crc_check)
-    if topics is not None:
-        columns.out.choose([encode_java_utf8(topic) for topic in topics])
-    return columns
+    selection = Selection(None if topics is None else tuple(topics))
+    return Columns(ColumnOptions(names, _PIECE), store.commit_log.crc_check, selection)
 
 
 def _one(batches: list[pa.RecordBatch], columns: Columns) -> pa.RecordBatch:

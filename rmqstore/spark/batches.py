@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +31,10 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
-from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8
+from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.spark.options import CORRUPT_COLUMN, UNREADABLE_BODY, ReadOptions
 from rmqstore.spark.plan import Piece, QueuePiece, first_offset, is_no_file, open_log, segment_path
-from rmqstore.store.columns import Columns, import_pyarrow, queue_batches, scan_schema, time_range
+from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow, queue_batches, scan_schema
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
@@ -144,19 +145,10 @@ class PieceReader:
             wanted += [name for name in ("corrupt", "phy_offset") if name not in wanted]
         # Without any column there is still a number of rows.
         self.made = Columns(
-            wanted or ["queue_id"], _BATCH_ROWS, crc_check, _BATCH_BYTES, decode=options.decode_body
+            ColumnOptions(wanted or ["queue_id"], _BATCH_ROWS, byte_limit=_BATCH_BYTES, decode=options.decode_body),
+            crc_check,
         )
         self.ready: list[pa.RecordBatch] = []
-
-    def choose(self, by_queue: bool) -> None:
-        """Say which rows are wanted; the topic and queue of a queue are known already."""
-        options = self.options
-        self.made.out.choose(
-            None if by_queue or options.topics is None else [encode_java_utf8(topic) for topic in options.topics],
-            None if by_queue or options.queue_ids is None else list(options.queue_ids),
-            None if options.tags is None else [encode_java_utf8(tag) for tag in options.tags],
-            *time_range(options.begin, options.end),
-        )
 
     def take(self) -> None:
         """Add what the columns hold."""
@@ -367,7 +359,7 @@ def piece_batches(
             reader.damage(piece.begin, piece.end, None)
             yield from reader.ready
             return
-        reader.choose(False)
+        options.selection.choose(reader.made.out)
         begin = piece.begin if first else first_offset(log, piece)
         for _ in log.fill(reader.made.out, begin, piece.end, reader.damage):
             reader.take()
@@ -402,19 +394,11 @@ def queue_piece_batches(
             reader.gone(piece, None, piece.begin, piece.end)
             yield from reader.ready
             return
-        reader.choose(True)
-        batches = queue_batches(
-            log,
-            queue,
-            reader.made,
-            piece.begin,
-            piece.end,
-            options.tags,
-            reader.damage,
-            options.begin_phy_offset,
-            options.end_phy_offset,
-            partial(reader.gone, piece, queue),
+        options.selection.choose(reader.made.out, by_place=True)
+        selection = replace(
+            options.selection, topics=(piece.topic,), begin_queue_offset=piece.begin, end_queue_offset=piece.end
         )
+        batches = queue_batches(log, queue, reader.made, selection, reader.damage, partial(reader.gone, piece, queue))
         for batch in batches:
             reader.add(batch)
             ready, reader.ready = reader.ready, []

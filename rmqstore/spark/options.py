@@ -10,13 +10,14 @@ import dataclasses
 import datetime
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rmqstore.arguments import Moment, milliseconds
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.mapped_file import offset_of_name
+from rmqstore.selection import Selection
 from rmqstore.spark.plan import PARTITION_BYTES
 from rmqstore.store.columns import chosen_columns
 
@@ -31,7 +32,7 @@ QUEUE_ID_MAX = 2**31 - 1
 # Spark's own; they say nothing to us.
 DATA_SOURCE_OPTIONS = {"__datasource_schema__", "name", "paths"}
 _COMMON = {"path", "broker_conf"}
-_FIELDS = {field.name for field in dataclasses.fields(StoreConfig)} - {"clock", "assumed", "unknown"}
+_FIELDS = {each.name for each in dataclasses.fields(StoreConfig)} - {"clock", "assumed", "unknown"}
 
 
 def _wrong(name: str, text: str, want: str) -> StoreError:
@@ -172,12 +173,12 @@ def store_config(
     """
     given = {name: options[name] for name in _FIELDS if name in options}
     overrides: dict[str, Any] = {}
-    for field in dataclasses.fields(StoreConfig):
-        if field.name in given:
-            text = given[field.name]
-            kind = str(field.type)
-            overrides[field.name] = (
-                number(field.name, text) if kind == "int" else boolean(field.name, text) if kind == "bool" else text
+    for each in dataclasses.fields(StoreConfig):
+        if each.name in given:
+            text = given[each.name]
+            kind = str(each.type)
+            overrides[each.name] = (
+                number(each.name, text) if kind == "int" else boolean(each.name, text) if kind == "bool" else text
             )
     if options.get("broker_conf"):
         return StoreConfig.from_properties(options["broker_conf"], **overrides)
@@ -200,12 +201,8 @@ class ReadOptions:
     path : str
     columns : tuple of str or None
         None: as of a scan.
-    topics, queue_ids, tags : tuple or None
-        None keeps all.
-    begin, end : int or None
-        Store times in ms since the epoch, both inclusive.
-    begin_phy_offset, end_phy_offset : int or None
-        Records that begin at or after the first and before the second.
+    selection : Selection
+        Of it topics, queue ids, tags, store times and phy offsets.
     partition_bytes : int
     decode_body : bool
         False leaves compressed bodies as they are stored.
@@ -222,13 +219,7 @@ class ReadOptions:
 
     path: str
     columns: tuple[str, ...] | None = None
-    topics: tuple[str, ...] | None = None
-    queue_ids: tuple[int, ...] | None = None
-    tags: tuple[str, ...] | None = None
-    begin: int | None = None
-    end: int | None = None
-    begin_phy_offset: int | None = None
-    end_phy_offset: int | None = None
+    selection: Selection = field(default_factory=Selection)
     partition_bytes: int = PARTITION_BYTES
     decode_body: bool = True
     mode: str = "commitlog"
@@ -252,14 +243,14 @@ class ReadOptions:
         check_names(options, _READ)
         given = {name: options[name] for name in _READ if name in options}
         found: dict[str, object] = {}
+        chosen: dict[str, Any] = {}
         for name, text in given.items():
             if name == "topic":
-                found["topics"] = _list(text) or None
+                chosen["topics"] = _list(text) or None
             elif name == "queue_id":
-                found["queue_ids"] = tuple(number(name, part, high=QUEUE_ID_MAX) for part in _list(text)) or None
+                chosen["queue_ids"] = tuple(number(name, part, high=QUEUE_ID_MAX) for part in _list(text)) or None
             elif name == "tags":
-                parts = tuple(part.strip() for part in text.split("||") if part.strip())
-                found["tags"] = None if "*" in parts or not parts else parts
+                chosen["tags"] = text
             elif name == "columns":
                 try:
                     found["columns"] = chosen_columns(part for part in _list(text) if part != CORRUPT_COLUMN)
@@ -268,9 +259,9 @@ class ReadOptions:
                 if CORRUPT_COLUMN in _list(text):
                     found["columns"] = _list(text)
             elif name in ("begin", "end"):
-                found[name] = _time(name, text)
+                chosen[name] = _time(name, text)
             elif name in ("begin_phy_offset", "end_phy_offset"):
-                found[name] = number(name, text)
+                chosen[name] = number(name, text)
             elif name in ("partition_bytes", "max_bytes_per_trigger"):
                 found[name] = number_of_bytes(name, text)
             elif name == "max_rows_per_trigger":
@@ -285,7 +276,7 @@ class ReadOptions:
                 found[name] = _choice(name, text, "earliest", "latest")
             elif name == "tiered":
                 found[name] = _directory(text) if text else None
-        return cls(path=store_path(options), **found)  # type: ignore[arg-type]
+        return cls(path=store_path(options), selection=Selection(**chosen), **found)  # type: ignore[arg-type]
 
 
 CORRUPT_COLUMN = "_corrupt"
@@ -293,7 +284,5 @@ CORRUPT_COLUMN = "_corrupt"
 UNREADABLE_BODY = "UNREADABLE_BODY"
 """With this ends what it says of a body that is not what its compression flag says."""
 
-_READ = {field.name for field in dataclasses.fields(ReadOptions)} - {"path", "topics", "queue_ids", "missing"} | {
-    "topic",
-    "queue_id",
-}
+_CHOSEN = {"topic", "queue_id", "tags", "begin", "end", "begin_phy_offset", "end_phy_offset"}
+_READ = {each.name for each in dataclasses.fields(ReadOptions)} - {"path", "selection", "missing"} | _CHOSEN

@@ -17,16 +17,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from rmqstore._columns import KeyTexts
-from rmqstore.arguments import IndexType, Moment, check_index_type, milliseconds
+from rmqstore.arguments import IndexType, Moment
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreChangedError
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES, LogIndex
+from rmqstore.selection import Selection
 from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
 from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.reader import spark_schema
 from rmqstore.spark.task import spare_collector
-from rmqstore.store.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, time_range
+from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, chosen_columns, import_pyarrow
 from rmqstore.store.key_columns import key_table, text_buffers
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _FILES_OF_A_TASK = 16
 # What an index lookup compares, see `IndexService`.
 
 
-class _KeySearch:
+class _KeyTask:
     # What a task needs to look keys up; pickled with the function that it runs.
 
     def __init__(
@@ -51,15 +52,12 @@ class _KeySearch:
         plan: LogPlan,
         files: list[str],
         columns: tuple[str, ...],
-        max_num: int,
-        times: tuple[int, int],
-        index_type: str | None,
+        selection: Selection,
         with_log: bool = False,
     ):
         # Whether a task that asks all index files searches the log as well.
         self.with_log = with_log
-        self.plan, self.files, self.columns, self.max_num = plan, files, columns, max_num
-        self.times, self.index_type = times, index_type
+        self.plan, self.files, self.columns, self.selection = plan, files, columns, selection
         self.schema = spark_arrow_schema(columns)
 
     def batches(self, names: list[str] | None, keys: list[str], topics: list[str]) -> Iterator[pa.RecordBatch]:
@@ -90,10 +88,8 @@ class _KeySearch:
                         index_service,
                         pa.array(keys[part], pa.string()),
                         pa.array(topics[part], pa.string()),
-                        self.columns,
-                        self.max_num,
-                        self.times,
-                        self.index_type,
+                        self.selection,
+                        ColumnOptions(self.columns),
                     )
                     if not index_service.note_damage():
                         break
@@ -166,7 +162,7 @@ def query(
     The frame looks into the index files that were there when it was made.  Reading it after they were replaced (`rebuild`)
     fails with `StoreChangedError`.
     """
-    check_index_type(index_type)
+    selection = Selection(begin=begin, end=end, index_type=index_type, max_num=max_num).check_times()
     names = DEFAULT_COLUMNS if columns is None else chosen_columns(columns)
     plan = LogPlan.of(path, config)
     index_service = IndexService(plan.root, plan.config, read_only=True)
@@ -174,12 +170,8 @@ def query(
     files = list(index_service.names)
     with_log = _uncovered(plan, index_service)
     schema = StructType([StructField("key", StringType()), *spark_schema(names).fields])
-    times = time_range(
-        None if begin is None else milliseconds(begin, "begin", up=True),
-        None if end is None else milliseconds(end, "end"),
-    )
     if isinstance(keys, DataFrame):
-        search = _KeySearch(plan, files, names, max_num, times, index_type, with_log)
+        search = _KeyTask(plan, files, names, selection, with_log)
         return _by_slot(keys, topic, search, files, schema, partitions)
     if topic is None:
         raise ValueError("topic is None, which needs a DataFrame of keys with a column topic")
@@ -189,11 +181,11 @@ def query(
             raise TypeError(f"key {key!r} is not text: give str")
     tasks = min(partitions or -(-len(files) // _FILES_OF_A_TASK), len(files)) if chosen else 0
     if tasks < 2:
-        search = _KeySearch(plan, files, names, max_num, times, index_type, with_log)
+        search = _KeyTask(plan, files, names, selection, with_log)
         return _by_file(spark, search, [files], chosen, topic, schema)
     # A key's newest messages lie in the files of several tasks; a record that was indexed twice may do so too.
     wanted = names if "phy_offset" in names else (*names, "phy_offset")
-    search = _KeySearch(plan, files, wanted, max_num, times, index_type)
+    search = _KeyTask(plan, files, wanted, selection)
     groups: list[list[str] | None] = [
         list(files[len(files) * i // tasks : len(files) * (i + 1) // tasks]) for i in range(tasks)
     ]
@@ -228,7 +220,12 @@ def _uncovered(plan: LogPlan, index_service: IndexService) -> bool:
 
 
 def _by_file(
-    spark: SparkSession, search: _KeySearch, groups: Sequence[list[str] | None], keys: list[str], topic: str, schema: StructType
+    spark: SparkSession,
+    search: _KeyTask,
+    groups: Sequence[list[str] | None],
+    keys: list[str],
+    topic: str,
+    schema: StructType,
 ) -> DataFrame:
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -239,10 +236,10 @@ def _by_file(
 
 
 def _by_slot(
-    keys: DataFrame, topic: str | None, search: _KeySearch, files: list[str], schema: StructType, partitions: int | None
+    keys: DataFrame, topic: str | None, search: _KeyTask, files: list[str], schema: StructType, partitions: int | None
 ) -> DataFrame:
     chosen = keys.select("key", (F.col("topic") if topic is None else F.lit(topic)).alias("topic")).dropna()
-    slot_num, by_tag = search.plan.config.max_hash_slot_num, search.index_type == "T"
+    slot_num, by_tag = search.plan.config.max_hash_slot_num, search.selection.index_type == "T"
     with_slot = StructType([*chosen.schema.fields, StructField("_slot", IntegerType())])
 
     def add_slot(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

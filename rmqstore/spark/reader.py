@@ -163,25 +163,26 @@ class StoreReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """The pieces of the log, in its order; with ``mode=queue`` those of the queues.  Those of tiered storage come first."""
         options, plan = self.options, self.plan
+        selection = options.selection
         if self.nothing or plan is None:
             return []
         older: list[InputPartition] = []
-        if options.tiered is not None and options.begin_phy_offset is None and options.end_phy_offset is None:
+        if options.tiered is not None and selection.begin_phy_offset is None and selection.end_phy_offset is None:
             older = [
                 PiecePartition(piece)
                 for piece in tiered_pieces(
-                    plan, options.tiered, options.topics, options.queue_ids, options.partition_bytes,
+                    plan, options.tiered, selection, options.partition_bytes,
                     strict=options.corrupt == "fail", by_log=options.mode != "queue",
                 )
             ]  # fmt: skip
         if options.mode == "queue":
             pieces = queue_pieces(
-                plan, options.topics, options.queue_ids, options.partition_bytes, options.begin_phy_offset
+                plan, selection.topics, selection.queue_ids, options.partition_bytes, selection.begin_phy_offset
             )
             return [*older, *(PiecePartition(piece) for piece in pieces)]
         return older + [
             PiecePartition(piece)
-            for piece in plan.pieces(options.partition_bytes, options.begin_phy_offset, options.end_phy_offset)
+            for piece in plan.pieces(options.partition_bytes, selection.begin_phy_offset, selection.end_phy_offset)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -210,20 +211,21 @@ def read_partition(reader: Any, partition: InputPartition) -> Iterator[pa.Record
 
 def _met(options: ReadOptions, name: str, values: set[Any]) -> ReadOptions:
     # Only these values of what may be several already.
-    given = getattr(options, name)
+    given = getattr(options.selection, name)
     kept = values if given is None else values & set(given)
-    changes: dict[str, Any] = {name: tuple(sorted(kept))}
-    return replace(options, **changes)
+    # No tag at all is as good as no topic: nothing is chosen.
+    changes: dict[str, Any] = {name: tuple(sorted(kept))} if kept else {"topics": ()}
+    return replace(options, selection=replace(options.selection, **changes))
 
 
 def _within(options: ReadOptions, names: tuple[str, str], low: int | None, high: int | None) -> ReadOptions:
-    begin, end = getattr(options, names[0]), getattr(options, names[1])
+    begin, end = getattr(options.selection, names[0]), getattr(options.selection, names[1])
     if low is not None:
         begin = low if begin is None else max(begin, low)
     if high is not None:
         end = high if end is None else min(end, high)
     changes: dict[str, Any] = {names[0]: begin, names[1]: end}
-    return replace(options, **changes)
+    return replace(options, selection=replace(options.selection, **changes))
 
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -253,6 +255,9 @@ def push_filter(options: ReadOptions, kind: str, column: str, value: Any) -> Rea
     if kind == "In":
         values = [each for each in values if each is not None]
     if column in ("topic", "tags") and equal and all(isinstance(each, str) for each in values):
+        if column == "tags" and {"", "*"} & set(values):
+            # They are no tags to a subscription.
+            return None
         return _met(options, "topics" if column == "topic" else "tags", set(values))
     if column == "queue_id" and equal and all(type(each) is int for each in values):
         return _met(options, "queue_ids", set(values))
@@ -305,5 +310,4 @@ class FilteringStoreReader(StoreReader):
                 if self.options.corrupt != "report":
                     continue
             yield each
-        options = self.options
-        self.nothing = () in (options.topics, options.queue_ids, options.tags)
+        self.nothing = () in (self.options.selection.topics, self.options.selection.queue_ids)

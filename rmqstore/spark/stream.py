@@ -68,7 +68,9 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.mode != "commitlog":
             raise StoreError("a stream follows the log: leave option mode out")
         if options.tiered is not None:
-            raise StoreError("a stream follows the local log: leave option tiered out, and read what is older as a batch")
+            raise StoreError(
+                "a stream follows the local log: leave option tiered out, and read what is older as a batch"
+            )
         # What retention took away is another matter than damage.
         missing = "fail" if options.fail_on_data_loss else "skip"
         self.options = replace(options, missing=missing)
@@ -220,7 +222,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log = self._look()
         if self.options.starting_offset == "latest":
             return self._at(log.max_offset)
-        begin = self.options.begin_phy_offset or 0
+        begin = self.options.selection.begin_phy_offset or 0
         if begin <= log.min_offset:
             return self._at(log.min_offset)
         missing = begin >= log.max_offset or log.files.find(begin) is None
@@ -248,8 +250,8 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # `partitions` says that the store is not the one that it was.
             return {"phy_offset": goal if self._target is None else max(goal, start["phy_offset"])}
         begin = self._place(log, start["phy_offset"])
-        if self.options.end_phy_offset is not None and self.options.end_phy_offset < goal:
-            goal = self._place_at_or_after(log, begin, self.options.end_phy_offset)
+        if self.options.selection.end_phy_offset is not None and self.options.selection.end_phy_offset < goal:
+            goal = self._place_at_or_after(log, begin, self.options.selection.end_phy_offset)
         if goal <= begin:
             return {"phy_offset": max(goal, start["phy_offset"])}
         if LIMITS and limit is not None and not isinstance(limit, ReadAllAvailable):

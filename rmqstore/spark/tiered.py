@@ -8,7 +8,7 @@ local log is made first, so that none is missing between them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,12 @@ from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.metadata import FlatFileMetadata
-from rmqstore.message import encode_java_utf8
+from rmqstore.selection import Selection
 from rmqstore.spans import Span, without
 from rmqstore.spark.batches import PieceReader, marked_verdict
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
-from rmqstore.store.columns import time_range
-from rmqstore.store.tiered_columns import flat_ranges, stretch_batches, tags_codes
+from rmqstore.store.tiered_columns import Stretch, flat_ranges, stretch_batches
 from rmqstore.store.tiered_reading import report_gap
 from rmqstore.store.tiered_shares import in_log
 from rmqstore.store.undispatched import Undispatched
@@ -68,8 +67,7 @@ class TieredPiece:
 def tiered_pieces(
     plan: LogPlan,
     tiered: str,
-    topics: Iterable[str] | None,
-    queue_ids: Iterable[int] | None,
+    selection: Selection,
     size: int,
     *,
     strict: bool = True,
@@ -83,8 +81,8 @@ def tiered_pieces(
         Of the broker's local store.
     tiered : str
         The root of tiered storage.
-    topics, queue_ids : iterable, optional
-        Only these.
+    selection : Selection
+        Of it topics and queue ids.
     strict : bool
         Queues that cannot be listed or have no units, and queue offsets that are in neither part, are an error; otherwise they
         have no piece, and are named in a warning.
@@ -96,14 +94,12 @@ def tiered_pieces(
     StoreError
         There is no tiered storage; or queues of the local store are gone, so that nobody knows what is in both.
     """
-    wanted_topics = None if topics is None else set(topics)
-    wanted_ids = None if queue_ids is None else set(queue_ids)
     # Files that go while the plan is made are told by the tasks.
     flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else _warn, goes_on=True)
     for text in flat_store.notes:
         logger.warning("tiered storage: %s", text)
     try:
-        queues = [part.queue for part in flat_ranges(flat_store, wanted_topics, wanted_ids)]
+        queues = [part.queue for part in flat_ranges(flat_store, selection)]
         for queue, spans in zip(queues, _local_spans(plan, queues, by_log)):
             begin, end = queue.min_queue_offset, queue.max_queue_offset
             if spans and end < spans[0][0]:
@@ -131,11 +127,15 @@ def _known(
     files: FlatFiles, said: Mapping[int, FlatFileMetadata] | None, begin: int, end: int
 ) -> dict[int, FlatFileMetadata]:
     # The files that hold, or held, offsets from `begin` to before `end`.
-    known = {base: (0 if said is None or base not in said else said[base].size) for base in {*files.bases, *(said or ())}}
+    known = {
+        base: (0 if said is None or base not in said else said[base].size) for base in {*files.bases, *(said or ())}
+    }
     for base in files.bases:
         mapped_file = files.find(base)
         known[base] = max(known[base], 0 if mapped_file is None else mapped_file.size)
-    return {base: FlatFileMetadata(base, size, 0, 0) for base, size in known.items() if base < end and base + size > begin}
+    return {
+        base: FlatFileMetadata(base, size, 0, 0) for base, size in known.items() if base < end and base + size > begin
+    }
 
 
 def _local_spans(plan: LogPlan, flat_queues: Sequence[FlatQueue], by_log: bool) -> list[list[Span]]:
@@ -241,16 +241,9 @@ def tiered_piece_batches(
     )  # fmt: skip
     reader.queue, reader.warned_of = queue, set()
     try:
-        tags = options.tags
-        codes = tags_codes(tags)
-        reader.made.out.choose(
-            None,
-            None,
-            None if tags is None else [encode_java_utf8(tag) for tag in tags],
-            *time_range(options.begin, options.end),
-        )
-        for first, offsets, sizes, unit_codes in queue.unit_arrays(piece.begin, piece.end, _STEP):
-            batches, findings = stretch_batches(reader.made, queue, first, offsets, sizes, unit_codes, codes)
+        options.selection.choose(reader.made.out, by_place=True)
+        for units in queue.unit_arrays(piece.begin, piece.end, _STEP):
+            batches, findings = stretch_batches(reader.made, Stretch(queue, *units), options.selection)
             for batch in batches:
                 reader.add(batch)
             for finding in findings:

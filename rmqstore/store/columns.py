@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
-from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Region, Verdict, check_record, doubtful_entry
+from rmqstore._core import PRE_FILL_SIZE, Region, Verdict, check_record, doubtful_entry
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import Pieces, ScanProgress
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
@@ -26,12 +26,13 @@ from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE
 from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes, tags_code
+from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes
+from rmqstore.selection import Selection
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DEFAULT_COLUMNS", "DICTIONARY_COLUMNS", "NULLABLE_COLUMNS", "Columns", "scan_schema"]
+__all__ = ["DEFAULT_COLUMNS", "DICTIONARY_COLUMNS", "NULLABLE_COLUMNS", "ColumnOptions", "Columns", "scan_schema"]
 
 DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_key", "body_stored"))
 """The columns of a scan that names none: all but those that repeat what another one holds."""
@@ -58,7 +59,7 @@ _JOINED_BYTES = 1024 * 1024
 _QUEUE_STEP = 8192
 # As many segments as the core takes in one call.
 _REGIONS = 64
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_INT64_MAX = 2**63 - 1
 
 
 def import_pyarrow() -> Any:
@@ -183,52 +184,87 @@ def _warn_once(missing: str) -> None:
     logger.warning("compressed bodies are not checked: %s", missing)
 
 
+@dataclass(frozen=True)
+class ColumnOptions:
+    """Which columns are decoded, and how their batches are made.
+
+    Attributes
+    ----------
+    columns : iterable of str, optional
+        As of `chosen_columns`; a tuple once it is made.
+    batch_size : int
+        Rows of a batch at most.
+    views : bool
+        Texts and bytes are views into the segments, which stay mapped for as long as a part of a batch lives.
+    read_dictionary : iterable of str
+        Columns of `DICTIONARY_COLUMNS` that become dictionaries; each batch has its own.
+    byte_limit : int, optional
+        Bytes of bodies and properties with which a batch ends; 64 MiB by default.
+    decode : bool
+        Look at the compression of bodies where ``body`` or ``corrupt`` is asked for.
+
+    Raises
+    ------
+    ValueError
+        As of `scan_schema`.
+    """
+
+    columns: Iterable[str] | None = None
+    batch_size: int = 8192
+    views: bool = False
+    read_dictionary: Iterable[str] = ()
+    byte_limit: int | None = None
+    decode: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", chosen_columns(self.columns))
+        object.__setattr__(self, "read_dictionary", encoded_columns(self.read_dictionary))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """tuple of str: the columns, in the order of the result."""
+        return self.columns  # type: ignore[return-value]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """pyarrow.Schema: of the batches."""
+        return _schema(self.names, self.views, self.read_dictionary)  # type: ignore[arg-type]
+
+
 class Columns:
     """Arrow record batches out of `ArrowColumns`.
 
     Parameters
     ----------
-    columns : iterable of str, optional
-        As of `chosen_columns`.
-    batch_size : int
-        Rows of a batch at most.
+    options : ColumnOptions
     crc_check : int
         As of `CommitLog.crc_check`.
-    byte_limit : int, optional
-        Bytes of bodies and properties with which a batch ends; 64 MiB by default.
-    views : bool
-        Texts and bytes are views into the segments, which stay mapped for as long as a part of a batch lives.
-    read_dictionary : iterable of str
-        Columns of `DICTIONARY_COLUMNS` that become dictionaries; each batch has its own.
-    decode : bool
-        Look at the compression of bodies where ``body`` or ``corrupt`` is asked for.
+    selection : Selection, optional
+        Only rows of these topics, queues, tags and store times.
+    by_place : bool
+        As of `Selection.choose`.
     """
 
     def __init__(
-        self,
-        columns: Iterable[str] | None,
-        batch_size: int,
-        crc_check: int,
-        byte_limit: int | None = None,
-        views: bool = False,
-        read_dictionary: Iterable[str] = (),
-        decode: bool = True,
+        self, options: ColumnOptions, crc_check: int, selection: Selection | None = None, *, by_place: bool = False
     ):
         self.pa = import_pyarrow()
-        names = chosen_columns(columns)
-        self._encoded = encoded_columns(read_dictionary)
-        self.schema = _schema(names, views, self._encoded)
-        self.views = views
-        self._stored_types = _stored_types(names, views)
+        names = options.names
+        self._encoded = options.read_dictionary
+        self.schema = options.schema
+        self.views = options.views
+        self._stored_types = _stored_types(names, options.views)
         self.out = ArrowColumns(
             names,
-            capacity=batch_size,
-            byte_limit=_BATCH_BYTES if byte_limit is None else byte_limit,
+            capacity=options.batch_size,
+            byte_limit=_BATCH_BYTES if options.byte_limit is None else options.byte_limit,
             check_crc=crc_check,
-            decompress=None if not decode else _decompress if "body" in names else _judge_body,
+            decompress=None if not options.decode else _decompress if "body" in names else _judge_body,
             host_text=host_from_bytes,
-            views=views,
+            views=options.views,
         )
+        if selection is not None:
+            selection.choose(self.out, by_place=by_place)
 
     def take(self) -> pa.RecordBatch:
         """pyarrow.RecordBatch: the rows that were filled in since the last one."""
@@ -250,65 +286,26 @@ class Columns:
         return self.pa.DictionaryArray.from_arrays(found.indices, found.dictionary.cast(self.pa.string()))
 
 
-def stored_texts(names: str | Iterable[str] | None) -> list[bytes] | None:
-    """list of bytes or None: one text, or several, as records hold them; None stays None."""
-    if names is None:
-        return None
-    return [encode_java_utf8(name) for name in ([names] if isinstance(names, str) else names)]
-
-
-def tag_texts(wanted: dict[int, set[str]] | None) -> list[str] | None:
-    """list of str or None: the tags in what `reading.subscription` gives; None stays None."""
-    return None if wanted is None else [text for texts in wanted.values() for text in texts]
-
-
 def scan_log(
-    log: CommitLog,
-    columns: Iterable[str] | None,
-    topic: str | Iterable[str] | None,
-    queue_id: int | Iterable[int] | None,
-    wanted: dict[int, set[str]] | None,
-    begin_phy_offset: int | None,
-    end_phy_offset: int | None,
-    times: tuple[int, int],
-    batch_size: int,
-    use_threads: bool,
-    views: bool,
-    read_dictionary: Iterable[str],
-    *,
-    refresh: bool,
+    log: CommitLog, selection: Selection, options: ColumnOptions, *, use_threads: bool, refresh: bool
 ) -> pa.RecordBatchReader:
     """The chosen messages of a log, see `MessageStore.scan`.
 
     Parameters
     ----------
-    wanted : dict of int to set of str, optional
-        Tags by the low 32 bits of their hash.
-    times : (int, int)
-        Store times, ms since epoch, inclusive.
     refresh : bool
         Look first how far another process wrote.
     """
-    names = chosen_columns(columns)
-    encoded = encoded_columns(read_dictionary)
-    choice = (
-        stored_texts(topic),
-        None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id),
-        stored_texts(tag_texts(wanted)),
-        *times,
-    )
 
     def make() -> Columns:
-        made = Columns(names, batch_size, log.crc_check, views=views, read_dictionary=encoded)
-        made.out.choose(*choice)
-        return made
+        return Columns(options, log.crc_check, selection)
 
     made = make()
     if refresh:
         log.refresh()
-    end = log.max_offset if end_phy_offset is None else end_phy_offset
+    end = log.max_offset if selection.end_phy_offset is None else selection.end_phy_offset
     # What goes before it is read is missed from here on.
-    begin = max(begin_phy_offset or 0, log.min_offset)
+    begin = max(selection.begin_phy_offset or 0, log.min_offset)
     batches = record_batches(log, made, begin, end, make if use_threads else None)
     # Whoever iterates gets our exceptions; the reader holds the generator alone, so that its threads end with it.
     return made.pa.RecordBatchReader.from_batches(made.schema, batches)
@@ -476,15 +473,6 @@ def _put_together(columns: Columns, batches: list[pa.RecordBatch]) -> list[pa.Re
     if len(batches) < 2:
         return batches
     return [columns.pa.concat_batches(batches)]
-
-
-def time_range(begin: float | None, end: float | None) -> tuple[int, int]:
-    """(int, int): the whole milliseconds from `begin` to `end`, both included, as far as 64 bits go; (1, 0) for none."""
-    if (begin is not None and begin > _INT64_MAX) or (end is not None and end < _INT64_MIN):
-        return 1, 0
-    low = _INT64_MIN if begin is None else math.ceil(max(begin, _INT64_MIN))
-    high = _INT64_MAX if end is None else math.floor(min(end, _INT64_MAX))
-    return (low, high) if low <= high else (1, 0)
 
 
 def _segments(log: CommitLog, offsets: list[int]) -> tuple[list[Any], np.ndarray, list[int]]:
@@ -689,29 +677,18 @@ def _places_of_batches(
 
 
 def queue_table(
-    log: CommitLog,
-    queue: AnyConsumeQueue | None,
-    columns: Columns,
-    queue_offset: int,
-    max_num: int | None,
-    tags: Iterable[str] | None,
-    end: int = _INT64_MAX,
+    log: CommitLog, queue: AnyConsumeQueue | None, columns: Columns, selection: Selection, low: int
 ) -> pa.Table:
-    """pyarrow.Table: messages of a queue before queue offset `end`, see `MessageStore.get_table`."""
+    """pyarrow.Table: messages of a queue from `low`, its first queue offset, on; see `MessageStore.get_table`."""
     batches: list[pa.RecordBatch] = []
     num = 0
-    limit = _INT64_MAX if max_num is None else max_num
-    wanted = None if tags is None else {tags_code(text) & 0xFFFFFFFF for text in tags}
-    codes = None if wanted is None else np.array(sorted(wanted), np.int64)
-    places = () if queue is None else queue_places(queue, queue_offset, end)
+    limit = _INT64_MAX if selection.max_num is None else selection.max_num
+    begin = max(selection.begin_queue_offset or 0, low)
+    end = _INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
+    places = () if queue is None else queue_places(queue, begin, end)
     for phy_offsets, queue_offsets, sizes, unit_codes in places:
-        if wanted is not None and codes is not None:
-            # The low 32 bits, as RocketMQ compares them; an address that leads nowhere in the extension lets pass.
-            kept = np.isin(unit_codes & 0xFFFFFFFF, codes)
-            ext = queue.ext if isinstance(queue, ConsumeQueue) else None
-            for place in np.flatnonzero(unit_codes <= EXT_ADDRESS_MAX).tolist():
-                unit = ext.get(int(unit_codes[place])) if ext is not None else None
-                kept[place] = unit is None or unit[0] & 0xFFFFFFFF in wanted
+        if selection.tags is not None:
+            kept = selection.may_have_codes(unit_codes)
             phy_offsets, queue_offsets, sizes = phy_offsets[kept], queue_offsets[kept], sizes[kept]
         else:
             phy_offsets, queue_offsets, sizes = (each[: limit - num] for each in (phy_offsets, queue_offsets, sizes))
@@ -727,48 +704,39 @@ def queue_table(
         num += len(rows)
         if num >= limit:
             break
-    return columns.pa.Table.from_batches(batches, schema=columns.schema).slice(0, max_num)
+    return columns.pa.Table.from_batches(batches, schema=columns.schema).slice(0, selection.max_num)
 
 
 def queue_batches(
     log: CommitLog,
     queue: AnyConsumeQueue,
     columns: Columns,
-    begin: int,
-    end: int,
-    tags: Iterable[str] | None = None,
+    selection: Selection,
     on_damage: Callable[[int, int, Verdict | None], None] | None = None,
-    begin_phy_offset: int | None = None,
-    end_phy_offset: int | None = None,
     on_gone: Callable[[int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of the units of a queue from queue offset `begin` to before `end`, in queue order.
+    """The messages of the units of a queue between the queue offsets of `selection`, in queue order.
 
     Parameters
     ----------
     columns : Columns
-        Chosen to the same tags.
-    tags : iterable of str, optional
-        Units with the hash of another tag are passed over without a look at their record.
+        Of the same selection.
     on_damage : callable, optional
         Told of each unit that leads to no record of its size, as by `CommitLog.fill`.
-    begin_phy_offset, end_phy_offset : int, optional
-        Only records that begin at or after the first and before the second.
     on_gone : callable, optional
         As of `queue_places`.
     """
-    codes = None if tags is None else np.array(sorted({tags_code(text) & 0xFFFFFFFF for text in tags}), np.int64)
+    begin = selection.begin_queue_offset or 0
+    end = queue.max_queue_offset if selection.end_queue_offset is None else selection.end_queue_offset
     for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, begin, end, on_gone):
         # What a queue was filled up with leads nowhere.
-        kept = (phy_offsets != 0) | (sizes != PRE_FILL_SIZE)
+        kept = ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE)) & selection.may_have_codes(unit_codes)
         if on_gone is not None:
             kept &= sizes > 0
-        if begin_phy_offset is not None:
-            kept &= phy_offsets >= begin_phy_offset
-        if end_phy_offset is not None:
-            kept &= phy_offsets < end_phy_offset
-        if codes is not None:
-            kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
+        if selection.begin_phy_offset is not None:
+            kept &= phy_offsets >= selection.begin_phy_offset
+        if selection.end_phy_offset is not None:
+            kept &= phy_offsets < selection.end_phy_offset
         phy_offsets, queue_offsets, sizes = phy_offsets[kept], queue_offsets[kept], sizes[kept]
         batches, rows = rows_at(log, columns, phy_offsets, sizes, queue, queue_offsets)
         if on_damage is not None and len(rows) < len(phy_offsets):

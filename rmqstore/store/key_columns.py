@@ -6,9 +6,10 @@ Owns which entries of the index become rows, in what order, and the columns ``ke
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns, KeyTexts, text_arrays
@@ -16,7 +17,16 @@ from rmqstore.arguments import KEY_BITS
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import encode_java_utf8
-from rmqstore.store.columns import Columns, chosen_columns, doubt_entries, import_pyarrow, located, scan_schema
+from rmqstore.selection import Selection
+from rmqstore.store.columns import (
+    ColumnOptions,
+    Columns,
+    chosen_columns,
+    doubt_entries,
+    import_pyarrow,
+    located,
+    scan_schema,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,20 +49,23 @@ def key_table(
     index_service: IndexService | None,
     keys: Any,
     topics: Any,
-    columns: Iterable[str] | None,
-    max_num: int,
-    times: tuple[int, int],
-    index_type: str | None,
-    views: bool = False,
+    selection: Selection,
+    options: ColumnOptions,
     more: Callable[[list[Any], list[Any]], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> pa.Table:
     """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`.
 
-    `more` gives for the texts of keys and topics the numbers and phy offsets of entries that no index file has.
+    Parameters
+    ----------
+    selection : Selection
+        Of it the store times, `index_type`, and `max_num` for each key.
+    more : callable, optional
+        Gives for the texts of keys and topics the numbers and phy offsets of entries that no index file has.
     """
     pa = import_pyarrow()
-    columns = chosen_columns(columns)
-    schema = _query_schema(columns, views)
+    schema = _query_schema(options.names, options.views)
+    times, index_type = selection.times, selection.index_type
+    max_num = _INT64_MAX if selection.max_num is None else selection.max_num
     key_column = _text_column(pa, keys, "key")
     topic_column = _text_column(pa, topics, "topic")
     if len(topic_column) != len(key_column) and not isinstance(topics, str):
@@ -65,15 +78,15 @@ def key_table(
             others = more(key_column.to_pylist(), topic_column.to_pylist())
             numbers, phy_offsets = _each_once(np.append(numbers, others[0]), np.append(phy_offsets, others[1]))
             falling = True
-    sought = (texts, KEY_BITS[index_type])
+    sought = _Sought(texts, KEY_BITS[index_type], times)
     if not falling:
         # A record that was indexed twice, or entries that do not follow the log: those of each key that count, in order.
-        matches = _matching(log, ArrowColumns((), 1 << 30), phy_offsets, numbers, *sought, times, _INT64_MAX)[1]
+        matches = _matching(log, ArrowColumns((), 1 << 30), phy_offsets, numbers, sought, _INT64_MAX)[1]
         if index_service is not None:
             doubt_entries(log, index_service, texts.hashes(index_type == "T")[numbers[~matches]], phy_offsets[~matches])
         numbers, phy_offsets = _newest(numbers[matches], phy_offsets[matches], max_num)
-    made = Columns(columns, min(max(len(numbers), 1), _KEY_ROWS), log.crc_check, views=views)
-    parts, taken = _matching(log, made.out, phy_offsets, numbers, *sought, times, max_num, made.take_arrays)
+    made = Columns(dataclasses.replace(options, batch_size=min(max(len(numbers), 1), _KEY_ROWS)), log.crc_check)
+    parts, taken = _matching(log, made.out, phy_offsets, numbers, sought, max_num, made.take_arrays)
     if index_service is not None and not taken.all():
         # Of a key with enough rows the others were not looked at.
         lacks = ~taken & (np.bincount(numbers[taken], minlength=len(key_column))[numbers] < max_num)
@@ -87,6 +100,12 @@ def key_table(
         return pa.Table.from_arrays([key_column, key_numbers, *parts[0]], schema=schema)
     chunked = [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(made.schema)]
     return pa.Table.from_arrays([key_column, key_numbers, *chunked], schema=schema)
+
+
+class _Sought(NamedTuple):
+    texts: KeyTexts
+    kinds: int
+    times: tuple[int, int]
 
 
 @functools.lru_cache(64)
@@ -148,9 +167,7 @@ def _matching(
     out: ArrowColumns,
     phy_offsets: np.ndarray,
     numbers: np.ndarray,
-    texts: KeyTexts,
-    kinds: int,
-    times: tuple[int, int],
+    sought: _Sought,
     max_num: int,
     take: Callable[[], list[Any]] | None = None,
 ) -> tuple[list[list[Any]], np.ndarray]:
@@ -159,7 +176,7 @@ def _matching(
     # without it the rows are only found.
     batches = []
     taken = np.zeros(len(phy_offsets), np.uint8)
-    out.choose(begin_timestamp=times[0], end_timestamp=times[1])
+    out.choose(begin_timestamp=sought.times[0], end_timestamp=sought.times[1])
     for part, regions, bases, places in located(log, phy_offsets):
         at, num = 0, len(places)
         while at < num:
@@ -173,8 +190,8 @@ def _matching(
                 phy_offsets[part],
                 taken[part],
                 numbers[part],
-                texts,
-                kinds,
+                sought.texts,
+                sought.kinds,
                 max_num,
                 at,
                 int(np.count_nonzero(taken[run:first])),

@@ -31,7 +31,6 @@ from rmqstore.arguments import (
     one_queue,
     one_text,
     shown,
-    texts,
     whole_number,
     whole_numbers,
 )
@@ -48,8 +47,9 @@ from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import Message, MessageExt
 from rmqstore.rocksdb.places import closed_databases
+from rmqstore.selection import INT64_MAX, Selection, of_key, of_queue, of_scan, row_num
 from rmqstore.store.closing import Closing, close_forgotten
-from rmqstore.store.columns import scan_log, time_range
+from rmqstore.store.columns import ColumnOptions, scan_log
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.lost_log import is_named, lost_text
 from rmqstore.store.opening import (
@@ -61,8 +61,8 @@ from rmqstore.store.opening import (
     warn_of_dledger,
     warn_of_swapping,
 )
-from rmqstore.store.querying import Querying
-from rmqstore.store.reading import Reading, subscription
+from rmqstore.store.querying import LogLook, Querying
+from rmqstore.store.reading import Reading
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
 from rmqstore.store.results import (
     GetMessageResult,
@@ -89,14 +89,6 @@ if TYPE_CHECKING:
     from rmqstore.store.stats import StoreStats
 
 __all__ = ["MessageStore"]
-
-_INT64_MAX = 2**63 - 1
-
-
-def _range(begin: Moment | None, end: Moment | None) -> tuple[float | None, float | None]:
-    # Both are inside, so that what lies between two milliseconds is rounded inwards.
-    low = None if begin is None else milliseconds(begin, "begin", up=True)
-    return low, None if end is None else milliseconds(end, "end")
 
 
 def _offset(offset: int | None, name: str) -> int | None:
@@ -542,7 +534,9 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             config = os.path.join(self.path, "config")
             damaged = len(problems)
             # Where the folder is closed, that was counted.
-            if stats.consumer_offsets_error is not None and not any((each.path or "").startswith(config) for each in problems):
+            if stats.consumer_offsets_error is not None and not any(
+                (each.path or "").startswith(config) for each in problems
+            ):
                 damaged += 1
             return dataclasses.replace(stats, damaged_files=damaged)
 
@@ -770,11 +764,9 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         GetMessageResult
         """
         self._state.check_open()
-        topic, queue_id = one_text(topic, "topic"), whole_number(queue_id, "queue_id")
-        queue_offset, max_num = whole_number(queue_offset, "queue_offset"), whole_number(max_num, "max_num")
         max_bytes = None if max_bytes is None else whole_number(max_bytes, "max_bytes")
-        wanted = None if tags is None else subscription(given_tags(tags))
-        return self._state.settled(self._reading.get, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
+        selection = of_queue(topic, queue_id, queue_offset, whole_number(max_num, "max_num"), tags)
+        return self._state.settled(self._reading.get, selection, max_bytes)
 
     def topics(self) -> list[str]:
         """list of str: topics that have a queue, sorted."""
@@ -1058,12 +1050,11 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             The index is in RocksDB, rocksdict is not installed, and the log alone does not tell.
         """
         self._state.check_open()
-        begin, end = _range(begin, end)
-        topic, key, max_num = one_text(topic, "topic"), one_text(key, "key"), whole_number(max_num, "max_num")
+        selection = of_key(topic, key, max_num, begin, end, index_type)
         max_log_bytes = None if max_log_bytes is None else whole_number(max_log_bytes, "max_log_bytes")
         if compat:
-            return self._querying.like_java(topic, key, max_num, begin, end, index_type)
-        return self._querying.query(topic, key, max_num, begin, end, max_log_bytes, progress, index_type)
+            return self._querying.like_java(selection)
+        return self._querying.query(selection, LogLook(max_log_bytes, progress))
 
     def query_offsets(
         self,
@@ -1071,7 +1062,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         key: str,
         max_num: int = 64,
         begin: Moment = 0,
-        end: Moment = _INT64_MAX,
+        end: Moment = INT64_MAX,
         *,
         index_type: IndexType | None = None,
     ) -> list[int]:
@@ -1085,9 +1076,10 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             "T" asks for a tag; unique keys and keys share one form.
         """
         self._state.check_open()
-        low, high = milliseconds(begin, "begin", up=True), milliseconds(end, "end")
-        topic, key, max_num = one_text(topic, "topic"), one_text(key, "key"), whole_number(max_num, "max_num")
-        return self._querying.offsets(topic, key, max_num, low, high, index_type).phy_offsets
+        for name, moment in (("begin", begin), ("end", end)):
+            # None has no meaning here.
+            milliseconds(moment, name)
+        return self._querying.offsets(of_key(topic, key, max_num, begin, end, index_type)).phy_offsets
 
     # ------------------------------------------------------------------------------------------- the log, columns
 
@@ -1180,36 +1172,20 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         state = self._state
         state.check_open()
-        topic, tags = texts(topic, "topic"), given_tags(tags)
-        queue_id = whole_numbers(queue_id, "queue_id", -(2**31), 2**31 - 1)
-        begin_phy_offset = _offset(begin_phy_offset, "begin_phy_offset")
-        end_phy_offset = _offset(end_phy_offset, "end_phy_offset")
         batch_size = whole_number(batch_size, "batch_size")
         if not 1 <= batch_size <= 1 << 30:
             raise ValueError(f"batch_size is {batch_size} rows; give 1 to 2**30")
-        if self.tiered is not None and begin_phy_offset is None and end_phy_offset is None:
+        selection = dataclasses.replace(
+            of_scan(topic, queue_id, tags, begin, end),
+            begin_phy_offset=_offset(begin_phy_offset, "begin_phy_offset"),
+            end_phy_offset=_offset(end_phy_offset, "end_phy_offset"),
+        )
+        options = ColumnOptions(columns, batch_size, views, read_dictionary)
+        if self.tiered is not None and selection.begin_phy_offset is None and selection.end_phy_offset is None:
             from rmqstore.store.tiered_scan import scan_both
 
-            times = time_range(*_range(begin, end))
-            wanted = subscription(tags)
-            return scan_both(
-                state, self.tiered, columns, topic, queue_id, wanted, times, batch_size, use_threads, views, read_dictionary
-            )
-        return scan_log(
-            self.commit_log,
-            columns,
-            topic,
-            queue_id,
-            subscription(tags),
-            begin_phy_offset,
-            end_phy_offset,
-            time_range(*_range(begin, end)),
-            batch_size,
-            use_threads,
-            views,
-            read_dictionary,
-            refresh=self.read_only,
-        )
+            return scan_both(state, self.tiered, selection, options, use_threads=use_threads)
+        return scan_log(self.commit_log, selection, options, use_threads=use_threads, refresh=self.read_only)
 
     def get_table(
         self,
@@ -1250,15 +1226,10 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         state = self._state
         state.check_open()
-        topic, queue_id = one_text(topic, "topic"), whole_number(queue_id, "queue_id")
-        queue_offset = whole_number(queue_offset, "queue_offset")
-        if max_num is not None:
-            # More than a queue can have is all.
-            max_num = min(whole_number(max_num, "max_num"), _INT64_MAX)
-            if max_num < 0:
-                raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
-        wanted = subscription(given_tags(tags))
-        return state.settled(self._reading.table, topic, queue_id, queue_offset, max_num, wanted, columns, views)
+        selection = of_queue(topic, queue_id, queue_offset, row_num(max_num), tags)
+        max_num = selection.max_num
+        rows = 8192 if max_num is None else min(max(max_num, 1), 8192)
+        return state.settled(self._reading.table, selection, ColumnOptions(columns, rows, views))
 
     def query_table(
         self,
@@ -1308,11 +1279,13 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             As of `scan`.
         """
         self._state.check_open()
-        begin, end = _range(begin, end)
+        selection = Selection(
+            begin=begin, end=end, index_type=index_type, max_num=min(whole_number(max_num, "max_num"), INT64_MAX)
+        ).check_times()
         for name, given in (("keys", keys), ("topic", topic)):
             # What is in an array of Arrow is looked at where it is read.
             if not isinstance(given, Iterable) or isinstance(given, (bytes, bytearray)):
                 raise TypeError(f"{name} is {shown(given)}; give a text, or several")
-        max_num = min(whole_number(max_num, "max_num"), _INT64_MAX)
         max_log_bytes = None if max_log_bytes is None else whole_number(max_log_bytes, "max_log_bytes")
-        return self._querying.table(keys, topic, columns, max_num, begin, end, index_type, max_log_bytes, progress, views)
+        options = ColumnOptions(columns, views=views)
+        return self._querying.table(keys, topic, selection, options, LogLook(max_log_bytes, progress))

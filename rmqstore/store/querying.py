@@ -8,22 +8,24 @@ and what is looked for in the log because no index covers it.  It never says tha
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rmqstore import _core, _read
 from rmqstore import _numpy as np
 from rmqstore._core import KeyKind
 from rmqstore._read import KeyQuery, KeySearch
-from rmqstore.arguments import check_index_type, plain_text
+from rmqstore.arguments import exact_milliseconds, plain_text
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import QueryOffsetResult
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES, chain_in_memory
 from rmqstore.message import MessageExt, encode_java_utf8, parse_message_id
-from rmqstore.store.columns import doubt_entries, time_range
+from rmqstore.selection import INT64_MAX, INT64_MIN, Selection
+from rmqstore.store.columns import ColumnOptions, doubt_entries
 from rmqstore.store.key_columns import key_table
 from rmqstore.store.results import QueryResult
 from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
@@ -31,14 +33,12 @@ from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Querying"]
+__all__ = ["LogLook", "Querying", "java_times"]
 
 T = TypeVar("T")
 
-_INT64_MAX = 2**63 - 1
 # Entries of a chain that is made in memory at once.
 _CHAIN = 4096
-_INT64_MIN = -(2**63)
 _KEY_KINDS = {
     None: int(KeyKind.ANY_KEY),
     "U": int(KeyKind.UNIQUE_KEY),
@@ -69,74 +69,36 @@ class Querying:
                 LOOK_INTERVAL if state.read_only else math.inf,
             )
 
-    def query(
-        self,
-        topic: str,
-        key: str,
-        max_num: int,
-        begin: float | None,
-        end: float | None,
-        max_log_bytes: int | None,
-        progress: Callable[[int, int], object] | None,
-        index_type: str | None,
-    ) -> QueryResult:
+    def query(self, selection: Selection, look: LogLook) -> QueryResult:
         """Find messages by key, see `MessageStore.query_message`."""
-        text = key if index_type is None else _index_text(key, index_type)
         if self.index_service is None:
             return QueryResult(uncovered=self.whole_log())
-        if max_num < 0:
+        low, high = selection.times
+        if (selection.max_num or 0) < 0 or low > high:
             return QueryResult()
-        low, high = _INT64_MIN, _INT64_MAX
-        if begin is not None or end is not None:
-            low, high = time_range(begin, end)
-            if low > high:
-                return QueryResult()
-        return self._until_trusted(
-            lambda uncovered: self._exactly(topic, key, text, max_num, low, high, index_type, uncovered),
-            max_log_bytes,
-            progress,
-            index_type,
-        )
+        return self._until_trusted(lambda uncovered: self._exactly(selection, uncovered), look, selection.index_type)
 
     def table(
-        self,
-        keys: Any,
-        topic: str | Iterable[str],
-        columns: Iterable[str] | None,
-        max_num: int,
-        begin: float | None,
-        end: float | None,
-        index_type: str | None,
-        max_log_bytes: int | None,
-        progress: Callable[[int, int], object] | None,
-        views: bool,
+        self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook
     ) -> pa.Table:
         """Find the messages of many keys, see `MessageStore.query_table`."""
-        check_index_type(index_type)
-        times = time_range(begin, end)
 
         def ask() -> pa.Table:
-            more = self._entries_in_database(times, index_type) if self.database.is_used() else None
-            return key_table(
-                self.commit_log, self.index_service, keys, topic, columns, max_num, times, index_type, views, more
-            )
+            more = self._entries_in_database(selection) if self.database.is_used() else None
+            return key_table(self.commit_log, self.index_service, keys, topic, selection, options, more)
 
         if self.index_service is None:
             return self.state.settled(ask)
-        return self._until_trusted(lambda uncovered: self.state.settled(ask), max_log_bytes, progress, index_type)
+        return self._until_trusted(lambda uncovered: self.state.settled(ask), look, selection.index_type)
 
     def _until_trusted(
-        self,
-        ask: Callable[[tuple[tuple[int, int], ...]], T],
-        max_log_bytes: int | None,
-        progress: Callable[[int, int], object] | None,
-        index_type: str | None,
+        self, ask: Callable[[tuple[tuple[int, int], ...]], T], look: LogLook, index_type: str | None
     ) -> T:
         # The answer to the parts of the log that no index covers.  Where an index turns out to be damaged meanwhile, the
         # log has what it hides.
         assert self.index_service is not None
         while True:
-            uncovered = self.look_at_log(max_log_bytes, progress, index_type)
+            uncovered = self.look_at_log(look, index_type)
             trusted = self.database.damage
             found = ask(uncovered)
             if not self.index_service.note_damage() and self.database.damage is trusted:
@@ -146,33 +108,31 @@ class Querying:
                 return found
 
     def _entries_in_database(
-        self, times: tuple[int, int], index_type: str | None
+        self, selection: Selection
     ) -> Callable[[list[str | None], list[str | None]], tuple[np.ndarray, np.ndarray]]:
         def find(keys: list[str | None], topics: list[str | None]) -> tuple[np.ndarray, np.ndarray]:
             numbers, phy_offsets = [], []
             for number, (key, topic) in enumerate(zip(keys, itertools.cycle(topics), strict=False)):
                 if key is not None and topic is not None:
-                    found = self.database.phy_offsets(topic, key, index_type, *times)
+                    found = self.database.phy_offsets(topic, key, selection.index_type, *selection.times)
                     phy_offsets += found
                     numbers += [number] * len(found)
             return np.array(numbers, np.int32), np.array(phy_offsets, np.int64)
 
         return find
 
-    def offsets(
-        self, topic: str, key: str, max_num: int, begin: float, end: float, index_type: str | None
-    ) -> QueryOffsetResult:
+    def offsets(self, selection: Selection) -> QueryOffsetResult:
         """What RocketMQ's index service answers, see `MessageStore.query_offsets`."""
         self.state.check_open()
-        text = _index_text(key, index_type)
         if self.index_service is None:
             return QueryOffsetResult([], 0, 0)
         self._follow_index()
         if self._asks_database():
-            found = self._database_like_java(topic, key, max_num, begin, end, index_type)
+            found = self._database_like_java(selection)
             return QueryOffsetResult([message.phy_offset for message in reversed(found)], 0, 0)
-        low, high = (int(max(min(each, _INT64_MAX), _INT64_MIN)) for each in (begin, end))
-        return self.index_service.query_offset(topic, text, max_num, low, high)
+        low, high = (int(max(min(each, INT64_MAX), INT64_MIN)) for each in java_times(selection))
+        text = selection.index_text
+        return self.index_service.query_offset(selection.topic, text, selection.max_num or 0, low, high)
 
     def _follow_index(self) -> None:
         # Entries show as they are put, new files do not.
@@ -200,36 +160,25 @@ class Querying:
                 return
         self.commit_log.refresh()
 
-    def _exactly(
-        self,
-        topic: str,
-        key: str,
-        text: str,
-        max_num: int,
-        low: int,
-        high: int,
-        index_type: str | None,
-        uncovered: tuple[tuple[int, int], ...],
-    ) -> QueryResult:
+    def _exactly(self, selection: Selection, uncovered: tuple[tuple[int, int], ...]) -> QueryResult:
         index_service = self.index_service
         assert index_service is not None
+        topic, key = selection.topic, selection.key
         if "\ufffd" in topic or "\ufffd" in key:
             # Text that was replaced while it was decoded cannot be compared as bytes.
-            return self.by_text(topic, key, text, max_num, low, high, index_type, uncovered)
-        if max_num > _INT64_MAX:
-            max_num = _INT64_MAX
+            return self.by_text(selection, uncovered)
         log = self.commit_log
         if self.database.is_used():
-            return self._with_database(topic, key, text, max_num, low, high, index_type, uncovered)
+            return self._with_database(selection, uncovered)
         found = _read.find_messages(
-            index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
-            QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.files,
+            index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[selection.index_type],
+            *selection.times, _max_num(selection), QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.files,
         )  # fmt: skip
         if found is not None:
             found._uncovered = uncovered
             return found
         result = QueryResult(uncovered=uncovered)
-        search = self._search(topic, key, index_type, low, high, max_num, result)
+        search = self._search(selection, result)
         for index in index_service.newest_first():
             at = -1
             while at:
@@ -241,30 +190,19 @@ class Querying:
         result.truncated = search.truncated
         return result
 
-    def _search(
-        self, topic: str, key: str, index_type: str | None, low: int, high: int, max_num: int, result: QueryResult
-    ) -> KeySearch:
+    def _search(self, selection: Selection, result: QueryResult) -> KeySearch:
         log = self.commit_log
         return KeySearch(
-            topic, key, _KEY_KINDS[index_type], low, high, max_num, result, MessageExt, log.crc_check, encode_java_utf8,
-            log.files,
+            selection.topic, selection.key, _KEY_KINDS[selection.index_type], *selection.times, _max_num(selection),
+            result, MessageExt, log.crc_check, encode_java_utf8, log.files,
         )  # fmt: skip
 
-    def _with_database(
-        self,
-        topic: str,
-        key: str,
-        text: str,
-        max_num: int,
-        low: int,
-        high: int,
-        index_type: str | None,
-        uncovered: tuple[tuple[int, int], ...],
-    ) -> QueryResult:
+    def _with_database(self, selection: Selection, uncovered: tuple[tuple[int, int], ...]) -> QueryResult:
         # What the index in RocksDB, the index files and the log's own entries lead to, as one chain in memory.
         log, result = self.commit_log, QueryResult(uncovered=uncovered)
-        in_database = self.database.phy_offsets(topic, key, index_type, low, high)
-        search = self._search(topic, key, index_type, low, high, max_num, result)
+        topic, text = selection.topic, selection.index_text
+        in_database = self.database.phy_offsets(topic, selection.key, selection.index_type, *selection.times)
+        search = self._search(selection, result)
         assert self.index_service is not None
         candidates = sorted({*in_database, *self.index_service.candidates(topic, text)}, reverse=True)
         key_hash = _core.index_key_hash(topic, text)
@@ -278,20 +216,19 @@ class Querying:
             if search.truncated:
                 break
         if damaged:
-            self.doubt(topic, key, index_type, key_hash, in_database, candidates)
+            self.doubt(selection, key_hash, in_database, candidates)
         result.truncated = search.truncated
         return result
 
-    def doubt(
-        self, topic: str, key: str, index_type: str | None, key_hash: int, in_database: list[int], candidates: list[int]
-    ) -> None:
+    def doubt(self, selection: Selection, key_hash: int, in_database: list[int], candidates: list[int]) -> None:
         """Ask no index again whose entries lead to what cannot be; `in_database` are those of the one in RocksDB."""
         assert self.index_service is not None
         offsets = np.array(candidates, np.int64)
         doubt_entries(self.commit_log, self.index_service, np.full(len(offsets), key_hash, np.int32), offsets)
+        has_key = _of_any_time(selection).has
         for phy_offset in in_database:
             message = self.commit_log.look_up(phy_offset)
-            if message is None or message.topic != topic or not _has_key(message, key, index_type):
+            if message is None or not has_key(message):
                 self.database.distrust(
                     CorruptionError(
                         f"an entry leads to phy offset {phy_offset}, where no record has its key", self.path
@@ -306,12 +243,11 @@ class Querying:
         database = self.database
         return database.is_used() or database.damage is not None or database.missing is not None
 
-    def _database_like_java(
-        self, topic: str, key: str, max_num: int, begin: float, end: float, index_type: str | None
-    ) -> QueryResult:
-        low, high = (int(max(min(each, _INT64_MAX), _INT64_MIN)) for each in (begin, end))
+    def _database_like_java(self, selection: Selection) -> QueryResult:
+        low, high = (int(max(min(each, INT64_MAX), INT64_MIN)) for each in java_times(selection))
+        max_num = min(selection.max_num or 0, self.config.max_msgs_num_batch)
         found = self.database.like_java(
-            topic, key, min(max_num, self.config.max_msgs_num_batch), low, high, index_type, self.config.clock()
+            selection.topic, selection.key, max_num, low, high, selection.index_type, self.config.clock()
         )
         messages = [self.commit_log.look_up(phy_offset) for phy_offset in found]
         return QueryResult([message for message in messages if message is not None])
@@ -329,14 +265,12 @@ class Querying:
             at = max(at, end)
         return (*found, *([(at, self.commit_log.max_offset)] if at < self.commit_log.max_offset else []))
 
-    def look_at_log(
-        self, max_log_bytes: int | None, progress: Callable[[int, int], object] | None, index_type: str | None
-    ) -> tuple[tuple[int, int], ...]:
+    def look_at_log(self, look: LogLook, index_type: str | None) -> tuple[tuple[int, int], ...]:
         """Make sure that exact questions are asked of the whole log; the stretches that stay out."""
         assert self.state.log_index is not None
         self._follow_index()
         self._follow_log()
-        self.state.log_index.cover(max_log_bytes, progress)
+        self.state.log_index.cover(*look)
         if self.database.is_used() and self.state.key_query is not None:
             # It knows the index files alone.
             self.state.key_query.closed = True
@@ -345,59 +279,47 @@ class Querying:
             return self.without_database()
         return self.state.log_index.uncovered
 
-    def by_text(
-        self,
-        topic: str,
-        key: str,
-        text: str,
-        max_num: int,
-        low: int,
-        high: int,
-        index_type: str | None,
-        uncovered: tuple[tuple[int, int], ...] = (),
-    ) -> QueryResult:
+    def by_text(self, selection: Selection, uncovered: tuple[tuple[int, int], ...] = ()) -> QueryResult:
         """As `query`, by decoded texts: one that was replaced while it was decoded cannot be compared as bytes."""
         assert self.index_service is not None
+        topic, text = selection.topic, selection.index_text
+        low, high = selection.times
         result = QueryResult(uncovered=uncovered)
         seen: set[int] = set()
         candidates: Iterable[int] = self.index_service.candidates(topic, text)
         if self.database.is_used():
-            candidates = sorted(
-                {*candidates, *self.database.phy_offsets(topic, key, index_type, low, high)}, reverse=True
-            )
+            in_database = self.database.phy_offsets(topic, selection.key, selection.index_type, low, high)
+            candidates = sorted({*candidates, *in_database}, reverse=True)
+        has_key = _of_any_time(selection).has
         for phy_offset in candidates:
             if phy_offset in seen:
                 continue
             seen.add(phy_offset)
             message = self.commit_log.look_up(phy_offset)
-            if message is None or message.topic != topic or not _has_key(message, key, index_type):
+            if message is None or not has_key(message):
                 of_hash = np.array([_core.index_key_hash(topic, text)], np.int32)
                 doubt_entries(self.commit_log, self.index_service, of_hash, np.array([phy_offset]))
                 continue
             if not low <= message.store_timestamp <= high:
                 continue
-            if len(result) >= max_num:
+            if len(result) >= (selection.max_num or 0):
                 result.truncated = True
                 break
             result.append(message)
         result.sort(key=lambda message: -message.phy_offset)
         return result
 
-    def like_java(
-        self, topic: str, key: str, max_num: int, begin: float | None, end: float | None, index_type: str | None
-    ) -> QueryResult:
+    def like_java(self, selection: Selection) -> QueryResult:
         """RocketMQ's queryMessage."""
         # RocketMQ 5.5.0 DefaultMessageStore.queryMessage: up to three rounds, each ending before the oldest hit so far.
-        low = 0 if begin is None else begin
-        high = _INT64_MAX if end is None else end
+        low, high = java_times(selection)
         self.state.check_open()
-        _index_text(key, index_type)
         self._follow_index()
         if self._asks_database():
-            return self._database_like_java(topic, key, max_num, low, high, index_type)
+            return self._database_like_java(selection)
         messages: list[MessageExt] = []
         for _ in range(3):
-            offsets = self.offsets(topic, key, max_num, low, high, index_type).phy_offsets
+            offsets = self.offsets(dataclasses.replace(selection, begin=low, end=high)).phy_offsets
             if not offsets:
                 break
             for number, phy_offset in enumerate(sorted(offsets)):
@@ -431,7 +353,8 @@ class Querying:
             self.state.queues.refresh()
         names = self.state.topics() if topic is None else [topic]
         for name in names:
-            found = self.query(name, msg_id, 1, None, None, DEFAULT_LOG_BYTES, None, "U")
+            selection = Selection((name,), keys=(msg_id,), index_type="U", max_num=1)
+            found = self.query(selection, LogLook())
             if found:
                 return found[0].phy_offset
         if message is not None:
@@ -452,12 +375,22 @@ class Querying:
         return phy_offset
 
 
-def _index_text(key: str, index_type: str | None) -> str:
-    check_index_type(index_type)
-    return "T#" + key if index_type == "T" else key
+class LogLook(NamedTuple):
+    """How much of the log that no index covers is gone over for an answer: bytes, None for all; and who is told of it."""
+
+    max_log_bytes: int | None = DEFAULT_LOG_BYTES
+    progress: Callable[[int, int], object] | None = None
 
 
-def _has_key(message: MessageExt, key: str, index_type: str | None) -> bool:
-    if index_type == "T":
-        return message.tags == key
-    return (index_type != "K" and message.unique_key == key) or (index_type != "U" and key in message.keys)
+def java_times(selection: Selection) -> tuple[float, float]:
+    """(float, float): the times of a question as RocketMQ is asked: from 0 on, without an end."""
+    low = 0 if selection.begin is None else exact_milliseconds(selection.begin, "begin", up=True)
+    return low, INT64_MAX if selection.end is None else exact_milliseconds(selection.end, "end")
+
+
+def _max_num(selection: Selection) -> int:
+    return min(selection.max_num or 0, INT64_MAX)
+
+
+def _of_any_time(selection: Selection) -> Selection:
+    return dataclasses.replace(selection, begin=None, end=None)

@@ -7,7 +7,7 @@ new messages.  It opens no file: queues and log do.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rmqstore import _core, _read
@@ -15,18 +15,17 @@ from rmqstore._read import QueueGets
 from rmqstore.arguments import check_boundary, check_timeout
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.consumequeue.unit_queue import Unit
-from rmqstore.message import MessageExt, tags_code
-from rmqstore.store.columns import Columns, queue_table, stored_texts, tag_texts
+from rmqstore.message import MessageExt
+from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.store.columns import ColumnOptions, Columns, queue_table
 from rmqstore.store.results import GetMessageResult, GetMessageStatus
 from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Reading", "subscription"]
+__all__ = ["Reading"]
 
-_INT64_MAX = 2**63 - 1
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 # RocketMQ 5.5.0 examines at most 16000 bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
 _EXAMINED = 16000 // 20
@@ -56,17 +55,11 @@ class Reading:
             state.read_only,
         )
 
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        max_num: int,
-        max_bytes: int | None,
-        wanted: dict[int, set[str]] | None,
-    ) -> GetMessageResult:
-        """See `MessageStore.get_message`; `wanted` are tags by the low 32 bits of their hash."""
-        queue = self.state.queue(topic, queue_id, queue_offset + max_num)
+    def get(self, selection: Selection, max_bytes: int | None) -> GetMessageResult:
+        """See `MessageStore.get_message`; of `selection` one queue, `begin_queue_offset`, `max_num` and the tags."""
+        queue_offset, max_num = selection.begin_queue_offset, selection.max_num
+        assert queue_offset is not None and max_num is not None
+        queue = self.state.queue(selection.topic, selection.queue_id, queue_offset + max_num)
         low, high = self.state.bounds(queue)
         status = GetMessageStatus.NO_MESSAGE_IN_QUEUE
         following = 0
@@ -77,30 +70,25 @@ class Reading:
                 status, following = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
             elif queue_offset > high:
                 status, following = GetMessageStatus.OFFSET_OVERFLOW_BADLY, high
-            elif isinstance(queue, ConsumeQueue) and (wanted is None or (queue.ext is None and not queue.torn_units())):
-                return self.read_queued(queue, queue_offset, max_num, max_bytes, wanted, low, high)
+            elif isinstance(queue, ConsumeQueue) and (
+                selection.tags is None or (queue.ext is None and not queue.torn_units())
+            ):
+                return self.read_queued(queue, selection, max_bytes, (low, high))
             else:
-                return self.walk(queue, queue_offset, max_num, max_bytes, wanted, low, high)
+                return self.walk(queue, selection, max_bytes, (low, high))
         return GetMessageResult(status, [], following, low, high)
 
     def read_queued(
-        self,
-        queue: ConsumeQueue,
-        queue_offset: int,
-        max_num: int,
-        max_bytes: int | None,
-        wanted: dict[int, set[str]] | None,
-        low: int,
-        high: int,
+        self, queue: ConsumeQueue, selection: Selection, max_bytes: int | None, bounds: tuple[int, int]
     ) -> GetMessageResult:
         """What `walk` gives, for a simple queue without an extension, or when all tags are wanted: one call a segment."""
-        max_num = min(max(max_num, 0), _INT64_MAX)
+        queue_offset = selection.begin_queue_offset or 0
+        max_num = min(max(selection.max_num or 0, 0), INT64_MAX)
         limit = MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, MIN_PULL_BYTES), MAX_PULL_BYTES)
         log, messages = self.commit_log, []  # type: ignore[var-annotated]
         found = queue.region_of(queue_offset, max(_EXAMINED, max_num))
-        codes = tags = None
-        if wanted is not None:
-            codes, tags = frozenset(wanted), frozenset().union(*wanted.values())
+        codes = selection.tag_codes
+        tags = None if selection.tags is None else frozenset(selection.tags)
         at = size = 0
         following, missing, full, examined = queue_offset, False, False, False
         if found is not None:
@@ -128,19 +116,13 @@ class Reading:
             status = GetMessageStatus.MESSAGE_WAS_REMOVING if missing else GetMessageStatus.NO_MATCHED_MESSAGE
         else:
             status, following = GetMessageStatus.OFFSET_FOUND_NULL, queue.next_file_offset(queue_offset)
-        return GetMessageResult(status, messages, following, low, high)
+        return GetMessageResult(status, messages, following, *bounds)
 
     def walk(
-        self,
-        queue: AnyConsumeQueue,
-        queue_offset: int,
-        max_num: int,
-        max_bytes: int | None,
-        wanted: dict[int, set[str]] | None,
-        low: int,
-        high: int,
+        self, queue: AnyConsumeQueue, selection: Selection, max_bytes: int | None, bounds: tuple[int, int]
     ) -> GetMessageResult:
-        """Unit by unit from `queue_offset` on, within the bounds `low` and `high` of the queue; the rest as of `get`."""
+        """Unit by unit, within the `bounds` of the queue; the rest as of `get`."""
+        queue_offset, max_num = selection.begin_queue_offset or 0, selection.max_num or 0
         limit = MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, MIN_PULL_BYTES), MAX_PULL_BYTES)
         examine = max(_EXAMINED, max_num)
         messages: list[MessageExt] = []
@@ -153,7 +135,8 @@ class Reading:
                 break
             examined = True
             following = unit.queue_offset + unit.num
-            if not self._may_match(queue, unit, wanted):
+            # An extension that cannot be read lets pass.
+            if selection.tags is not None and not selection.may_have_code(queue.tags_code(unit)):
                 continue
             message = self.commit_log.look_up(unit.phy_offset, unit.size)
             if message is None:
@@ -161,7 +144,7 @@ class Reading:
                     status = GetMessageStatus.MESSAGE_WAS_REMOVING
                 continue
             message.check_queue(queue.topic, queue.queue_id, unit.queue_offset)
-            if wanted is not None and not any(message.tags in texts for texts in wanted.values()):
+            if selection.tags is not None and message.tags not in selection.tags:
                 continue
             messages.append(message)
             taken += unit.num
@@ -170,34 +153,13 @@ class Reading:
             status = GetMessageStatus.FOUND
         elif not examined:
             status, following = GetMessageStatus.OFFSET_FOUND_NULL, queue.next_file_offset(queue_offset)
-        return GetMessageResult(status, messages, following, low, high)
+        return GetMessageResult(status, messages, following, *bounds)
 
-    def _may_match(self, queue: AnyConsumeQueue, unit: Unit, wanted: dict[int, set[str]] | None) -> bool:
-        # As in RocketMQ the low 32 bits of the tags code are compared; an extension that cannot be read lets pass.
-        if wanted is None:
-            return True
-        code = queue.tags_code(unit)
-        return code is None or code & 0xFFFFFFFF in wanted
-
-    def table(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        max_num: int | None,
-        wanted: dict[int, set[str]] | None,
-        columns: Iterable[str] | None,
-        views: bool,
-        end: int = _INT64_MAX,
-    ) -> pa.Table:
-        """See `MessageStore.get_table`; `wanted` as of `get`, and only messages before queue offset `end`."""
-        texts = tag_texts(wanted)
-        queue = self.state.queue(topic, queue_id)
-        num = 8192 if max_num is None else min(max(max_num, 1), 8192)
-        made = Columns(columns, num, self.commit_log.crc_check, views=views)
-        made.out.choose(tags=stored_texts(texts))
-        first = max(queue_offset, self.state.bounds(queue)[0])
-        return queue_table(self.commit_log, queue, made, first, max_num, texts, end)
+    def table(self, selection: Selection, options: ColumnOptions) -> pa.Table:
+        """See `MessageStore.get_table`; of `selection` one queue, its offsets, `max_num` and the tags."""
+        queue = self.state.queue(selection.topic, selection.queue_id)
+        made = Columns(options, self.commit_log.crc_check, selection, by_place=True)
+        return queue_table(self.commit_log, queue, made, selection, self.state.bounds(queue)[0])
 
     def bounds_of(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(int, int): as of `StoreState.bounds`."""
@@ -290,17 +252,3 @@ class Reading:
             await asyncio.sleep(left)
             pause = min(pause * 2, _LONGEST_POLL)
         return False
-
-
-def subscription(tags: str | Iterable[str] | None) -> dict[int, set[str]] | None:
-    """Tag texts by the low 32 bits of their hash, from ``"a || b"`` or a list of tags; None keeps all."""
-    if tags is None:
-        return None
-    names = [part.strip() for part in tags.split("||")] if isinstance(tags, str) else list(tags)
-    names = [name for name in names if name]
-    if not names or "*" in names:
-        return None
-    wanted: dict[int, set[str]] = {}
-    for name in names:
-        wanted.setdefault(tags_code(name) & 0xFFFFFFFF, set()).add(name)
-    return wanted

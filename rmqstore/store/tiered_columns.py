@@ -7,6 +7,8 @@ its phy offset is the offset in the tiered log of its queue.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,8 +19,9 @@ from rmqstore.commitlog.pieces import SCAN_WINDOW, usable_cpus
 from rmqstore.errors import Finding
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
-from rmqstore.message import encode_java_utf8, tags_code
-from rmqstore.store.columns import Columns, rows_at, stored_texts
+from rmqstore.message import encode_java_utf8
+from rmqstore.selection import Selection
+from rmqstore.store.columns import ColumnOptions, Columns, rows_at
 from rmqstore.store.key_columns import query_schema
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["FlatRange", "flat_batches", "flat_ranges", "flat_rows_at", "key_rows_table", "stretch_batches", "tags_codes"]
+__all__ = ["FlatRange", "flat_batches", "flat_ranges", "flat_rows_at", "key_rows_table", "stretch_batches"]
 
 # Units that one thread decodes at a time, about so many bytes of records at most, and how many threads decode at most.
 _STRETCH_UNITS = 32768
@@ -43,7 +46,9 @@ class FlatRange(NamedTuple):
     end: int
 
 
-class _Stretch(NamedTuple):
+class Stretch(NamedTuple):
+    """Units of a queue that follow each other: the first queue offset; log offsets, sizes and tags codes."""
+
     queue: FlatQueue
     first: int
     log_offsets: np.ndarray
@@ -51,22 +56,12 @@ class _Stretch(NamedTuple):
     codes: np.ndarray
 
 
-def flat_ranges(
-    flat_store: FlatStore, topics: str | Iterable[str] | None, queue_ids: int | Iterable[int] | None
-) -> Iterator[FlatRange]:
-    """What a scan of tiered storage reads, queue by queue: all of each; queues that hold nothing have no range.
-
-    Parameters
-    ----------
-    topics, queue_ids : optional
-        Only these; one or several.
-    """
-    names = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
-    numbers = None if queue_ids is None else {queue_ids} if isinstance(queue_ids, int) else set(queue_ids)
+def flat_ranges(flat_store: FlatStore, selection: Selection) -> Iterator[FlatRange]:
+    """What a scan of tiered storage reads, queue by queue: all of each; queues that hold nothing have no range."""
     keys = flat_store.keys()
-    flat_store.report_unlisted(names)
+    flat_store.report_unlisted(selection.topics)
     for topic, queue_id in keys:
-        if (names is not None and topic not in names) or (numbers is not None and queue_id not in numbers):
+        if not selection.has_queue(topic, queue_id):
             continue
         queue = flat_store.queue(topic, queue_id)
         if queue is None:
@@ -80,7 +75,7 @@ def flat_ranges(
 def flat_batches(
     ranges: Iterable[FlatRange],
     make: Callable[[], Columns],
-    tags: Sequence[str] | None,
+    selection: Selection,
     *,
     use_threads: bool,
     check_open: Callable[[], object],
@@ -90,33 +85,25 @@ def flat_batches(
     Parameters
     ----------
     make : callable
-        Makes columns, chosen to the same tags.
-    tags : sequence of str, optional
-        Units with the hash of another tag are passed over without a look at their record.
+        Makes columns of the same selection.
     use_threads : bool
         Decode ahead of the caller.
     check_open : callable
         Raises when the store was closed.
     """
-    codes = tags_codes(tags)
     stretches = (each for part in ranges for each in _stretches(part))
     thread_num = min(usable_cpus(), _THREADS) if use_threads else 1
     columns, passed = make(), _Passed()
     if thread_num < 2:
-        yield from _in_turn(stretches, columns, codes, check_open, passed)
+        yield from _in_turn(stretches, columns, selection, check_open, passed)
         return
     # The first stretch is decoded before there is any thread: small storages, and who wants one batch, need none.
     first = next(stretches, None)
     if first is not None:
-        yield from _in_turn(iter((first,)), columns, codes, check_open, passed)
+        yield from _in_turn(iter((first,)), columns, selection, check_open, passed)
         second = next(stretches, None)
         if second is not None:
-            yield from _ahead(second, stretches, [columns], make, codes, thread_num, check_open, passed)
-
-
-def tags_codes(tags: Iterable[str] | None) -> np.ndarray | None:
-    """array of int64 or None: the low 32 bits of the tags codes of these tags, as units have them; None for None."""
-    return None if tags is None else np.array(sorted({tags_code(text) & 0xFFFFFFFF for text in tags}), np.int64)
+            yield from _ahead(itertools.chain((second,), stretches), [columns], make, selection, check_open, passed)
 
 
 class _Passed:
@@ -126,7 +113,7 @@ class _Passed:
         self.size = 0
         self.parts: list[tuple[FlatQueue, int, int]] = []
 
-    def add(self, stretch: _Stretch, columns: Columns) -> None:
+    def add(self, stretch: Stretch, columns: Columns) -> None:
         """Say that nothing of `stretch` is needed any more; views of it may be."""
         begin, end = int(stretch.log_offsets.min()), int((stretch.log_offsets + stretch.sizes).max())
         if columns.views or end <= begin:
@@ -140,42 +127,40 @@ class _Passed:
 
 
 def _in_turn(
-    stretches: Iterator[_Stretch],
+    stretches: Iterator[Stretch],
     columns: Columns,
-    codes: np.ndarray | None,
+    selection: Selection,
     check_open: Callable[[], object],
     passed: _Passed,
 ) -> Iterator[pa.RecordBatch]:
     for stretch in stretches:
-        batches, findings = _decode(columns, stretch, codes)
+        batches, findings = stretch_batches(columns, stretch, selection)
         yield from _given(batches, check_open)
         _told(stretch, findings)
         passed.add(stretch, columns)
 
 
 def _ahead(
-    first: _Stretch,
-    others: Iterator[_Stretch],
+    stretches: Iterator[Stretch],
     spare: list[Columns],
     make: Callable[[], Columns],
-    codes: np.ndarray | None,
-    thread_num: int,
+    selection: Selection,
     check_open: Callable[[], object],
     passed: _Passed,
 ) -> Iterator[pa.RecordBatch]:
     # Imported here because most scans of tiered storage are small.
     from concurrent.futures import ThreadPoolExecutor
 
-    waiting: deque[tuple[_Stretch, Columns, Future[tuple[list[pa.RecordBatch], list[Finding]]]]] = deque()
+    thread_num = min(usable_cpus(), _THREADS)
+    waiting: deque[tuple[Stretch, Columns, Future[tuple[list[pa.RecordBatch], list[Finding]]]]] = deque()
     threads = ThreadPoolExecutor(thread_num, "rmqstore-scan")
 
-    def launch(stretch: _Stretch) -> None:
+    def launch(stretch: Stretch) -> None:
         columns = spare.pop() if spare else make()
-        waiting.append((stretch, columns, threads.submit(_decode, columns, stretch, codes)))
+        waiting.append((stretch, columns, threads.submit(stretch_batches, columns, stretch, selection)))
 
     try:
-        launch(first)
-        for stretch in others:
+        for stretch in stretches:
             launch(stretch)
             if len(waiting) > thread_num:
                 yield from _next(waiting, spare, check_open, passed)
@@ -203,13 +188,13 @@ def _given(batches: list[pa.RecordBatch], check_open: Callable[[], object]) -> I
         yield batches.pop()
 
 
-def _told(stretch: _Stretch, findings: list[Finding]) -> None:
+def _told(stretch: Stretch, findings: list[Finding]) -> None:
     # What was read is given before what could not be, which may end the scan.
     for finding in findings:
         stretch.queue.report(finding)
 
 
-def _stretches(part: FlatRange) -> Iterator[_Stretch]:
+def _stretches(part: FlatRange) -> Iterator[Stretch]:
     for first, log_offsets, sizes, codes in part.queue.unit_arrays(part.begin, part.end, _STRETCH_UNITS):
         at, num = 0, len(log_offsets)
         ends = np.cumsum(np.clip(sizes, 0, None).astype(np.int64))
@@ -217,43 +202,18 @@ def _stretches(part: FlatRange) -> Iterator[_Stretch]:
             done = int(ends[at - 1]) if at else 0
             until = max(int(np.searchsorted(ends, done + _STRETCH_BYTES)), at + 1)
             cut = slice(at, until)
-            yield _Stretch(part.queue, first + at, log_offsets[cut], sizes[cut], codes[cut])
+            yield Stretch(part.queue, first + at, log_offsets[cut], sizes[cut], codes[cut])
             at = until
 
 
-def _decode(
-    columns: Columns, stretch: _Stretch, codes: np.ndarray | None
-) -> tuple[list[pa.RecordBatch], list[Finding]]:
-    return stretch_batches(
-        columns, stretch.queue, stretch.first, stretch.log_offsets, stretch.sizes, stretch.codes, codes
-    )
-
-
 def stretch_batches(
-    columns: Columns,
-    queue: FlatQueue,
-    first: int,
-    log_offsets: np.ndarray,
-    sizes: np.ndarray,
-    unit_codes: np.ndarray,
-    codes: np.ndarray | None = None,
+    columns: Columns, stretch: Stretch, selection: Selection
 ) -> tuple[list[pa.RecordBatch], list[Finding]]:
-    """The chosen messages of some units, and what could not be read.
-
-    Parameters
-    ----------
-    first : int
-        Queue offset of the first unit.
-    codes : array of int64, optional
-        Only units with these low 32 bits of a tags code.
-
-    Returns
-    -------
-    (list of pyarrow.RecordBatch, list of Finding)
-    """
+    """The chosen messages of some units, and what could not be read."""
+    queue, first, log_offsets, sizes, codes = stretch
     queue_offsets = np.arange(first, first + len(log_offsets))
-    if codes is not None:
-        kept = np.isin(unit_codes & 0xFFFFFFFF, codes)
+    if selection.tags is not None:
+        kept = selection.may_have_codes(codes)
         log_offsets, sizes, queue_offsets = log_offsets[kept], sizes[kept], queue_offsets[kept]
     topic = encode_java_utf8(queue.topic)
     taken = np.zeros(len(log_offsets), np.uint8)
@@ -282,8 +242,7 @@ def key_rows_table(
     flat_store: FlatStore,
     rows: Sequence[tuple[int, tuple[str, int] | None, int]],
     keys: Sequence[str],
-    columns: Iterable[str],
-    views: bool,
+    options: ColumnOptions,
 ) -> pa.Table:
     """pyarrow.Table: as of `MessageStore.query_table`, of messages that were found.
 
@@ -293,7 +252,7 @@ def key_rows_table(
         For each message the number of its key, the queue of tiered storage that has it or None for the local log, and its
         offset in that log.
     """
-    made = Columns(columns, max(len(rows), 1), log.crc_check, views=views)
+    made = Columns(dataclasses.replace(options, batch_size=max(len(rows), 1)), log.crc_check)
     pa = made.pa
     tables, order = [], np.empty(len(rows), np.int64)
     done = 0
@@ -311,7 +270,7 @@ def key_rows_table(
         done += len(taken)
     table = pa.Table.from_batches(tables, schema=made.schema)
     wanted = np.argsort(order[:done], kind="stable")
-    if views:
+    if options.views:
         # Arrow does not take rows of views by their numbers.
         parts = [table.slice(row, 1) for row in wanted.tolist()]
         table = pa.concat_tables(parts) if parts else table
@@ -319,7 +278,7 @@ def key_rows_table(
         table = table.take(pa.array(wanted))
     numbers = np.array([rows[row][0] for row in np.sort(order[:done]).tolist()], np.int32)
     first = [pa.array([keys[number] for number in numbers.tolist()], pa.string()), pa.array(numbers, pa.int32())]
-    return pa.Table.from_arrays([*first, *table.columns], schema=query_schema(columns, views))
+    return pa.Table.from_arrays([*first, *table.columns], schema=query_schema(options.names, options.views))
 
 
 def flat_rows_at(
@@ -337,24 +296,3 @@ def flat_rows_at(
     if columns.out.count:
         batches.append(columns.take())
     return batches, np.flatnonzero(taken)
-
-
-def chosen(
-    columns: Iterable[str] | None,
-    batch_size: int,
-    crc_check: int,
-    views: bool,
-    read_dictionary: Iterable[str],
-    tags: Sequence[str] | None,
-    times: tuple[int, int],
-) -> Callable[[], Columns]:
-    """callable: makes `Columns` for `flat_batches`; errors of the arguments come at once."""
-    made = [Columns(columns, batch_size, crc_check, views=views, read_dictionary=read_dictionary)]
-    encoded = None if tags is None else stored_texts(tags)
-
-    def make() -> Columns:
-        each = made.pop() if made else Columns(columns, batch_size, crc_check, views=views, read_dictionary=read_dictionary)
-        each.out.choose(None, None, encoded, *times)
-        return each
-
-    return make

@@ -10,22 +10,24 @@ storage, with that time as its end, whatever end was asked for.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from rmqstore.arguments import check_boundary, check_index_type
+from rmqstore.arguments import check_boundary
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import Finding, StoreError
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import MessageExt
+from rmqstore.selection import Selection, of_queue
 from rmqstore.spans import Span, without
-from rmqstore.store.columns import chosen_columns, tag_texts, time_range
-from rmqstore.store.querying import Querying
+from rmqstore.store.columns import ColumnOptions, Columns
+from rmqstore.store.querying import LogLook, Querying, java_times
 from rmqstore.store.reading import MAX_PULL_BYTES, MIN_PULL_BYTES, Reading
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
 from rmqstore.store.store_state import StoreState
-from rmqstore.store.tiered_columns import FlatRange, chosen, flat_ranges, key_rows_table, stretch_batches, tags_codes
+from rmqstore.store.tiered_columns import FlatRange, Stretch, flat_ranges, key_rows_table, stretch_batches
 from rmqstore.store.tiered_shares import are_believed, in_log
 
 if TYPE_CHECKING:
@@ -42,8 +44,6 @@ __all__ = [
     "tiered_parts",
     "tiered_ranges",
 ]
-
-_INT64_MAX = 2**63 - 1
 
 
 def tiered_parts(state: StoreState, queue: FlatQueue, *, tell: bool = False) -> list[Span]:
@@ -77,17 +77,9 @@ def _local_queue(state: StoreState, queue: FlatQueue) -> AnyConsumeQueue | None:
     return local
 
 
-def tiered_ranges(
-    state: StoreState, flat_store: FlatStore, topics: Iterable[str] | None, queue_ids: Iterable[int] | None
-) -> list[FlatRange]:
-    """list of FlatRange: what tiered storage has and a scan of the local log does not give; gaps are reported.
-
-    Parameters
-    ----------
-    topics, queue_ids : iterable, optional
-        Only these.
-    """
-    pairs = [(part.queue, _local_queue(state, part.queue)) for part in flat_ranges(flat_store, topics, queue_ids)]
+def tiered_ranges(state: StoreState, flat_store: FlatStore, selection: Selection) -> list[FlatRange]:
+    """list of FlatRange: what tiered storage has and a scan of the local log does not give; gaps are reported."""
+    pairs = [(part.queue, _local_queue(state, part.queue)) for part in flat_ranges(flat_store, selection)]
     found = []
     for (queue, local), spans in zip(pairs, in_log(state.commit_log, pairs)):
         begin, end = queue.min_queue_offset, queue.max_queue_offset
@@ -111,26 +103,19 @@ def gap_finding(queue: FlatQueue, begin: int, end: int) -> Finding:
 
 
 def get_flat(
-    queue: FlatQueue,
-    queue_offset: int,
-    end: int,
-    max_num: int,
-    max_bytes: int | None,
-    wanted: dict[int, set[str]] | None,
-    bounds: tuple[int, int],
+    queue: FlatQueue, selection: Selection, end: int, max_bytes: int | None, bounds: tuple[int, int]
 ) -> GetMessageResult:
-    """GetMessageResult: messages of tiered storage from `queue_offset`, which it has, to before `end`."""
+    """GetMessageResult: messages of tiered storage from the first queue offset, which it has, to before `end`."""
     limit = MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, MIN_PULL_BYTES), MAX_PULL_BYTES)
-    messages, following = queue.read(queue_offset, end, min(max(max_num, 0), _INT64_MAX), limit, wanted)
+    messages, following = queue.read(selection, end, limit)
     status = GetMessageStatus.FOUND if messages else GetMessageStatus.NO_MATCHED_MESSAGE
     return GetMessageResult(status, messages, following, *bounds)
 
 
-def query_flat(
-    flat_store: FlatStore, topic: str, key: str, index_type: str | None, low: int, high: int
-) -> list[MessageExt]:
+def query_flat(flat_store: FlatStore, selection: Selection) -> list[MessageExt]:
     """list of MessageExt: the messages of tiered storage with a key and a store time in the range, newest first."""
-    found = flat_store.find_messages(topic, key, index_type)
+    low, high = selection.times
+    found = flat_store.find_messages(selection.topic, selection.key, selection.index_type)
     return [message for message in found if low <= message.store_timestamp <= high]
 
 
@@ -160,23 +145,17 @@ class TieredReading(Reading):
             return low, high
         return (parts[0][0] if low >= high else min(low, parts[0][0])), max(high, parts[-1][1])
 
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        max_num: int,
-        max_bytes: int | None,
-        wanted: dict[int, set[str]] | None,
-    ) -> GetMessageResult:
+    def get(self, selection: Selection, max_bytes: int | None) -> GetMessageResult:
         """See `MessageStore.get_message`."""
+        topic, queue_id = selection.topic, selection.queue_id
+        queue_offset = selection.begin_queue_offset or 0
         queue, parts = self._parts(topic, queue_id)
         if queue is None or not parts:
-            return super().get(topic, queue_id, queue_offset, max_num, max_bytes, wanted)
+            return super().get(selection, max_bytes)
         bounds = self.bounds_of(topic, queue_id)
         for begin, end in parts:
             if begin <= queue_offset < end:
-                return get_flat(queue, queue_offset, end, max_num, max_bytes, wanted, bounds)
+                return get_flat(queue, selection, end, max_bytes, bounds)
         low, high = super().bounds_of(topic, queue_id)
         if queue_offset < bounds[0]:
             return GetMessageResult(GetMessageStatus.OFFSET_TOO_SMALL, [], *bounds[:1], *bounds)
@@ -190,50 +169,40 @@ class TieredReading(Reading):
             following = min((begin for begin in begins if begin > queue_offset), default=bounds[1])
             report_gap(queue, queue_offset, following)
             return GetMessageResult(GetMessageStatus.OFFSET_FOUND_NULL, [], following, *bounds)
-        found = super().get(topic, queue_id, queue_offset, max_num, max_bytes, wanted)
+        found = super().get(selection, max_bytes)
         return GetMessageResult(found.status, found.messages, found.next_queue_offset, *bounds)
 
-    def table(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        max_num: int | None,
-        wanted: dict[int, set[str]] | None,
-        columns: Iterable[str] | None,
-        views: bool,
-        end: int = _INT64_MAX,
-    ) -> pa.Table:
-        """See `MessageStore.get_table`; `end` is of the local queue alone."""
+    def table(self, selection: Selection, options: ColumnOptions) -> pa.Table:
+        """See `MessageStore.get_table`."""
+        topic, queue_id = selection.topic, selection.queue_id
         queue, parts = self._parts(topic, queue_id)
         local = super().bounds_of(topic, queue_id)
         if queue is None or not parts:
-            return super().table(topic, queue_id, queue_offset, max_num, wanted, columns, views, end)
-        tags = tag_texts(wanted)
-        names = chosen_columns(columns)
+            return super().table(selection, options)
         tables: list[Any] = []
-        left = max_num
-        at = max(queue_offset, self.bounds_of(topic, queue_id)[0])
+        left = selection.max_num
+        at = max(selection.begin_queue_offset or 0, self.bounds_of(topic, queue_id)[0])
         pieces = [(*part, True) for part in parts] + [(*part, False) for part in without(*local, parts)]
         for begin, until, is_flat in sorted(pieces):
             if until <= at or left == 0:
                 continue
             if begin > at:
                 report_gap(queue, at, begin)
-            first = max(begin, at)
+            # What is put meanwhile is read too.
+            last = None if until == local[1] and not is_flat else until
+            part = dataclasses.replace(
+                selection, begin_queue_offset=max(begin, at), end_queue_offset=last, max_num=left
+            )
             if is_flat:
-                table = flat_table(
-                    queue, first, until, left, tags, names, views, self.commit_log.crc_check, self.state.check_open
-                )
+                table = flat_table(queue, part, options, self.commit_log.crc_check, self.state.check_open)
             else:
-                # What is put meanwhile is read too.
-                last = _INT64_MAX if until == local[1] else until
-                table = super().table(topic, queue_id, first, left, wanted, names, views, last)
+                table = super().table(part, options)
             tables.append(table)
             left = None if left is None else left - table.num_rows
             at = until
         if not tables:
-            return super().table(topic, queue_id, max(at, local[1]), 0, wanted, names, views)
+            nothing = dataclasses.replace(selection, begin_queue_offset=max(at, local[1]), max_num=0)
+            return super().table(nothing, options)
         return tables[0] if len(tables) == 1 else _concat(tables)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: float, boundary: str = "lower") -> int:
@@ -251,46 +220,40 @@ class TieredReading(Reading):
             low = end  # The units are not believed, see `tiered_parts`.
         if low >= high or begin >= high:
             # A local queue that is older than tiered storage is not a broker's.
-            return queue.offset_by_time(timestamp, boundary, end) if low >= high else super().offset_by_time(
-                topic, queue_id, timestamp, boundary
+            return (
+                queue.offset_by_time(timestamp, boundary, end)
+                if low >= high
+                else super().offset_by_time(topic, queue_id, timestamp, boundary)
             )
         if boundary == "lower":
             found = queue.offset_by_time(timestamp, boundary, end)
             return found if found < end else max(super().offset_by_time(topic, queue_id, timestamp, boundary), end)
         found = super().offset_by_time(topic, queue_id, timestamp, boundary)
-        oldest = next(iter(super().get(topic, queue_id, low, 1, None, None).messages), None)
+        oldest = next(iter(super().get(of_queue(topic, queue_id, low, 1, None), None).messages), None)
         if found > low or (oldest is not None and oldest.store_timestamp <= timestamp):
             return found
         return queue.offset_by_time(timestamp, boundary, end)
 
 
 def flat_table(
-    queue: FlatQueue,
-    begin: int,
-    end: int,
-    max_num: int | None,
-    tags: list[str] | None,
-    columns: Iterable[str] | None,
-    views: bool,
-    crc_check: int,
-    check_open: Callable[[], object],
+    queue: FlatQueue, selection: Selection, options: ColumnOptions, crc_check: int, check_open: Callable[[], object]
 ) -> pa.Table:
-    """pyarrow.Table: messages of tiered storage from queue offset `begin` to before `end`, at most `max_num`."""
-    step = 8192 if max_num is None else min(max(max_num, 1), 8192)
-    made = chosen(columns, step, crc_check, views, (), tags, (-_INT64_MAX - 1, _INT64_MAX))()
-    codes = tags_codes(tags)
+    """pyarrow.Table: messages of tiered storage between the queue offsets of `selection`, which it has."""
+    made = Columns(options, crc_check, selection, by_place=True)
     batches: list[Any] = []
     num = 0
-    for first, offsets, sizes, unit_codes in queue.unit_arrays(begin, end, 8192 if tags is not None else step):
+    begin, end = selection.begin_queue_offset or 0, selection.end_queue_offset or 0
+    step = options.batch_size if selection.tags is None else 8192
+    for units in queue.unit_arrays(begin, end, step):
         check_open()
-        found, findings = stretch_batches(made, queue, first, offsets, sizes, unit_codes, codes)
+        found, findings = stretch_batches(made, Stretch(queue, *units), selection)
         for finding in findings:
             queue.report(finding)
         batches += found
         num += sum(batch.num_rows for batch in found)
-        if max_num is not None and num >= max_num:
+        if selection.max_num is not None and num >= selection.max_num:
             break
-    return made.pa.Table.from_batches(batches, schema=made.schema).slice(0, max_num)
+    return made.pa.Table.from_batches(batches, schema=made.schema).slice(0, selection.max_num)
 
 
 def _concat(tables: list[Any]) -> Any:
@@ -309,82 +272,62 @@ class TieredQuerying(Querying):
             # The short way knows the local index alone.
             state.key_query.closed = True
 
-    def _older(
-        self, local: QueryResult, topic: str, key: str, index_type: str | None, low: int, high: int
-    ) -> list[MessageExt]:
+    def _older(self, local: QueryResult, selection: Selection) -> list[MessageExt]:
         # The messages that the local log did not give, whatever the units of its queues say.
-        found = query_flat(self.flat_store, topic, key, index_type, low, high)
+        found = query_flat(self.flat_store, selection)
         known = {(message.queue_id, message.queue_offset) for message in local}
         return [message for message in found if (message.queue_id, message.queue_offset) not in known]
 
-    def query(
-        self,
-        topic: str,
-        key: str,
-        max_num: int,
-        begin: float | None,
-        end: float | None,
-        max_log_bytes: int | None,
-        progress: Callable[[int, int], object] | None,
-        index_type: str | None,
-    ) -> _BothResult:
+    def query(self, selection: Selection, look: LogLook) -> _BothResult:
         """See `MessageStore.query_message`; those of the local log first, which are newer."""
-        local = super().query(topic, key, max_num, begin, end, max_log_bytes, progress, index_type)
+        local = super().query(selection, look)
+        max_num = selection.max_num or 0
         if max_num < 0 or local.truncated:
             whole = _BothResult(local, local.truncated, local.uncovered)
             whole.local_num = len(local)
             return whole
-        older = self._older(local, topic, key, index_type, *time_range(begin, end))
+        older = self._older(local, selection)
         room = max_num - len(local)
         found = _BothResult([*local, *older[:room]], len(older) > room, local.uncovered)
         found.local_num = len(local)
         return found
 
-    def like_java(
-        self, topic: str, key: str, max_num: int, begin: float | None, end: float | None, index_type: str | None
-    ) -> QueryResult:
+    def like_java(self, selection: Selection) -> QueryResult:
         """RocketMQ's TieredMessageStore.queryMessage."""
         log = self.commit_log
         earliest = log.store_timestamp_at(log.min_offset)
         if earliest <= 0:
-            return super().like_java(topic, key, max_num, begin, end, index_type)
-        low, high = int(begin or 0), _INT64_MAX if end is None else int(end)
-        found = QueryResult() if high < earliest else super().like_java(topic, key, max_num, begin, end, index_type)
+            return super().like_java(selection)
+        low, high = java_times(selection)
+        found = QueryResult() if high < earliest else super().like_java(selection)
+        max_num = selection.max_num or 0
         if len(found) < max_num and low < earliest:
-            found.extend(self.flat_store.like_java(topic, key, max_num - len(found), low, earliest))
+            found.extend(
+                self.flat_store.like_java(selection.topic, selection.key, max_num - len(found), int(low), earliest)
+            )
         return found
 
     def table(
-        self,
-        keys: Any,
-        topic: str | Iterable[str],
-        columns: Iterable[str] | None,
-        max_num: int,
-        begin: float | None,
-        end: float | None,
-        index_type: str | None,
-        max_log_bytes: int | None,
-        progress: Callable[[int, int], object] | None,
-        views: bool,
+        self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook
     ) -> pa.Table:
         """See `MessageStore.query_table`; each key is asked for by itself."""
-        check_index_type(index_type)
         texts = _texts(keys, "key")
         topics = _texts(topic, "topic") if not isinstance(topic, str) else [topic] * len(texts)
         if len(topics) != len(texts):
             raise ValueError(f"{len(topics)} topics for {len(texts)} keys; give one, or one for each key")
-        names = chosen_columns(columns)
         rows: list[tuple[int, tuple[str, int] | None, int]] = []
         for number, (text, name) in enumerate(zip(texts, topics)):
-            found = self.query(name, text, max_num, begin, end, max_log_bytes, progress, index_type)
+            found = self.query(dataclasses.replace(selection, topics=(name,), keys=(text,)), look)
             for position, message in enumerate(found):
                 place = (name, message.queue_id) if position >= found.local_num else None
                 rows.append((number, place, message.phy_offset))
-        return key_rows_table(self.commit_log, self.flat_store, rows, texts, names, views)
+        return key_rows_table(self.commit_log, self.flat_store, rows, texts, options)
 
 
 def _texts(values: Any, what: str) -> list[str]:
-    values = values.to_pylist() if hasattr(values, "to_pylist") else [values] if isinstance(values, str) else list(values)
+    values = (
+        values.to_pylist() if hasattr(values, "to_pylist") else [values] if isinstance(values, str) else list(values)
+    )
     for value in values:
         if not isinstance(value, str):
             raise TypeError(f"{what} {value!r} is not text: give str")

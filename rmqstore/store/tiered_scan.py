@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.flatfile.flat_store import FlatStore
-from rmqstore.store.columns import chosen_columns, encoded_columns, scan_log, tag_texts
+from rmqstore.selection import Selection
+from rmqstore.store.columns import ColumnOptions, Columns, scan_log
 from rmqstore.store.store_state import StoreState
-from rmqstore.store.tiered_columns import FlatRange, chosen, flat_batches
+from rmqstore.store.tiered_columns import FlatRange, flat_batches
 from rmqstore.store.tiered_reading import tiered_ranges
 
 if TYPE_CHECKING:
@@ -23,60 +24,41 @@ __all__ = ["scan_both", "scan_flat"]
 
 def scan_flat(
     ranges: Iterable[FlatRange],
-    columns: Iterable[str] | None,
-    wanted: dict[int, set[str]] | None,
-    times: tuple[int, int],
-    batch_size: int,
+    selection: Selection,
+    options: ColumnOptions,
+    *,
     use_threads: bool,
-    views: bool,
-    read_dictionary: Iterable[str],
     crc_check: int,
     check_open: Callable[[], object],
 ) -> pa.RecordBatchReader:
-    """The chosen messages of these ranges, see `rmqstore.tiered.TieredStore.scan`; parameters as of `scan_log`."""
-    names = chosen_columns(columns)
-    encoded = encoded_columns(read_dictionary)
-    tags = tag_texts(wanted)
-    make = chosen(names, batch_size, crc_check, views, encoded, tags, times)
-    made = make()
-    batches = flat_batches(ranges, _first(made, make), tags, use_threads=use_threads, check_open=check_open)
-    return made.pa.RecordBatchReader.from_batches(made.schema, batches)
+    """The chosen messages of these ranges, see `rmqstore.tiered.TieredStore.scan`."""
 
+    def make() -> Columns:
+        return made.pop() if made else Columns(options, crc_check, selection, by_place=True)
 
-def _first(made: Any, make: Callable[[], Any]) -> Callable[[], Any]:
-    spare = [made]
-    return lambda: spare.pop() if spare else make()
+    # Errors of the arguments come at once.
+    made = [Columns(options, crc_check, selection, by_place=True)]
+    pa, schema = made[0].pa, made[0].schema
+    batches = flat_batches(ranges, make, selection, use_threads=use_threads, check_open=check_open)
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def scan_both(
-    state: StoreState,
-    flat_store: FlatStore,
-    columns: Iterable[str] | None,
-    topic: str | Iterable[str] | None,
-    queue_id: int | Iterable[int] | None,
-    wanted: dict[int, set[str]] | None,
-    times: tuple[int, int],
-    batch_size: int,
-    use_threads: bool,
-    views: bool,
-    read_dictionary: Iterable[str],
+    state: StoreState, flat_store: FlatStore, selection: Selection, options: ColumnOptions, *, use_threads: bool
 ) -> pa.RecordBatchReader:
     """The messages of a store and its tiered storage, each once, see `MessageStore.scan`."""
-    names = chosen_columns(columns)
-    topics = None if topic is None else [topic] if isinstance(topic, str) else list(topic)
-    numbers = None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id)
-    encoded = encoded_columns(read_dictionary)
     state.refresh()
     # What only tiered storage has is settled now: what the local log loses meanwhile, it lacks in both.
-    ranges = tiered_ranges(state, flat_store, topics, numbers)
+    ranges = tiered_ranges(state, flat_store, selection)
     older = scan_flat(
-        ranges, names, wanted, times, batch_size, use_threads, views, encoded, state.commit_log.crc_check,
-        state.check_open,
-    )  # fmt: skip
-    local = scan_log(
-        state.commit_log, names, topics, numbers, wanted, None, None, times, batch_size, use_threads, views, encoded,
-        refresh=False,
-    )  # fmt: skip
+        ranges,
+        selection,
+        options,
+        use_threads=use_threads,
+        crc_check=state.commit_log.crc_check,
+        check_open=state.check_open,
+    )
+    local = scan_log(state.commit_log, selection, options, use_threads=use_threads, refresh=False)
 
     def batches() -> Iterator[Any]:
         yield from older

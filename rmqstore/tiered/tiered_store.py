@@ -7,6 +7,7 @@ finding for `on_damage`; no answer is shorter without one or the other.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,22 +19,18 @@ from rmqstore.arguments import (
     IndexType,
     Moment,
     check_boundary,
-    check_index_type,
-    given_tags,
     milliseconds,
     one_queue,
     one_text,
-    texts,
     whole_number,
-    whole_numbers,
 )
 from rmqstore.errors import Finding, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.flat_verify import verify_flat
-from rmqstore.store.columns import chosen_columns, tag_texts, time_range
-from rmqstore.store.reading import subscription
+from rmqstore.selection import Selection, of_key, of_queue, of_scan, row_num
+from rmqstore.store.columns import ColumnOptions
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
 from rmqstore.store.tiered_columns import flat_ranges
 from rmqstore.store.tiered_reading import flat_table, gap_finding, get_flat, query_flat
@@ -220,10 +217,9 @@ class TieredStore(NotCopied):
         CorruptionError
             Nothing can be read at `queue_offset`, and no `on_damage` was given.
         """
-        topic, queue_id = one_queue(topic, queue_id)
-        queue_offset, max_num = whole_number(queue_offset, "queue_offset"), whole_number(max_num, "max_num")
         max_bytes = None if max_bytes is None else whole_number(max_bytes, "max_bytes")
-        wanted = None if tags is None else subscription(given_tags(tags))
+        selection = of_queue(topic, queue_id, queue_offset, whole_number(max_num, "max_num"), tags)
+        topic, queue_id, queue_offset = selection.topic, selection.queue_id, selection.begin_queue_offset or 0
 
         def ask() -> GetMessageResult:
             queue = self._queue(topic, queue_id)
@@ -235,7 +231,7 @@ class TieredStore(NotCopied):
                 return GetMessageResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, [], 0, 0, 0)
             low, high = queue.min_queue_offset, queue.max_queue_offset
             if low <= queue_offset < high:
-                return get_flat(queue, queue_offset, high, max_num, max_bytes, wanted, (low, high))
+                return get_flat(queue, selection, high, max_bytes, (low, high))
             if queue_offset < low:
                 return GetMessageResult(GetMessageStatus.OFFSET_TOO_SMALL, [], low, low, high)
             one = queue_offset == high
@@ -305,14 +301,11 @@ class TieredStore(NotCopied):
         CorruptionError
             A place cannot be looked at, and no `on_damage` was given.
         """
-        check_index_type(index_type)
-        topic, key, max_num = one_text(topic, "topic"), one_text(key, "key"), whole_number(max_num, "max_num")
-        low = None if begin is None else milliseconds(begin, "begin", up=True)
-        high = None if end is None else milliseconds(end, "end")
-        times = time_range(low, high)
+        selection = of_key(topic, key, max_num, begin, end, index_type)
+        topic, key, max_num = selection.topic, selection.key, selection.max_num or 0
         if compat:
-            return QueryResult(self._settled(lambda: self.flat_store.like_java(topic, key, max_num, *times)))
-        found = query_flat(self.flat_store, topic, key, index_type, *times)
+            return QueryResult(self._settled(lambda: self.flat_store.like_java(topic, key, max_num, *selection.times)))
+        found = query_flat(self.flat_store, selection)
         return QueryResult(found[: max(max_num, 0)], len(found) > max(max_num, 0))
 
     # ------------------------------------------------------------------------------------------------------ columns
@@ -342,25 +335,15 @@ class TieredStore(NotCopied):
         CorruptionError
             While reading: after the batches before a place that cannot be read, if no `on_damage` was given.
         """
-        low = None if begin is None else milliseconds(begin, "begin", up=True)
-        high = None if end is None else milliseconds(end, "end")
-        topics, numbers = texts(topic, "topic"), whole_numbers(queue_id, "queue_id", -(2**31), 2**31 - 1)
-        wanted, batch_size = subscription(given_tags(tags)), whole_number(batch_size, "batch_size")
+        selection = of_scan(topic, queue_id, tags, begin, end)
+        options = ColumnOptions(columns, whole_number(batch_size, "batch_size"), views, read_dictionary)
         flat_store = self.flat_store
         flat_store.check_open()
         flat_store.refresh()
         return scan_flat(
-            flat_ranges(flat_store, topics, numbers),
-            columns,
-            wanted,
-            time_range(low, high),
-            batch_size,
-            use_threads,
-            views,
-            read_dictionary,
-            1,
-            flat_store.check_open,
-        )
+            flat_ranges(flat_store, selection), selection, options,
+            use_threads=use_threads, crc_check=1, check_open=flat_store.check_open,
+        )  # fmt: skip
 
     def get_table(
         self,
@@ -380,24 +363,19 @@ class TieredStore(NotCopied):
         ValueError, MissingDependencyError, CorruptionError
             As of `scan`.
         """
-        topic, queue_id = one_queue(topic, queue_id)
-        queue_offset = whole_number(queue_offset, "queue_offset")
-        if max_num is not None:
-            max_num = whole_number(max_num, "max_num")
-            if max_num < 0:
-                raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
-        wanted = subscription(given_tags(tags))
-        words = tag_texts(wanted)
-        names = chosen_columns(columns)
+        selection = of_queue(topic, queue_id, queue_offset, row_num(max_num), tags)
+        rows = 8192 if selection.max_num is None else min(max(selection.max_num, 1), 8192)
+        options = ColumnOptions(columns, rows, views)
 
         def ask() -> pa.Table:
-            queue = self._queue(topic, queue_id)
+            queue = self._queue(selection.topic, selection.queue_id)
             if queue is None:
-                return scan_flat((), names, None, (1, 0), 1, False, views, (), 1, self.flat_store.check_open).read_all()
-            begin = max(queue_offset, queue.min_queue_offset)
-            return flat_table(
-                queue, begin, queue.max_queue_offset, max_num, words, names, views, 1, self.flat_store.check_open
+                return options.schema.empty_table()
+            low, high = queue.min_queue_offset, queue.max_queue_offset
+            part = dataclasses.replace(
+                selection, begin_queue_offset=max(selection.begin_queue_offset or 0, low), end_queue_offset=high
             )
+            return flat_table(queue, part, options, 1, self.flat_store.check_open)
 
         return self._settled(ask)
 
@@ -418,7 +396,7 @@ class TieredStore(NotCopied):
         """
         # The broker uploads before it deletes, so what is listed after the local queues has all of it.
         self.flat_store.refresh()
-        for part in flat_ranges(self.flat_store, None, None):
+        for part in flat_ranges(self.flat_store, Selection()):
             queue = part.queue
             begin, end = queue.max_queue_offset, begins.get((queue.topic, queue.queue_id), 0)
             if queue.min_queue_offset < begin < end:
@@ -438,7 +416,12 @@ class TieredStore(NotCopied):
         """
         own = self.flat_store
         flat_store = FlatStore(
-            own.path, own.store_path, cluster=own.cluster, broker=own.broker, on_damage=lambda finding: None, goes_on=True
+            own.path,
+            own.store_path,
+            cluster=own.cluster,
+            broker=own.broker,
+            on_damage=lambda finding: None,
+            goes_on=True,
         )
         try:
             yield from verify_flat(flat_store, progress)

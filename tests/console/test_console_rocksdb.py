@@ -14,6 +14,7 @@ pytest.importorskip("starlette")
 from rmqstore import MessageStore
 from rmqstore.console.answers import Answers
 from rmqstore.console.paging import key_page
+from rmqstore.selection import Selection
 
 
 def pages(store: MessageStore, topic: str, key: str, kind: str | None, size: int, **span: int) -> list[int]:
@@ -21,11 +22,7 @@ def pages(store: MessageStore, topic: str, key: str, kind: str | None, size: int
     while True:
         page = key_page(
             store,
-            topic,
-            key,
-            kind,
-            span.get("begin"),
-            span.get("end"),
+            Selection((topic,), keys=(key,), index_type=kind, **span),
             cursor,
             size,
             lambda each: {"phy": each.phy_offset},

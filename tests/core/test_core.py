@@ -911,33 +911,6 @@ def test_topics_with_equal_hashes_stay_apart():
     assert [row[7] for row in rows] == ["AaAa", "BBBB", "AaBB", "AaAa", "BBAa", "BBBB"]
 
 
-def test_record_matches_equals_the_oracle(golden_store):
-    tried = 0
-    for base_offset, data in commit_log_of(golden_store("base")).items():
-        region = mapped(data)
-        for record in oracle.records_of({base_offset: data}):
-            pos = record.phy_offset - base_offset
-            topic = record.topic.encode()
-            keys = {"k1", "k2", "k", "k1 k2", "", " ", "nothing", "x" * 300, *record.keys, record.unique_key or "u"}
-            for key in keys | {key[:-1] for key in keys} | {key + "x" for key in keys}:
-                expected = key != "" and (key == record.unique_key or key in record.keys)
-                answer = _core.record_matches(region, pos, record.phy_offset, topic, key.encode())
-                assert answer == (expected, record.store_timestamp), (record.phy_offset, key)
-                assert answer[0] in (True, False) and isinstance(answer[0], bool)
-                tried += expected
-            for tag in ("TagA", "Tag", "TagAA", record.tags or "none"):
-                answer = _core.record_matches(region, pos, record.phy_offset, topic, tag.encode(), True)
-                assert answer == (tag == record.tags, record.store_timestamp)
-            key = (record.unique_key or "u").encode()
-            assert _core.record_matches(region, pos, record.phy_offset, topic + b"x", key) == (
-                False,
-                record.store_timestamp,
-            )
-            assert _core.record_matches(region, pos, record.phy_offset + 1, topic, key) == (False, 0)
-            assert _core.record_matches(region, pos + 1, record.phy_offset + 1, topic, key) == (False, 0)
-    assert tried > 40
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # Units
 
@@ -2039,7 +2012,6 @@ def test_every_bit_flip_of_a_segment(golden_store):
             assert at == len(records) or not isinstance(answer, tuple) or not answer[17] or answer[6] != start
             verdict, _, _ = _core.check_record(region, start, 0, False)
             assert verdict <= Verdict.BLANK
-            _core.record_matches(region, start, start, b"TopicTest", b"k1")
             if bit == 0:
                 following = starts[at + 1] if at + 1 < len(records) else -1
                 assert _core.find_record(region, start, 0) == (following if at < len(records) else -1)
@@ -2065,7 +2037,6 @@ def test_every_truncation_of_a_segment(golden_store):
         assert verdict == (Verdict.LIMIT if not left else Verdict.EMPTY if left < 8 else Verdict.BAD_SIZE)
         assert isinstance(_core.decode_record(region, ended), Verdict)
         assert _core.find_record(region, ended, 0) == -1
-        assert _core.record_matches(region, ended, ended, b"T", b"k") == (False, 0)
         region.close()
 
 
@@ -2089,7 +2060,6 @@ def test_random_damage_of_a_segment(seed, golden_store):
         for start in starts:
             assert isinstance(_core.decode_record(region, start), (tuple, Verdict))
             _core.find_record(region, start, 0)
-            _core.record_matches(region, start, start, b"TopicTest", b"k1")
 
 
 def use_index(index: IndexRegion, keys: list[str], end: int):
@@ -2239,7 +2209,6 @@ def test_record_at_the_end_of_a_full_size_segment():
     assert columns.phy_offset[:2].tolist() == [base_offset + pos, base_offset + pos + total]
     assert columns.key_hash[0] == oracle.index_hash("Topic#far")
     assert _core.find_record(region, pos - 5000, base_offset) == pos
-    assert _core.record_matches(region, pos, base_offset + pos, b"Topic", b"far") == (True, 7)
     assert region.last_nonzero(0, size) == size
 
 
@@ -2384,8 +2353,6 @@ for place in range(5):
     refused(_core.encode_records, region(), 0, 0, [row[:place] + (None,) + row[place + 1:]])
 refused(_core.write_ext_unit, region(), 0, 1, 1, None)
 refused(region().write, 0, None)
-refused(_core.record_matches, region(), 0, 0, None, b"")
-refused(_core.record_matches, region(), 0, 0, b"", None)
 """,
     "rows that go away while they are read": """
 kept = []
@@ -2631,7 +2598,6 @@ def reading_calls(region: Region, index: IndexRegion):
         "decode_record": lambda: _core.decode_record(region, 0),
         "check_record": lambda: _core.check_record(region, 0, 0),
         "find_record": lambda: _core.find_record(region, 0, 0),
-        "record_matches": lambda: _core.record_matches(region, 0, 0, b"T", b"k"),
         "read_message": lambda: _read.read_message(region, 0, 0, _read.StoredMessage),
         "read_messages": lambda: _read.read_messages(region, 0, 9, 0, _read.StoredMessage, 1, 9),
         "read_queued": lambda: _read.read_queued(
@@ -2761,7 +2727,6 @@ def test_positions_outside_are_refused(pos):
         lambda: _core.decode_record(region, pos),
         lambda: _core.check_record(region, pos, 0),
         lambda: _core.find_record(region, pos, 0),
-        lambda: _core.record_matches(region, pos, 0, b"T", b"k"),
         lambda: _dispatch.scan(region, pos, 480, 0, columns, NO_DELAYS),
         lambda: _dispatch.walk(region, pos, 480, 0),
         lambda: _core.read_unit(region, pos),

@@ -33,8 +33,9 @@ from rmqstore import (
 )
 from rmqstore.cli import main
 from rmqstore.files.output_file import format_of
-from rmqstore.offline.export import FORMATS, Selection, export, message_row
+from rmqstore.offline.export import FORMATS, export, message_row
 from rmqstore.offline.importing import import_files
+from rmqstore.selection import Selection
 
 csv.field_size_limit(1 << 30)
 pa = pytest.importorskip("pyarrow")

@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Iterator
 
 import rmqstore
-from rmqstore.offline.export import Selection
+from rmqstore.selection import Selection
 
 # Modules that run something when they are imported.
 PROGRAMS = {"rmqstore.__main__"}

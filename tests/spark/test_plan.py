@@ -20,6 +20,7 @@ import rocksdb_stores
 from stores import SEGMENT, START, look_alike, make_store, messages, overwrite, scanned, small_config
 
 from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreError
+from rmqstore.selection import Selection
 from rmqstore.spark import plan as plan_module
 from rmqstore.spark.batches import in_spark_layout, piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
@@ -588,7 +589,7 @@ def test_a_unit_that_was_cut_in_its_tags_code_is_not_taken_for_one_of_other_tags
         number, tags = number - 1, rows[number - 2]["tags"]
     # The unit before that number loses all but the first byte of its tags code.
     os.truncate(queue_files(path)[(number - 1) // 20], (number - 1) % 20 * 20 + 13)
-    chosen = ReadOptions(str(path), mode="queue", tags=(tags,), corrupt="skip")
+    chosen = ReadOptions(str(path), mode="queue", selection=Selection(tags=(tags,)), corrupt="skip")
     schema = spark_arrow_schema(["queue_offset"])
     found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
     got = [row["queue_offset"] for batch in found for row in batch.to_pylist()]
@@ -712,7 +713,7 @@ def test_what_goes_in_front_of_what_is_wanted_is_not_missed(sound, tmp_path):
     assert piece == QueuePiece("Orders", 0, 45, 66)
     for file in queue_files(path)[:2]:
         file.unlink()
-    chosen = ReadOptions(str(path), mode="queue", begin_phy_offset=begin)
+    chosen = ReadOptions(str(path), mode="queue", selection=Selection(begin_phy_offset=begin))
     batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(["queue_offset"]), plan.end)
     assert [row["queue_offset"] for batch in batches for row in batch.to_pylist()] == list(range(45, 66))
     # Nothing is planned of what lies in front of all.
@@ -756,7 +757,7 @@ def test_options():
         }
     )  # fmt: skip
     assert parsed == ReadOptions(
-        "/store", ("body", "_corrupt"), ("A", "B"), (0, 3), ("X", "Y"), START, START + 1, partition_bytes=64 << 20,
+        "/store", ("body", "_corrupt"), Selection(("A", "B"), (0, 3), ("X", "Y"), None, START, START + 1), 64 << 20,
         decode_body=False, mode="queue", corrupt="report", max_bytes_per_trigger=1 << 30,
     )  # fmt: skip
     assert ReadOptions.parse({"path": "file:///store", "tags": "*"}) == ReadOptions("/store")
@@ -766,7 +767,7 @@ def test_times_between_two_milliseconds_go_inwards():
     parsed = ReadOptions.parse(
         {"path": "/store", "begin": "2023-11-14T22:13:20.0004+00:00", "end": "2023-11-14T22:13:20.0096+00:00"}
     )
-    assert (parsed.begin, parsed.end) == (START + 1, START + 9)
+    assert parsed.selection.times == (START + 1, START + 9)
 
 
 @pytest.mark.parametrize(

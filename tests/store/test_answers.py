@@ -28,9 +28,10 @@ from rmqstore._core import index_key_hash
 from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import IndexService
-from rmqstore.offline.export import Selection, export
+from rmqstore.offline.export import export
 from rmqstore.offline.rebuild import rebuild
-from rmqstore.store.columns import Columns, rows_at
+from rmqstore.selection import Selection, of_queue
+from rmqstore.store.columns import ColumnOptions, Columns, rows_at
 
 pyarrow = importlib.util.find_spec("pyarrow")
 
@@ -214,7 +215,7 @@ def test_a_record_that_is_not_the_units_message_is_damaged(tmp_path, what):
         tagged = store.get_message("A", 1, tags="t1")
         assert [message.corrupt for message in tagged] == [message.body == b"10" for message in tagged]
         queue = store.queues.find("A", 1)
-        walked = store._reading.walk(queue, 0, 32, None, None, 0, 15)
+        walked = store._reading.walk(queue, of_queue(queue.topic, queue.queue_id, 0, 32, None), None, (0, 15))
         assert [message.corrupt for message in walked] == [i == 2 for i in range(15)]
         with store.consume("A", "g2", offsets=ConsumerOffsets.load(tmp_path / "o.json", read_only=False), timeout=0) as consumer:
             assert [message.body for message in consumer if message.corrupt] == [b"10"]
@@ -244,11 +245,13 @@ def queue_rows(path, config, columns, size=10**9, **more):
     from rmqstore.spark.options import ReadOptions
 
     chosen, schema = plan.LogPlan.of(path, config), batches.spark_arrow_schema(columns)
+    selection = Selection(**{name: more.pop(name) for name in ("topics", "queue_ids", "tags") if name in more})
+    options = ReadOptions(str(path), mode="queue", selection=selection, **more)
     return [
         row
-        for piece in plan.queue_pieces(chosen, more.get("topics"), more.get("queue_ids"), size)
+        for piece in plan.queue_pieces(chosen, selection.topics, selection.queue_ids, size)
         for batch in batches.queue_piece_batches(
-            chosen.root, config, piece, ReadOptions(str(path), mode="queue", **more), schema, chosen.end
+            chosen.root, config, piece, options, schema, chosen.end
         )
         for row in batch.to_pylist()
     ]
@@ -292,7 +295,7 @@ def test_messages_of_further_queues_are_whole(tmp_path, names):
         if pyarrow:
             # A record of further queues is not that of each of them.
             queue = store.queues.find("%LMQ%x", 0)
-            made = Columns(["corrupt"], 64, store.commit_log.crc_check)
+            made = Columns(ColumnOptions(["corrupt"], 64), store.commit_log.crc_check)
             places, sizes, _ = queue.units(0, 24)
             num = len(places)
             assert num > 10
@@ -600,10 +603,10 @@ def console_pages_show_all(path, config, places):
 def spark_finds_all(path, config, keys, places):
     pytest.importorskip("pyspark")
     from rmqstore.spark.plan import LogPlan
-    from rmqstore.spark.query import _KeySearch
+    from rmqstore.spark.query import _KeyTask
 
     files = sorted(os.listdir(path / "index"))
-    search = _KeySearch(LogPlan.of(path, config), files, ("phy_offset",), 100, (0, 2**62), None)
+    search = _KeyTask(LogPlan.of(path, config), files, ("phy_offset",), Selection(begin=0, end=2**62, max_num=100))
     for names in (files, files[1:4]):
         found = [row for batch in search.batches(names, keys, ["A"] * len(keys)) for row in batch.to_pylist()]
         if names == files:

@@ -19,8 +19,8 @@ import pytest
 
 from rmqstore import ConsumerOffsets, Message, MessageStore, OffsetOutOfRangeError, StoreConfig, arguments, verify
 from rmqstore.arguments import Boundary, IndexType, Recovery, milliseconds
-from rmqstore.offline.export import Selection, _Chosen
 from rmqstore.rabbitmq import Message as RabbitMessage
+from rmqstore.selection import Selection
 from rmqstore.store.recovery import RECOVERY_MODES
 
 UTC = datetime.timezone.utc
@@ -120,8 +120,8 @@ def calls(store):
             lambda t: store.offset_by_time("T", 0, t, "upper"),
         ),
         "export": (
-            lambda t: _Chosen(Selection(begin=t)).low,
-            lambda t: _Chosen(Selection(end=t)).high,
+            lambda t: Selection(begin=t).check_times().times[0],
+            lambda t: Selection(end=t).check_times().times[1],
         ),
     }
 

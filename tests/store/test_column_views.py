@@ -157,7 +157,7 @@ def test_rows_of_one_batch_from_many_calls(store):
     # A batch may be filled in several passes, back and forth; a place before an earlier one is another stretch.
     region = store.commit_log.files.find(0).region
     offsets = [message.phy_offset for message in store.messages() if message.phy_offset < SEGMENT // 2]
-    made = columns.Columns(["body"], 8192, 1, views=True)
+    made = columns.Columns(columns.ColumnOptions(["body"], 8192, True), 1)
     places = [5, 3, 9, 0, 7]
     for place in places:
         at = offsets[place]

@@ -17,7 +17,8 @@ from rmqstore import CorruptionError, Message, MessageStore, StoreConfig
 from rmqstore.commitlog import pieces as pieces_module
 from rmqstore.commitlog.log_walk import Damage
 from rmqstore.offline import export as export_module
-from rmqstore.offline.export import Selection, export
+from rmqstore.offline.export import export
+from rmqstore.selection import Selection
 from rmqstore.store import columns as columns_module
 
 pytest.importorskip("pyarrow")

@@ -377,7 +377,7 @@ def test_pieces_are_longer_for_large_batches(monkeypatch, batch_size, segment, s
         raise ArithmeticError
 
     monkeypatch.setattr(columns, "Pieces", stop)
-    made = columns.Columns(["size"], batch_size, 1)
+    made = columns.Columns(columns.ColumnOptions(["size"], batch_size), 1)
     with pytest.raises(ArithmeticError):
         next(columns.record_batches(Log(), made, None, None, lambda: made))
     assert asked == [size]
@@ -407,9 +407,9 @@ def test_threads_begin_behind_the_first_batch_and_end_with_the_scan(odd, monkeyp
             1 // (number - 5)
     gc.collect()
     assert not scan_threads()
-    made = columns.Columns(ALL, 2, odd.commit_log.crc_check)
+    made = columns.Columns(columns.ColumnOptions(ALL, 2), odd.commit_log.crc_check)
     scan = columns.record_batches(
-        odd.commit_log, made, None, None, lambda: columns.Columns(ALL, 2, odd.commit_log.crc_check)
+        odd.commit_log, made, None, None, lambda: columns.Columns(columns.ColumnOptions(ALL, 2), odd.commit_log.crc_check)
     )
     next(scan), next(scan)
     with pytest.raises(ZeroDivisionError) as held:

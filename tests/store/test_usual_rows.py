@@ -183,7 +183,7 @@ def test_batches_end_before_they_take_more_bytes(tmp_path, limit):
     with log.open() as store:
         # A row counts for its topic and properties and 64 bytes more.
         sizes = [64 + len(record.topic) + len(record.properties_raw) for record in oracle.records_of(bytes(log.data))]
-        made = columns.Columns(("keys", "properties", "topic"), 8192, 1, limit, views=True)
+        made = columns.Columns(columns.ColumnOptions(("keys", "properties", "topic"), 8192, True, byte_limit=limit), 1)
         at, cuts = 0, [0]
         while at < len(log.data):
             at, _ = made.out.fill(store.commit_log.segment(0).region, at, len(log.data), 0)
@@ -207,7 +207,7 @@ def test_a_log_that_ends_with_its_last_page(tmp_path):
     path.write_bytes(log.data)
     with path.open("rb") as file:
         region = Region.map(file.fileno(), 8192)
-    made = columns.Columns(ALL, 8192, 1, views=True)
+    made = columns.Columns(columns.ColumnOptions(ALL, 8192, True), 1)
     assert made.out.fill(region, 0, 8192, 0)[0] == 8192
     batch = made.take()
     batch.validate(full=True)

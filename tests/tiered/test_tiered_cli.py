@@ -14,7 +14,8 @@ import tiered_oracle as oracle_tiered
 from test_cli import json_lines, run
 
 from rmqstore import CorruptionError, MessageStore
-from rmqstore.offline.export import Selection, export
+from rmqstore.offline.export import export
+from rmqstore.selection import Selection
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +92,9 @@ def test_exports_have_each_message_once(root, tmp_path, selection):
         for row in rows.to_pylist()
         if (not wanted.topics or row["topic"] in wanted.topics)
         and (not wanted.queue_ids or row["queue_id"] in wanted.queue_ids)
-        and (wanted.tags is None or row["tags"] in wanted.tag_names)
+        and (wanted.tags is None or row["tags"] in wanted.tags)
         and (not wanted.keys or set(wanted.keys) & {*row["keys"], row["unique_key"]})
-        and (not wanted.by_queue or 500 <= row["queue_offset"] < 600)
+        and (not wanted.by_queue_offset or 500 <= row["queue_offset"] < 600)
         and (wanted.begin is None
              or wanted.begin <= row["store_timestamp"].timestamp() * 1000 <= wanted.end)
     ]  # fmt: skip

@@ -14,7 +14,8 @@ from rmqstore import CorruptionError, MessageStore
 from rmqstore.flatfile import flat_index, flat_verify
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.offline import export as export_module
-from rmqstore.offline.export import Selection, export
+from rmqstore.offline.export import export
+from rmqstore.selection import Selection
 from rmqstore.spark import tiered as spark_tiered
 from rmqstore.spark.batches import spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
@@ -85,7 +86,7 @@ def said_to_be_left_out(caplog):
 def test_a_task_of_spark_names_what_was_planned_and_is_gone(copied, monkeypatch, caplog, kind, number, said, when):
     root = copied(said)
     plan = LogPlan.of(root / "store")
-    pieces = list(tiered_pieces(plan, str(root / "tiered"), ["Orders"], [0], 30_000))
+    pieces = list(tiered_pieces(plan, str(root / "tiered"), Selection(("Orders",), (0,)), 30_000))
     assert (pieces[0].begin, pieces[-1].end) == (0, OLDER) and len(pieces) > 10
     name = []
 

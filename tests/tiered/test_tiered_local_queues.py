@@ -16,7 +16,8 @@ import pytest
 import tiered_oracle as oracle_tiered
 
 from rmqstore import MessageStore
-from rmqstore.offline.export import Selection, export
+from rmqstore.offline.export import export
+from rmqstore.selection import Selection
 from rmqstore.spark.batches import piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
@@ -87,7 +88,7 @@ def test_each_message_comes_once(whole, root, tmp_path, damage):
     assert Counter(place_of(json.loads(line)) for line in open(tmp_path / "out.jsonl")) == expected
     plan, options = LogPlan.of(root / "store"), ReadOptions(str(root / "store"), tiered=str(root / "tiered"))
     batches = []
-    for piece in tiered_pieces(plan, options.tiered, None, None, 1 << 30):
+    for piece in tiered_pieces(plan, options.tiered, Selection(), 1 << 30):
         batches += tiered_piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(COLUMNS))
     for piece in plan.pieces():
         batches += piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(COLUMNS), plan.end)

@@ -11,6 +11,7 @@ import tiered_oracle as oracle_tiered
 from unprivileged import closed
 
 from rmqstore import CorruptionError, MessageStore
+from rmqstore.selection import Selection
 from rmqstore.spark.batches import piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
@@ -27,12 +28,13 @@ def root(request, tmp_path_factory):
 
 
 def options_of(root, **more):
-    return ReadOptions(str(root / "store"), tiered=str(root / "tiered"), **more)
+    chosen = {name: more.pop(name) for name in ("topics", "queue_ids", "tags", "begin", "end") if name in more}
+    return ReadOptions(str(root / "store"), selection=Selection(**chosen), tiered=str(root / "tiered"), **more)
 
 
 def read_tiered(root, size, columns=COLUMNS, **more):
     plan, options = LogPlan.of(root / "store"), options_of(root, **more)
-    pieces = list(tiered_pieces(plan, options.tiered, options.topics, options.queue_ids, size, strict=options.corrupt == "fail"))
+    pieces = list(tiered_pieces(plan, options.tiered, options.selection, size, strict=options.corrupt == "fail"))
     rows = []
     for piece in pickle.loads(pickle.dumps(pieces)):
         for batch in tiered_piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(columns)):
