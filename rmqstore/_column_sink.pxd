@@ -6,10 +6,10 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from rmqstore._bytes cimport (
-    before, copy_ascii, copy_bytes, get_i32, is_ascii, put_hex, put_hex_8_8, put_view, VIEW_INLINE,
+    before, copy_ascii, copy_bytes, get_i32, put_hex, put_hex_8_8, put_view, VIEW_INLINE,
 )
 from rmqstore._core cimport RECORD, RECORD_BORN_HOST, RECORD_PHY_OFFSET
-from rmqstore._java_text cimport hash_units8, put_java_utf8
+from rmqstore._java_text cimport hash_units8, is_utf8, put_java_utf8
 from rmqstore._properties cimport (
     KnownSpans, names_may_repeat, PropertyLayout, PropertySpan, put_name_view, put_value_view,
 )
@@ -109,7 +109,7 @@ cdef struct StagedRow:
     PropertyLayout* layout  # NULL for a text that was taken apart by itself
     KnownSpans known
     int32_t span_num
-    int ascii
+    int valid
     bint ok
     RecordView r
 
@@ -162,11 +162,11 @@ cdef struct ColumnSink:
     int32_t number
     int64_t pos
     # The topic of the record before, NULL where there is none, whether it is one of those that are asked for, and its
-    # view where it is ASCII.
+    # view where it is UTF-8.
     const unsigned char* topic
     int32_t topic_len
     bint topic_wanted
-    bint topic_ascii
+    bint topic_valid
     unsigned char topic_view[VIEW_SIZE]
     # The hosts of the row before, if that was written in one pass: their eight bytes and views, and the digits of the
     # second.
@@ -176,9 +176,9 @@ cdef struct ColumnSink:
     unsigned char store_digits[VIEW_SIZE]
 
 
-cdef inline int64_t put_text(unsigned char* to, const unsigned char* p, int64_t n, int64_t room, bint ascii) noexcept nogil:
+cdef inline int64_t put_text(unsigned char* to, const unsigned char* p, int64_t n, int64_t room, bint valid) noexcept nogil:
     # The bytes that the text took; `room` bytes may be read from p on.
-    if ascii:
+    if valid:
         copy_bytes(to, p, n, room)
         return n
     return put_java_utf8(to, p, n)
@@ -323,7 +323,7 @@ cdef inline void write_names(ColumnSink* s, StagedRow* row, const unsigned char*
         if chosen and s.chosen[k] < 0:
             continue
         span = row.spans + k
-        used += put_text(data + used, text + span.start, span.split - span.start, room - span.start, row.ascii)
+        used += put_text(data + used, text + span.start, span.split - span.start, room - span.start, row.valid)
         num += 1
         offsets[num] = <int32_t>used
     s.data_used[COL_PROPERTIES], s.child_used[COL_PROPERTIES] = used, num
@@ -341,7 +341,7 @@ cdef inline void write_values(ColumnSink* s, StagedRow* row, const unsigned char
             if s.chosen[k] < 0:
                 continue
             span = row.spans + s.chosen[k]
-        used += put_text(data + used, text + span.split + 1, span.end - span.split - 1, room - span.split - 1, row.ascii)
+        used += put_text(data + used, text + span.split + 1, span.end - span.split - 1, room - span.split - 1, row.valid)
         num += 1
         offsets[num] = <int32_t>used
     s.data_used[COL_VALUES], s.child_used[COL_VALUES] = used, num
@@ -360,7 +360,7 @@ cdef inline void write_properties(ColumnSink* s) noexcept nogil:
         write_names(s, row, text, room, False)
         chosen = False
         # Different malformed names may be read as the same text; those of a layout are known to differ.
-        if row.layout == NULL and row.span_num > 1 and (not row.ascii or names_may_repeat(text, row.spans, row.span_num)):
+        if row.layout == NULL and row.span_num > 1 and (not row.valid or names_may_repeat(text, row.spans, row.span_num)):
             chosen = repeats(s, s.child[COL_PROPERTIES] + first, row.span_num)
             if chosen:
                 s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES] = first, used
@@ -384,7 +384,7 @@ cdef inline void write_nullable(ColumnSink* s, int column) noexcept nogil:
         if number >= 0:
             span = row.spans + number
             used += put_text(data + used, text + span.split + 1, span.end - span.split - 1,
-                             row.room - row.r.properties_pos - span.split - 1, row.ascii)
+                             row.room - row.r.properties_pos - span.split - 1, row.valid)
         mark_valid(s, column, s.count + i, number >= 0)
         ends[i] = <int32_t>used
     s.data_used[column] = used
@@ -408,7 +408,7 @@ cdef inline void write_keys(ColumnSink* s) noexcept nogil:
                 room = row.room - row.r.properties_pos - start
                 end = start + before(text + start, 32, span.end - start, room)
                 if end > start:
-                    used += put_text(data + used, text + start, end - start, room, row.ascii)
+                    used += put_text(data + used, text + start, end - start, room, row.valid)
                     num += 1
                     offsets[num] = <int32_t>used
                 start = end + 1
@@ -425,7 +425,7 @@ cdef inline void write_topics(ColumnSink* s) noexcept nogil:
     for i in range(s.row_num):
         row = s.rows + i
         text = row.p + row.r.topic_pos
-        if copy_ascii(data + used, text, row.r.topic_len, row.room - row.r.topic_pos):
+        if copy_ascii(data + used, text, row.r.topic_len, row.room - row.r.topic_pos) or is_utf8(text, row.r.topic_len):
             used += row.r.topic_len
         else:
             used += put_java_utf8(data + used, text, row.r.topic_len)
@@ -552,10 +552,10 @@ cdef inline int write_int32s(ColumnSink* s, int column) noexcept nogil:
 
 
 cdef inline void view_text(ColumnSink* s, int column, unsigned char* to, StagedRow* row, const unsigned char* p, int64_t n,
-                           int64_t room, bint ascii) noexcept nogil:
+                           int64_t room, bint valid) noexcept nogil:
     # A view of a text of the record; one that is not the UTF-8 of what Java reads goes to the column's own data.
     cdef int64_t used, taken
-    if not ascii:
+    if not valid:
         used = s.data_used[column]
         taken = put_java_utf8(s.data[column] + used, p, n)
         if taken != n or memcmp(s.data[column] + used, p, n) != 0:
@@ -581,7 +581,7 @@ cdef inline void view_topics(ColumnSink* s) noexcept nogil:
         row = s.rows + i
         text = row.p + row.r.topic_pos
         view_text(s, COL_TOPIC, to + VIEW_SIZE * i, row, text, row.r.topic_len, row.room - row.r.topic_pos,
-                  is_ascii(text, row.r.topic_len))
+                  is_utf8(text, row.r.topic_len))
 
 
 cdef inline void view_message_ids(ColumnSink* s) noexcept nogil:
@@ -647,7 +647,7 @@ cdef inline void view_nullable(ColumnSink* s, int column) noexcept nogil:
         if number >= 0:
             span = row.spans + number
             view_text(s, column, to + VIEW_SIZE * i, row, text + span.split + 1, span.end - span.split - 1,
-                      row.room - row.r.properties_pos - span.split - 1, row.ascii)
+                      row.room - row.r.properties_pos - span.split - 1, row.valid)
         else:
             memset(to + VIEW_SIZE * i, 0, VIEW_SIZE)
         mark_valid(s, column, s.count + i, number >= 0)
@@ -695,7 +695,7 @@ cdef inline void view_keys(ColumnSink* s) noexcept nogil:
                 room = row.room - row.r.properties_pos - start
                 end = start + before(text + start, 32, span.end - start, room)
                 if end > start:
-                    view_text(s, COL_KEYS, views + VIEW_SIZE * num, row, text + start, end - start, room, row.ascii)
+                    view_text(s, COL_KEYS, views + VIEW_SIZE * num, row, text + start, end - start, room, row.valid)
                     num += 1
                 start = end + 1
         ends[i] = <int32_t>num
@@ -709,7 +709,7 @@ cdef inline bint names_repeat(ColumnSink* s, StagedRow* row, const unsigned char
     s.name_ends[0] = <int32_t>used
     for k in range(row.span_num):
         span = row.spans + k
-        used += put_text(s.data[COL_PROPERTIES] + used, text + span.start, span.split - span.start, room - span.start, row.ascii)
+        used += put_text(s.data[COL_PROPERTIES] + used, text + span.start, span.split - span.start, room - span.start, row.valid)
         s.name_ends[k + 1] = <int32_t>used
     return repeats(s, s.name_ends, row.span_num)
 
@@ -744,17 +744,17 @@ cdef inline void view_properties(ColumnSink* s) noexcept nogil:
             ends[i] = <int32_t>num
             continue
         chosen = (row.layout == NULL and row.span_num > 1
-                  and (not row.ascii or names_may_repeat(text, row.spans, row.span_num)) and names_repeat(s, row, text, room))
+                  and (not row.valid or names_may_repeat(text, row.spans, row.span_num)) and names_repeat(s, row, text, room))
         for k in range(row.span_num):
             if chosen and s.chosen[k] < 0:
                 continue
             span = row.spans + k
             view_text(s, COL_PROPERTIES, names + VIEW_SIZE * num, row, text + span.start, span.split - span.start,
-                      room - span.start, row.ascii)
+                      room - span.start, row.valid)
             if chosen:
                 span = row.spans + s.chosen[k]
             view_text(s, COL_VALUES, values + VIEW_SIZE * num, row, text + span.split + 1, span.end - span.split - 1,
-                      room - span.split - 1, row.ascii)
+                      room - span.split - 1, row.valid)
             num += 1
         ends[i] = <int32_t>num
     s.child_used[COL_PROPERTIES] = s.child_used[COL_VALUES] = num

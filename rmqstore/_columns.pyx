@@ -15,7 +15,7 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint6
 from libc.string cimport memcpy, memset
 
 from rmqstore._bytes cimport (
-    atomic_or, before, get_i32, get_i64, is_ascii, prefetch, put_hex_8, put_view, same_bytes_at,
+    atomic_or, before, get_i32, get_i64, prefetch, put_hex_8, put_view, same_bytes_at,
 )
 from rmqstore._column_sink cimport (
     BUFFER_NUM, COL_BODY, COL_BODY_STORED, COL_BORN_HOST, COL_BORN_TIMESTAMP, COL_CORRUPT, COL_FLAG, COL_KEYS,
@@ -34,7 +34,7 @@ from rmqstore._core cimport (
 )
 from rmqstore._crc32 cimport crc32_start
 from rmqstore._dispatch cimport TopicTable
-from rmqstore._java_text cimport hash_utf8, index_hash, put_java_utf8, same_text
+from rmqstore._java_text cimport hash_utf8, index_hash, is_utf8, put_java_utf8, same_text
 from rmqstore._properties cimport (
     fits, is_dispatched_to, KnownSpans, learn, names_may_repeat, PropertyLayout, PropertySpan, put_value_view,
     split_properties,
@@ -140,11 +140,11 @@ cdef inline void split_row(ColumnSink* s, StagedRow* row, const unsigned char* t
     cdef PropertyLayout* layout = layout_of(s, row.r.topic_len, n)
     if fits(layout, text, n, room):
         layout.used_by, layout.misses = s.block_num, 0
-        row.layout, row.spans, row.span_num, row.known, row.ascii = layout, layout.spans, layout.span_num, layout.known, True
+        row.layout, row.spans, row.span_num, row.known, row.valid = layout, layout.spans, layout.span_num, layout.known, True
         return
     row.spans = s.spans + s.span_used
-    row.span_num = split_properties(text, n, room, row.spans, &row.known, &row.ascii)
-    if row.ascii and layout.used_by != s.block_num and is_to_be_learnt(layout):
+    row.span_num = split_properties(text, n, room, row.spans, &row.known, &row.valid)
+    if row.valid and layout.used_by != s.block_num and is_to_be_learnt(layout):
         learn(layout, text, n, row.spans, row.span_num, &row.known)
 
 
@@ -180,11 +180,11 @@ cdef struct ViewRun:
 
 cdef bint split_usual(ColumnSink* s, PropertyLayout* layout, const unsigned char* text, int32_t n,
                       int64_t room) noexcept nogil:
-    # Takes a text apart that does not fit its layout, into the first spans; False where it is not ASCII or names may
+    # Takes a text apart that does not fit its layout, into the first spans; False where it is not UTF-8 or names may
     # repeat.
-    cdef int ascii = False
-    s.split_num = split_properties(text, n, room, s.spans, &s.split_known, &ascii)
-    if not ascii or names_may_repeat(text, s.spans, s.split_num):
+    cdef int valid = False
+    s.split_num = split_properties(text, n, room, s.spans, &s.split_known, &valid)
+    if not valid or names_may_repeat(text, s.spans, s.split_num):
         return False
     if is_to_be_learnt(layout):
         learn(layout, text, n, s.spans, s.split_num, &s.split_known)
@@ -406,7 +406,7 @@ cdef bint has_text(ColumnSink* s, TopicTable table, const unsigned char* p, int3
     # The hash is that of the text that Java reads, and malformed bytes are compared as that text.
     cdef uint32_t h = hash_utf8(0, p, n)
     cdef unsigned char* decoded = <unsigned char*>s.name_slots
-    if is_ascii(p, n):
+    if is_utf8(p, n):
         return table.look_up(h, p, n) >= 0
     return table.look_up(h, decoded, <int32_t>put_java_utf8(decoded, p, n)) >= 0
 
@@ -431,25 +431,25 @@ cdef bint is_otherwise_of_queue(unsigned char* scratch, const unsigned char* p, 
 
 
 cdef inline bint spans_have_key(const unsigned char* text, int64_t room, PropertySpan* spans, KnownSpans* known,
-                                bint ascii, unsigned char* scratch, const unsigned char* key, int64_t size,
+                                bint valid, unsigned char* scratch, const unsigned char* key, int64_t size,
                                 int kinds) noexcept nogil:
     # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag.  `room` bytes may be read from the text's begin on.
     cdef int64_t start, end
     cdef PropertySpan* span
     if kinds & 1 and known.unique_key >= 0:
         span = spans + known.unique_key
-        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size, ascii):
+        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size, valid):
             return True
     if kinds & 4 and known.tags >= 0:
         span = spans + known.tags
-        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size, ascii):
+        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size, valid):
             return True
     if kinds & 2 and known.keys >= 0:
         span = spans + known.keys
         start = span.split + 1
         while start < span.end:
             end = start + before(text + start, 32, span.end - start, room - start)
-            if end > start and same_text(scratch, text + start, end - start, key, size, ascii):
+            if end > start and same_text(scratch, text + start, end - start, key, size, valid):
                 return True
             start = end + 1
     return False
@@ -894,14 +894,14 @@ cdef class ArrowColumns:
         # Makes this topic that of the record before.
         s.topic, s.topic_len = topic, n
         s.topic_wanted = self.topics is None or has_text(s, self.topics, topic, n)
-        s.topic_ascii = is_ascii(topic, n)
+        s.topic_valid = is_utf8(topic, n)
         put_view(s.topic_view, topic, n, room, buffer, topic - origin if s.views else 0)
 
     cdef int64_t view_rows(self, ColumnSink* s, const unsigned char* base, int64_t at, int64_t size, int64_t limit,
                            int64_t base_offset, const int32_t* ids, int64_t id_num, int32_t buffer,
                            const unsigned char* origin) noexcept nogil:
         # Writes rows as views in one pass, where no row is staged: from record to record for as long as these are of
-        # the usual kind, with hosts of IPv4, ASCII texts and no body to be decompressed.  Where the first other one
+        # the usual kind, with hosts of IPv4, texts of UTF-8 and no body to be decompressed.  Where the first other one
         # begins is the answer.
         cdef ViewRun run
         run.count, run.id_used = s.count, s.data_used[COL_MSG_ID]
@@ -946,7 +946,7 @@ cdef class ArrowColumns:
         if s.mask & NEEDS_PROPERTIES or wanted != NULL or self.tags is not None:
             split_row(s, row, text)
         if wanted != NULL and not spans_have_key(text, row.room - r.properties_pos, row.spans, &row.known,
-                                                 row.ascii, <unsigned char*>s.name_slots, wanted.view.key, wanted.view.key_size,
+                                                 row.valid, <unsigned char*>s.name_slots, wanted.view.key, wanted.view.key_size,
                                                  wanted.kinds):
             return PASSED_OVER
         if self.tags is not None:
@@ -1532,7 +1532,7 @@ cdef int64_t view_rows_of(ArrowColumns self, ColumnSink* s, Asked asked, ViewRun
         if ((bytes + weight > s.byte_limit and run.count > 0)
                 or not has_room_for(mask, &run, span_num, r.properties_len)
                 or (mask & IN_HEAD and (
-                    (mask & 1 << COL_TOPIC and not s.topic_ascii)
+                    (mask & 1 << COL_TOPIC and not s.topic_valid)
                     or (mask & 1 << COL_BORN_HOST and not is_known_host(s, COL_BORN_HOST, p + RECORD_BORN_HOST))
                     or (mask & (1 << COL_STORE_HOST | 1 << COL_MSG_ID)
                         and not is_known_host(s, COL_STORE_HOST, p + r.store_host_pos))))):

@@ -4,7 +4,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint8_t
 from libc.string cimport memcmp, memcpy
 
-from rmqstore._bytes cimport is_ascii, same_bytes_at
+from rmqstore._bytes cimport same_bytes_at
 from rmqstore._python cimport PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_KIND
 
 
@@ -14,6 +14,10 @@ cdef extern from "_java_hash.h":
     bint hash_ascii "rmq_java_hash_ascii"(uint32_t* h, const uint8_t* p, int64_t n) noexcept nogil
     uint32_t hash_joined "rmq_java_hash_joined"(uint32_t h, uint32_t after, int64_t n) noexcept nogil
     enum: JOINED_UNITS "RMQ_JAVA_HASH_JOINED"
+
+
+cdef extern from "_utf8.h":
+    bint is_utf8 "rmq_is_utf8"(const unsigned char* p, int64_t n) noexcept nogil
 
 
 cdef inline uint32_t hash_units32(uint32_t h, const uint32_t* p, int64_t n) noexcept nogil:
@@ -201,8 +205,8 @@ cdef inline int64_t put_java_utf8(unsigned char* to, const unsigned char* p, int
 
 
 cdef inline bint same_text(unsigned char* scratch, const unsigned char* p, int64_t n, const unsigned char* wanted,
-                           int64_t size, bint ascii=False) noexcept nogil:
-    # Whether Java reads `wanted`, which is valid UTF-8, at p.  `ascii` says that nothing else is there, if that is known.
+                           int64_t size, bint valid=False) noexcept nogil:
+    # Whether Java reads `wanted`, which is valid UTF-8, at p.  `valid` says that UTF-8 is there, if that is known.
     if n == size and same_bytes_at(p, wanted, n):
         return True
-    return not ascii and not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
+    return not valid and not is_utf8(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0

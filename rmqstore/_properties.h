@@ -6,7 +6,7 @@
 #ifndef RMQSTORE_PROPERTIES_H
 #define RMQSTORE_PROPERTIES_H
 
-#include "_bytes.h"
+#include "_utf8.h"
 
 /* A module takes what it needs of these. */
 #define RMQ_MAY_BE_UNUSED __attribute__((unused))
@@ -128,9 +128,10 @@ static inline uint64_t rmq_twos_at(const unsigned char *text, int32_t at, int32_
 }
 
 /* The pieces of a properties text that have a name and a value: cut at 2, the first 1 of a piece ends the name (Java's
-   MessageDecoder.string2messageProperties).  `room` bytes may be read; `out` takes n / 4 + 1 pieces. */
+   MessageDecoder.string2messageProperties).  `room` bytes may be read; `out` takes n / 4 + 1 pieces.  *valid: the text is
+   UTF-8, which Java reads as it stands. */
 RMQ_MAY_BE_UNUSED static int32_t rmq_split_properties(const unsigned char *text, int32_t n, int64_t room, rmq_span *out, rmq_known *known,
-                                    int *ascii) {
+                                    int *valid) {
     int32_t at = 0, start = 0, split = -1, num = 0, here;
     uint64_t ones, twos, high, both, any = 0;
     known->keys = known->tags = known->unique_key = -1;
@@ -157,13 +158,13 @@ RMQ_MAY_BE_UNUSED static int32_t rmq_split_properties(const unsigned char *text,
         rmq_know(known, text + start, split - start, num);
         out[num].start = start; out[num].split = split; out[num].end = n; num++;
     }
-    *ascii = any == 0;
+    *valid = any == 0 || rmq_is_utf8(text, n);
     return num;
 }
 
 /* What texts of one length have in common that were taken apart into the same pieces: names and separators, byte by byte,
-   and where values are, any ASCII byte above both separators.  A text that fits need not be taken apart again.  A
-   layout lies at a multiple of 16. */
+   and where values are, any byte above both separators.  A text that fits and is valid UTF-8 need not be taken apart
+   again.  A layout lies at a multiple of 16. */
 #define RMQ_LAYOUT_ROOM 256
 #define RMQ_LAYOUT_SPANS 24
 /* The views of a piece's name and value but for what differs from text to text: `name` and `value` hold what does not,
@@ -189,19 +190,21 @@ static inline int rmq_fits(const rmq_layout *l, const unsigned char *text, int32
 #if defined(__SSE2__)
     if ((((int64_t)n + 15) & ~(int64_t)15) <= room) {
         /* What a byte is above its range; nothing is above that of what follows the text in its last 16 bytes. */
-        __m128i beyond = _mm_setzero_si128();
+        __m128i beyond = _mm_setzero_si128(), high = _mm_setzero_si128();
         for (; i < n; i += 16) {
-            __m128i v = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)(text + i)),
-                                     _mm_load_si128((const __m128i *)(l->low + i)));
+            const __m128i here = _mm_loadu_si128((const __m128i *)(text + i));
+            __m128i v = _mm_sub_epi8(here, _mm_load_si128((const __m128i *)(l->low + i)));
+            high = _mm_or_si128(high, here);
             beyond = _mm_or_si128(beyond, _mm_subs_epu8(v, _mm_load_si128((const __m128i *)(l->range + i))));
         }
-        return _mm_movemask_epi8(_mm_cmpeq_epi8(beyond, _mm_setzero_si128())) == 0xFFFF;
+        return _mm_movemask_epi8(_mm_cmpeq_epi8(beyond, _mm_setzero_si128())) == 0xFFFF
+               && (!_mm_movemask_epi8(high) || rmq_is_utf8(text, n));
     }
 #endif
     {
         int wrong = 0;
         for (; i < n; i++) wrong |= (unsigned char)(text[i] - l->low[i]) > l->range[i];
-        return !wrong;
+        return !wrong && rmq_is_utf8(text, n);
     }
 }
 
@@ -345,7 +348,7 @@ static inline void rmq_know_views(unsigned char *view, unsigned char *far, unsig
     }
 }
 
-/* Makes the layout that of a text that is ASCII, or none of a text that is too long or whose names may repeat. */
+/* Makes the layout that of a text that is UTF-8, or none of a text that is too long or whose names may repeat. */
 RMQ_MAY_BE_UNUSED static void rmq_learn(rmq_layout *l, const unsigned char *text, int32_t n, const rmq_span *spans, int32_t num,
                       const rmq_known *known) {
     int32_t k, used = 0;
@@ -359,7 +362,7 @@ RMQ_MAY_BE_UNUSED static void rmq_learn(rmq_layout *l, const unsigned char *text
         rmq_piece_views *views = l->views + k;
         int32_t name = spans[k].split - spans[k].start, value = spans[k].end - spans[k].split - 1;
         memset(l->low + spans[k].split + 1, 3, (size_t)value);
-        memset(l->range + spans[k].split + 1, 124, (size_t)value);
+        memset(l->range + spans[k].split + 1, 252, (size_t)value);
         rmq_know_views(views->name, views->name_far, NULL, at, name, spans[k].start);
         rmq_know_views(views->value, views->value_far, views->keep, NULL, value, spans[k].split + 1);
         memcpy(l->names + used, at, (size_t)name);

@@ -30,7 +30,7 @@ cdef extern from "_properties.h":
     void find_properties "rmq_find_properties"(const unsigned char* text, int32_t n, int64_t room,
                                                KnownProperties* found) noexcept nogil
     int32_t split_properties "rmq_split_properties"(const unsigned char* text, int32_t n, int64_t room, PropertySpan* out,
-                                                    KnownSpans* known, int* ascii) noexcept nogil
+                                                    KnownSpans* known, int* valid) noexcept nogil
     bint fits "rmq_fits"(const PropertyLayout* layout, const unsigned char* text, int32_t n, int64_t room) noexcept nogil
     # The views of the name and of the value of piece k; 16 bytes after the text may be read.
     void put_name_view "rmq_put_name_view"(unsigned char* to, const PropertyLayout* layout, int32_t k,

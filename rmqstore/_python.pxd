@@ -33,6 +33,7 @@ cdef extern from "Python.h":
     bint PyObject_GC_IsTracked(object made)
     void PyTuple_SET_ITEM(object made, Py_ssize_t i, object value)
     const char* PyUnicode_AsUTF8(object text) except NULL
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
 
 cdef enum:

@@ -32,11 +32,11 @@ from rmqstore._properties cimport (
 )
 from rmqstore._python cimport (
     clamped, PyBytes_CheckExact, PyList_GET_ITEM, PyObject_GC_IsTracked, PyObject_GC_Track, PyObject_GenericSetAttr,
-    PyTuple_GET_ITEM, PyUnicode_CheckExact, PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_IS_ASCII,
+    PyTuple_GET_ITEM, PyUnicode_AsUTF8AndSize, PyUnicode_CheckExact, PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_IS_ASCII,
     PyUnicode_IS_COMPACT_ASCII, small_number,
 )
 from rmqstore._record cimport (
-    ascii_of, body_crc_ok, has_key, has_key_hash, has_prop_crc, judge_record, prefetch_head, prop_crc_ok, RecordView,
+    body_crc_ok, has_key, has_key_hash, has_prop_crc, judge_record, prefetch_head, prop_crc_ok, RecordView,
     TAIL_AHEAD, text_of,
 )
 
@@ -335,9 +335,9 @@ cdef class StoredMessage(MessageFields):
         cdef object text
         if (<MessageFields>self).properties is None:
             value = find_property(self, THE_KEYS, &stored, &n)
-            # What fits a layout is ASCII.  Most messages have one key: between several stand spaces.
+            # Most messages have one key: between several stand spaces.
             if value >= 0 and self.fitted and before(stored + value, 32, n, SHORT_PROPERTIES - value) == n:
-                return [ascii_of(stored + value, n)]
+                return [text_of(stored + value, n)]
         text = property_of(self, THE_KEYS)
         return [] if text is None else [text] if " " not in text else [key for key in text.split(" ") if key]
 
@@ -495,27 +495,46 @@ cdef inline int32_t find_value(const unsigned char* text, int32_t n, int64_t roo
     return value_in(layout, which, value_len)
 
 
-cdef inline bint has_the_key(const unsigned char* p, int64_t room, RecordView* r, PyObject* topic,
-                             PyObject* key) noexcept:
-    # As `has_key` of the core, of ASCII; most messages have one key, which is the one that was asked for.
+cdef struct AskedKey:
+    # A topic and a key in UTF-8, for as long as their texts live.
+    const unsigned char* topic
+    const unsigned char* key
+    Py_ssize_t topic_len, key_len
+
+
+cdef inline bint has_the_key(const unsigned char* p, int64_t room, RecordView* r, AskedKey* asked) noexcept:
+    # As `has_key` of the core; most messages have one key, which is the one that was asked for.
     cdef const unsigned char* text = p + r.properties_pos
-    cdef const unsigned char* wanted = <const unsigned char*>PyUnicode_DATA(key)
-    cdef Py_ssize_t n = PyUnicode_GET_LENGTH(key), topic_len = PyUnicode_GET_LENGTH(topic)
+    cdef Py_ssize_t n = asked.key_len
     cdef int32_t value_len, at
-    if r.topic_len == topic_len and memcmp(p + r.topic_pos, PyUnicode_DATA(topic), topic_len) == 0:
+    if r.topic_len == asked.topic_len and memcmp(p + r.topic_pos, asked.topic, asked.topic_len) == 0:
         at = find_value(text, r.properties_len, room - r.properties_pos, THE_KEYS, &value_len)
-        if at >= 0 and value_len == n and same_bytes_at(text + at, wanted, n) and memchr(wanted, 32, n) == NULL:
+        if at >= 0 and value_len == n and same_bytes_at(text + at, asked.key, n) and memchr(asked.key, 32, n) == NULL:
             return True
-    return has_key(p, room, r, <const unsigned char*>PyUnicode_DATA(topic), topic_len, wanted, n, ANY_KEY)
+    return has_key(p, room, r, asked.topic, asked.topic_len, asked.key, n, ANY_KEY)
+
+
+cdef const unsigned char* utf8_of(PyObject* text, Py_ssize_t* n) except? NULL:
+    # What a record holds a text as; NULL, without an error, of one that may stand for bytes that are no text.
+    if PyUnicode_IS_COMPACT_ASCII(text):
+        n[0] = PyUnicode_GET_LENGTH(text)
+        return <const unsigned char*>PyUnicode_DATA(text)
+    if "\ufffd" in <str><object>text:
+        return NULL
+    try:
+        # Python keeps it for the next time.
+        return <const unsigned char*>PyUnicode_AsUTF8AndSize(<object>text, n)
+    except UnicodeEncodeError:
+        return NULL
 
 
 cdef bint learn_layout(int32_t place, const unsigned char* text, int32_t n, int64_t room) noexcept:
     # Whether the text has a layout now.
     cdef PropertySpan[SHORT_PROPERTIES] spans
     cdef KnownSpans known
-    cdef int ascii = False
-    cdef int32_t num = split_properties(text, n, room, spans, &known, &ascii)
-    if not ascii:
+    cdef int valid = False
+    cdef int32_t num = split_properties(text, n, room, spans, &known, &valid)
+    if not valid:
         return False
     learn(&layouts[place], text, n, spans, num, &known)
     layout_states[place] = layout_states[place] + 1 or 1
@@ -549,10 +568,20 @@ cdef inline object kept_tags(const unsigned char* text, int32_t value_len):
     mixed = <uint32_t>value_len * 3 + text[0] + text[value_len - 1]
     place = <Py_ssize_t>((mixed ^ mixed >> 4) & (TAGS_KEPT - 1))
     known = <object>PyList_GET_ITEM(last_tags, place)
-    if (PyUnicode_IS_COMPACT_ASCII(<PyObject*>known) and PyUnicode_GET_LENGTH(<PyObject*>known) == value_len
-            and same_bytes_at(<const unsigned char*>PyUnicode_DATA(<PyObject*>known), text, value_len)):
+    if PyUnicode_IS_COMPACT_ASCII(<PyObject*>known):
+        if (PyUnicode_GET_LENGTH(<PyObject*>known) == value_len
+                and same_bytes_at(<const unsigned char*>PyUnicode_DATA(<PyObject*>known), text, value_len)):
+            return known
+    elif is_kept(known, text, value_len):
         return known
     return new_tags(text, value_len, place)
+
+
+cdef bint is_kept(object known, const unsigned char* text, int32_t value_len) except -1:
+    # Of a text that is not ASCII, whose UTF-8 Python keeps.
+    cdef Py_ssize_t n
+    cdef const char* stored = PyUnicode_AsUTF8AndSize(known, &n)
+    return n == value_len and same_bytes_at(<const unsigned char*>stored, text, value_len)
 
 
 cdef object new_tags(const unsigned char* text, int32_t value_len, Py_ssize_t place):
@@ -1270,7 +1299,7 @@ cdef object messages_with_key(indexes, object region_of, str topic, str key, int
 
 @cython.no_gc_clear
 cdef class KeyQuery:
-    """Answers the usual query by key in one call: ASCII, unique keys and keys, all times, while all index files are open.
+    """Answers the usual query by key in one call: unique keys and keys, all times, while all index files are open.
 
     `query_first` asks it.  Whatever it does not know, or should look for first, it leaves to its caller, who goes the
     long way.
@@ -1321,9 +1350,12 @@ cdef class KeyQuery:
         cdef int32_t key_hash
         cdef int64_t lowest = INT64_MAX
         cdef Py_ssize_t i, n
+        cdef AskedKey asked
         cdef int gathered
-        if (self.closed or not PyUnicode_CheckExact(topic) or not PyUnicode_CheckExact(key)
-                or not PyUnicode_IS_COMPACT_ASCII(topic) or not PyUnicode_IS_COMPACT_ASCII(key) or num < 0):
+        if self.closed or not PyUnicode_CheckExact(topic) or not PyUnicode_CheckExact(key) or num < 0:
+            return None
+        asked.topic, asked.key = utf8_of(topic, &asked.topic_len), utf8_of(key, &asked.key_len)
+        if asked.topic == NULL or asked.key == NULL:
             return None
         indexes = self.indexes.opened_files
         if type(indexes) is not tuple or PyTuple_GET_SIZE(indexes) == 0:
@@ -1338,7 +1370,7 @@ cdef class KeyQuery:
         for i in range(n):
             if Py_TYPE(<object>PyTuple_GET_ITEM(indexes, i)) != <PyTypeObject*>self.index_kind:
                 self.index_kind = type(<IndexRegion?><object>PyTuple_GET_ITEM(indexes, i))
-            gathered = self.gather(<IndexRegion><object>PyTuple_GET_ITEM(indexes, i), key_hash, topic, key, num, found,
+            gathered = self.gather(<IndexRegion><object>PyTuple_GET_ITEM(indexes, i), key_hash, &asked, num, found,
                                    &lowest, i == 0 and self.interval < INFINITY)
             if gathered == IS_FULL:
                 return None
@@ -1351,7 +1383,7 @@ cdef class KeyQuery:
             found.truncated = False
         return found
 
-    cdef int gather(self, IndexRegion index, int32_t key_hash, PyObject* topic, PyObject* key, int64_t num,
+    cdef int gather(self, IndexRegion index, int32_t key_hash, AskedKey* asked, int64_t num,
                     object found, int64_t* lowest, bint may_be_followed) except -1:
         # Add the messages of one index file.  IS_LONG where that takes more than chain and segment at hand: a `KeySearch`
         # then begins again, and it knows what to make of whatever is odd.  IS_FULL where another file may follow.
@@ -1373,7 +1405,7 @@ cdef class KeyQuery:
                 entry = entries + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num + ENTRY_SIZE * at
                 if get_i32(entry + ENTRY_KEY_HASH) == key_hash:
                     phy = get_i64(entry + ENTRY_PHY_OFFSET)
-                    if phy >= lowest[0] or PyList_GET_SIZE(found) >= num or not self.add(phy, topic, key, found):
+                    if phy >= lowest[0] or PyList_GET_SIZE(found) >= num or not self.add(phy, asked, found):
                         return IS_LONG
                     lowest[0] = phy
                 at = entry_before(entry, at, key_hash, index.magic, index.slot_num, &damaged)
@@ -1384,7 +1416,7 @@ cdef class KeyQuery:
         finally:
             region.unpin()
 
-    cdef bint add(self, int64_t phy, PyObject* topic, PyObject* key, object found) except -1:
+    cdef bint add(self, int64_t phy, AskedKey* asked, object found) except -1:
         cdef Region segment = self.log.around(phy)
         cdef RecordView r
         cdef unsigned char* p
@@ -1395,7 +1427,7 @@ cdef class KeyQuery:
         p = segment.pin(phy - self.log.found_base, room)
         try:
             prefetch_head(p, room)
-            if judge_record(p, room, phy, 0, &r) != RECORD or not has_the_key(p, room, &r, topic, key):
+            if judge_record(p, room, phy, 0, &r) != RECORD or not has_the_key(p, room, &r, asked):
                 return False
             PyList_Append(found, message_of(self.kind, p, room, &r, self.check_crc))
             return True

@@ -3,7 +3,7 @@
 # Layout: Apache RocketMQ 5.5.0 (docs/formats.md).  Every number that is read is hostile.
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from rmqstore._bytes cimport (
@@ -17,7 +17,7 @@ from rmqstore._core cimport (
     RECORD_QUEUE_OFFSET, RECORD_SYS_FLAG, SYS_BORN_V6, SYS_STORE_V6, TAG, UNIQUE_KEY,
 )
 from rmqstore._crc32 cimport crc32_update
-from rmqstore._java_text cimport hash_utf8
+from rmqstore._java_text cimport hash_utf8, is_utf8
 from rmqstore._properties cimport find_properties, KnownProperties, parse_decimal, put_key_hashes, value_of
 from rmqstore._python cimport PyUnicode_DATA, PyUnicode_DecodeUTF8, PyUnicode_New
 
@@ -177,9 +177,41 @@ cdef inline object ascii_of(const unsigned char* p, int32_t n):
     return text
 
 
+cdef inline object wide_text_of(const unsigned char* p, int32_t n):
+    # Of valid UTF-8 that is not ASCII; None where a character is beyond 16 bits.
+    cdef int32_t i, num = 0
+    cdef unsigned char widest = 0
+    cdef uint16_t* to
+    cdef str text
+    for i in range(n):
+        num += (p[i] & 0xC0) != 0x80
+        widest = max(widest, p[i])
+    if widest >= 0xF0 or widest < 0xC4:
+        return None
+    text = PyUnicode_New(num, 0xFFFF)
+    to = <uint16_t*>PyUnicode_DATA(<PyObject*>text)
+    i = 0
+    while i < n:
+        if p[i] < 0x80:
+            to[0] = p[i]
+            i += 1
+        elif p[i] < 0xE0:
+            to[0] = <uint16_t>((p[i] & 0x1F) << 6 | (p[i + 1] & 0x3F))
+            i += 2
+        else:
+            to[0] = <uint16_t>((p[i] & 0x0F) << 12 | (p[i + 1] & 0x3F) << 6 | (p[i + 2] & 0x3F))
+            i += 3
+        to += 1
+    return text
+
+
 cdef inline object text_of(const unsigned char* p, int32_t n):
     if is_ascii(p, n):
         return ascii_of(p, n)
+    if is_utf8(p, n):
+        text = wide_text_of(p, n)
+        if text is not None:
+            return text
     # rmqstore.message.message registers the handler that replaces malformed parts as Java does.
     return PyUnicode_DecodeUTF8(<const char*>p, n, <const char*>b"rmqstore.java")
 
