@@ -24,9 +24,8 @@ from rmqstore.config import StoreConfig
 from rmqstore.config.broker_conf import read_java_properties, values_of_lines
 from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import StoreError
+from rmqstore.files.again import ask_again
 from rmqstore.store.message_store import MessageStore
-
-_TRIES = 3
 
 
 def _plain(name: str) -> str:
@@ -155,13 +154,8 @@ class Given:
 
     def open(self, path: str) -> MessageStore:
         """Open the store at `path` read-only with these options."""
-        for _ in range(_TRIES):
-            try:
-                return self._opened(path)
-            except FileNotFoundError:
-                # A broker deleted a file that was listed just before: retention.
-                continue
-        return self._opened(path)
+        # A broker may delete a file that was listed just before.
+        return ask_again(lambda: self._opened(path), lambda: None, FileNotFoundError)
 
     def _opened(self, path: str) -> MessageStore:
         store = MessageStore.open(path, config=self.config(path, read_only=True), read_only=True, tiered=self.tiered)

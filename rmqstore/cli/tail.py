@@ -34,6 +34,7 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
+from rmqstore.files.again import ask_again
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
@@ -44,8 +45,6 @@ _REMEMBERED = 4096
 _REMEMBERED_AT_FIRST = 256
 # Polls without progress before damage is looked for in front of a newer segment.
 _PATIENCE = 3
-# How often a file may be deleted under a read before that is an error.
-_TRIES = 3
 
 
 @click.command()
@@ -179,12 +178,7 @@ def _from_offset(store: MessageStore, begin: int, end: int, selection: Selection
 
 def _newest_of_moment(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:
     """As `_newest`, also where retention deletes a file while it is being read."""
-    for _ in range(_TRIES):
-        try:
-            return _newest(store, end, selection)
-        except (OffsetOutOfRangeError, FileNotFoundError):
-            store.refresh()
-    return _newest(store, end, selection)
+    return ask_again(lambda: _newest(store, end, selection), store.refresh, (OffsetOutOfRangeError, FileNotFoundError))
 
 
 def _newest(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:

@@ -24,6 +24,7 @@ from rmqstore.config.dledger import without_log
 from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.config.progress_files import is_named, other_progress_file, progress_file
 from rmqstore.errors import GeometryError, StoreError
+from rmqstore.files.again import ask_again
 from rmqstore.files.mapped_file import (
     is_directory,
     is_not_given_out,
@@ -47,17 +48,12 @@ BATCH_UNIT_SIZE = int(BatchUnitLayout.BATCH_UNIT_SIZE)
 INDEX_HEADER_SIZE = int(IndexLayout.INDEX_HEADER_SIZE)
 INDEX_SLOT_SIZE = int(IndexLayout.SLOT_SIZE)
 INDEX_ENTRY_SIZE = int(IndexLayout.ENTRY_SIZE)
-# How often files are listed and looked into again where one of them goes meanwhile.
-_TRIES = 10
 
 
 def infer(cls: type[StoreConfig], root: str, read_only: bool, overrides: Mapping[str, Any]) -> StoreConfig:
     """What `StoreConfig.infer` says."""
-    for _ in range(_TRIES):
-        # A file that was listed may be gone when it is opened: a writer's retention.
-        with contextlib.suppress(FileNotFoundError):
-            return _infer_once(cls, root, read_only, overrides)
-    return _infer_once(cls, root, read_only, overrides)
+    # A file that was listed may be gone when it is opened; the next try lists them again.
+    return ask_again(lambda: _infer_once(cls, root, read_only, overrides), lambda: None, FileNotFoundError, 10)
 
 
 def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: Mapping[str, Any]) -> StoreConfig:

@@ -9,6 +9,7 @@ changes its size or its address while it is mapped (I2).
 - `prepared_files`: files that are allocated before they are needed
 - `output_file`: files and folders that have their name only when they are complete
 - `store_lock`: who may write; `unclosed`: what has to be closed, and is when the program ends
+- `again`: asking again where a file went meanwhile
 - `unread`: what lies in a directory and is read by nobody, with its size
 - `checkpoint`: the three times of a store's last flushes
 """

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from rmqstore import _numpy as np
 from rmqstore._columns import KeyTexts
 from rmqstore.arguments import KEY_BITS
-from rmqstore.errors import CorruptionError, Finding, OffsetOutOfRangeError, StoreClosedError, StoreError
+from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreError
+from rmqstore.files.again import ask_again
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied, is_directory
 from rmqstore.flatfile.flat_files import EXPIRED, name_prefix
 from rmqstore.flatfile.flat_index import FlatIndex, IndexItem, flat_index_hash
@@ -39,7 +40,6 @@ INDEX_TOPIC = "rmq_sys_INDEX"
 _NO_HASH = -(2**31)
 # So many messages in a row without a key are read one by one; after more, a search looks for the next key.
 _KEYLESS = 256
-_TRIES = 3
 # Seconds.
 _LOOK_INTERVAL = 1.0
 
@@ -265,13 +265,7 @@ class FlatStore(NotCopied):
         """
         self.check_open()
         self.refresh()
-        for _ in range(_TRIES):
-            try:
-                return self._find_messages(topic, key, index_type)
-            except OffsetOutOfRangeError:
-                # The broker deleted a file meanwhile: retention.
-                self.load()
-        return self._find_messages(topic, key, index_type)
+        return ask_again(lambda: self._find_messages(topic, key, index_type), self.load)
 
     def _find_messages(self, topic: str, key: str, index_type: str | None) -> list[MessageExt]:
         found: dict[tuple[int, int], MessageExt] = {}
@@ -398,13 +392,7 @@ class FlatStore(NotCopied):
         """list of MessageExt: what RocketMQ 5.5.0 finds in tiered storage, with all that it misses."""
         self.check_open()
         self.refresh()
-        for _ in range(_TRIES):
-            try:
-                return self._like_java(topic, key, max_num, begin, end)
-            except OffsetOutOfRangeError:
-                # The broker deleted a file meanwhile.
-                self.load()
-        return self._like_java(topic, key, max_num, begin, end)
+        return ask_again(lambda: self._like_java(topic, key, max_num, begin, end), self.load)
 
     def _like_java(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[MessageExt]:
         key_hash = flat_index_hash(topic, key)

@@ -22,7 +22,8 @@ from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS
-from rmqstore.errors import Finding, OffsetOutOfRangeError
+from rmqstore.errors import Finding
+from rmqstore.files.again import ask_again
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_files import EXPIRED
 from rmqstore.flatfile.flat_index import (
@@ -41,7 +42,6 @@ from rmqstore.message import MessageExt, SysFlag, body_findings, encode_java_utf
 __all__ = ["verify_flat"]
 
 _CHUNK = 65536
-_TRIES = 3
 _SCAN_WINDOW = 32 * 1024 * 1024
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 _MASK = 2**64 - 1
@@ -268,14 +268,11 @@ class _Verify:
     # ------------------------------------------------------------------------------------------------------- index
 
     def _index(self, queues: list[FlatQueue]) -> Iterator[Finding]:
-        for _ in range(_TRIES):
-            try:
-                yield from list(self._index_files(queues))
-                return
-            except OffsetOutOfRangeError:
-                # A local file was uploaded meanwhile, or retention took one: what is there now is compared.
-                self.flat_store.index.load(self.flat_store.said("INDEX", INDEX_TOPIC, 0))
-        yield from self._index_files(queues)
+        def load() -> None:
+            # A local file was uploaded meanwhile, or retention took one: what is there now is compared.
+            self.flat_store.index.load(self.flat_store.said("INDEX", INDEX_TOPIC, 0))
+
+        yield from ask_again(lambda: list(self._index_files(queues)), load)
 
     def _index_files(self, queues: list[FlatQueue]) -> Iterator[Finding]:
         found = _Sum()

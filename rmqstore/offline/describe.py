@@ -6,7 +6,6 @@ progress.  It only reads, and reads little: file lists, headers, the last segmen
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.files.again import ask_again
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -209,10 +209,6 @@ def _some(names: Sequence[str]) -> str:
     return f": {', '.join(escape(name) for name in names[:3])}{', …' if len(names) > 3 else ''}"
 
 
-# How often it is begun again where a file goes meanwhile.
-_TRIES = 10
-
-
 def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) -> StoreDescription:
     """Describe the store at `path`; nothing is changed, a running broker is not disturbed.
 
@@ -226,11 +222,8 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
     StoreError, GeometryError
         There is no store, or its files do not fit the geometry.
     """
-    for _ in range(_TRIES):
-        # A file may go while it is looked at: a writer's retention.
-        with contextlib.suppress(FileNotFoundError, OffsetOutOfRangeError):
-            return _describe_once(path, config)
-    return _describe_once(path, config)
+    gone = (FileNotFoundError, OffsetOutOfRangeError)
+    return ask_again(lambda: _describe_once(path, config), lambda: None, gone, 10)
 
 
 def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> StoreDescription:

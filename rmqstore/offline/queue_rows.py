@@ -7,19 +7,19 @@ and the records that they lead to, and every unit only where the bytes are asked
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from rmqstore._core import PRE_FILL_SIZE
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.files.again import ask_again
 from rmqstore.offline.describe import QueueDescription
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["queue_rows"]
 
 _UNIT_BLOCK = 1 << 16
-_TRIES = 3
 
 
 def queue_rows(
@@ -56,24 +56,19 @@ def queue_rows(
     for number, (name, queue_id) in enumerate(names):
         if progress is not None:
             progress(number, len(names))
-        for _ in range(_TRIES):
-            try:
-                queue = store.queues.find(name, queue_id)
-                if queue is None:
-                    break
-                row = _row(store, queue, with_bytes)
-            except OffsetOutOfRangeError:
-                # Retention deleted a file meanwhile; the list of files is read again.
-                store.refresh()
-                continue
-            except OSError as error:
-                store.queues.leave_out(name, queue_id, error)
-                break
+        try:
+            row = ask_again(partial(_row, store, name, queue_id, with_bytes), store.refresh)
+        except OSError as error:
+            store.queues.leave_out(name, queue_id, error)
+            continue
+        if row is not None:
             yield row
-            break
 
 
-def _row(store: MessageStore, queue: AnyConsumeQueue, with_bytes: bool) -> dict[str, Any]:
+def _row(store: MessageStore, topic: str, queue_id: int, with_bytes: bool) -> dict[str, Any] | None:
+    queue = store.queues.find(topic, queue_id)
+    if queue is None:
+        return None
     described = QueueDescription.of(queue, store.commit_log.min_offset)
     low, high = described.min_queue_offset, described.max_queue_offset
     first, last = queue.unit(low) if low < high else None, queue.last_record()

@@ -20,12 +20,12 @@ from rmqstore.config import AssumedSizes, StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import (
     GeometryError,
-    OffsetOutOfRangeError,
     ReadOnlyError,
     StoreClosedError,
     StoreError,
     StorePoisonedError,
 )
+from rmqstore.files.again import ask_again
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, is_no_file, is_not_given_out
 from rmqstore.index.database_index import DatabaseIndex
@@ -51,8 +51,6 @@ LOOK_INTERVAL = 0.005
 """A reader beside a writer looks so often (seconds) whether files that have its answer were replaced, or go further."""
 
 _INT64_MAX = 2**63 - 1
-# So often a question is asked again when a file went meanwhile.
-_TRIES = 3
 _T = TypeVar("_T")
 
 
@@ -306,17 +304,14 @@ class StoreState(StateFields):
 
     def settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
         """What `ask` answers, asked again where a file goes meanwhile."""
-        # A file may go while it is being read: retention.  What is there then gives the answer.
-        for _ in range(_TRIES):
-            try:
-                return ask(*arguments)
-            except OffsetOutOfRangeError:
-                self.check_open()
-                if self.read_only:
-                    self.refresh()
-                if self.tiered is not None:
-                    self.tiered.load()
-        return ask(*arguments)
+        def refresh() -> None:
+            self.check_open()
+            if self.read_only:
+                self.refresh()
+            if self.tiered is not None:
+                self.tiered.load()
+
+        return ask_again(lambda: ask(*arguments), refresh)
 
     def checkpoint_now(self) -> Checkpoint:
         """The checkpoint as it is on disk now."""

@@ -24,7 +24,8 @@ from rmqstore.arguments import (
     one_text,
     whole_number,
 )
-from rmqstore.errors import Finding, OffsetOutOfRangeError
+from rmqstore.errors import Finding
+from rmqstore.files.again import ask_again
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["TieredQueue", "TieredStore"]
 
 _INT64_MAX = 2**63 - 1
-_TRIES = 3
 _T = TypeVar("_T")
 
 
@@ -151,13 +151,7 @@ class TieredStore(NotCopied):
         self.flat_store.load()
 
     def _settled(self, ask: Callable[[], _T]) -> _T:
-        for _ in range(_TRIES):
-            try:
-                return ask()
-            except OffsetOutOfRangeError:
-                # The broker deleted a file meanwhile: retention.
-                self.flat_store.load()
-        return ask()
+        return ask_again(ask, self.flat_store.load)
 
     # ------------------------------------------------------------------------------------------------------- queues
 
