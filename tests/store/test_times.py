@@ -348,3 +348,35 @@ def test_frames(stores):
         low, high = (polars.lit(each).cast(polars.Datetime("ms", "UTC")) for each in (begin, end))
         frame = lazy.filter(polars.col("store_timestamp").is_between(low, high)).select(time).collect()
         assert frame["store_timestamp"].to_list() == [each for each in CLOCKS[name] if begin <= each <= end]
+
+
+def test_pieces_of_spark(stores):
+    # What tasks do; needs neither Spark nor Java.
+    from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+    from rmqstore.spark.options import ReadOptions
+    from rmqstore.spark.plan import LogPlan
+
+    name = "3 days ahead over segments"
+    plan, schema = LogPlan.of(stores(name), config_of(name)), spark_arrow_schema(("queue_offset", "store_timestamp"))
+    for begin, end in ranges(CLOCKS[name]):
+        options = ReadOptions(plan.root, begin=begin, end=end)
+        found = []
+        for piece in plan.pieces(3000):
+            for batch in piece_batches(plan.root, plan.config, piece, options, schema, plan.end):
+                found += batch.column("store_timestamp").cast("int64").to_pylist()
+        low, high = begin or 0, end or 2**63
+        assert found == [1000 * time for time in CLOCKS[name] if low <= time <= high]
+
+
+def test_queues_in_rocksdb(stores, tmp_path):
+    pytest.importorskip("rocksdict")
+    from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
+
+    name = "3 days ahead over segments"
+    root = shutil.copytree(stores(name), tmp_path / "s")
+    rebuild_queue_database(root, config_of(name))
+    with MessageStore.open(root, config=config_of(name), read_only=True) as store:
+        everything = list(store.messages())
+        assert store.queue_database is not None and len(everything) == NUM
+        for _ in range(2):
+            check_offsets(store, everything, moments(CLOCKS[name]))
