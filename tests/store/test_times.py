@@ -324,6 +324,40 @@ def test_tiered_storage(tmp_path):
             assert sorted(found.cast("int64").to_pylist()) == wanted
 
 
+@pytest.mark.parametrize("name", ["3 days ahead over segments", "2 h back"])
+def test_a_log_whose_older_part_is_in_tiered_storage(tmp_path, name):
+    times = CLOCKS[name]
+    with MessageStore.open(tmp_path / "store", config=config_of("rises", times)) as store:
+        for number in range(NUM):
+            store.put_message(Message("A", b"%060d" % number, keys=[f"K{number}"]), number % 2)
+        # Of what was uploaded the local log has a part still.
+        for base in store.commit_log.files.offsets[:2]:
+            (tmp_path / "store" / "commitlog" / f"{base:020}").unlink()
+    sent = [
+        tiered_oracle.Sent("A", number % 2, (f"K{number}",), None, f"U{number}", b"%060d" % number, time)
+        for number, time in enumerate(times[:70])
+    ]
+    tiered_oracle.write_tiered(tmp_path, sent)
+    paths = {"read_only": True, "tiered": tmp_path / "tiered", "config": config_of("rises")}
+    with MessageStore.open(tmp_path / "store", **paths) as store:
+        assert store.commit_log.min_offset > 0
+        for queue_id in (0, 1):
+            own = list(enumerate(times[queue_id::2]))
+            for moment in moments(times):
+                later = [offset for offset, time in own if time >= moment]
+                earlier = [offset for offset, time in own if time <= moment]
+                assert store.offset_by_time("A", queue_id, moment) == min(later, default=len(own))
+                assert store.offset_by_time("A", queue_id, moment, "upper") == max(earlier, default=0)
+        for begin, end in ranges(times):
+            wanted = sorted(time for time in times if (begin or 0) <= time <= (end or 2**62))
+            found = store.scan(["store_timestamp"], begin=begin, end=end).read_all()["store_timestamp"]
+            assert sorted(found.cast("int64").to_pylist()) == wanted
+            out = tmp_path / "out.jsonl"
+            for selection in (Selection(begin=begin, end=end), Selection(("A",), begin=begin, end=end, begin_queue_offset=0)):
+                export(tmp_path / "store", out, selection, tiered=tmp_path / "tiered", config=config_of("rises"), force=True)
+                assert sorted(json.loads(line)["store_timestamp"] for line in open(out)) == wanted
+
+
 def test_settled_transactions_where_the_clock_went_back(tmp_path):
     now = [T0 + DAY]
     config = StoreConfig(**SMALL, clock=lambda: now[0])
