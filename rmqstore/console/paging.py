@@ -1,8 +1,9 @@
 """Messages a page at a time: of a key, of a topic's time range, of a queue.
 
 Owns the cursors that lead from one page to the next.  A page costs about what it shows, however much lies before it or
-after it; a search that finds little ends after a bounded number of steps and can be gone on with.  Bodies are let go
-one by one, so that a page of large messages needs the memory of one.
+after it; but the first one of a time range reads the times of a topic, which the store remembers.  A search that finds
+little ends after a bounded number of steps and can be gone on with.  Bodies are let go one by one, so that a page of large
+messages needs the memory of one.
 """
 
 from __future__ import annotations
