@@ -276,14 +276,15 @@ def get(
         elif queue_offset is None:
             queue_offset = store.min_queue_offset(topic, queue_id)
         first = queue_offset
-        # Where the first message lies that is newer than all that is asked for.
-        stop = None if end is None else store.offset_by_time(topic, queue_id, end + 1)
+        # Times fall where the clock of a broker went back: between these places each message is compared as well.
+        stop = None if end is None else store.offset_by_time(topic, queue_id, end, "upper") + 1
+        times = Selection(begin=begin, end=end).times
         shown = corrupt = 0
         unreadable: list[Unit] = []
         while True:
             # A get ends with its queue file, and one with tags may pass over all that it examines.
             result = store.get_message(topic, queue_id, queue_offset, max_num - shown, tags)
-            messages = [each for each in result.messages if stop is None or each.queue_offset < stop]
+            messages = [each for each in result.messages if times[0] <= each.store_timestamp <= times[1]]
             for message in messages:
                 print_message(printer, message, body, line_format)
                 corrupt += message.corrupt
@@ -315,10 +316,27 @@ def get(
             if queue_id not in store.queue_ids(topic):
                 nothing(f"there is no queue {topic}/{queue_id}{about_queues(store, topic, [queue_id])}")
             nothing(_nothing_text(f"{topic}/{queue_id}", first, stop, tags, result))
-        if result.next_queue_offset < high:
-            note(f"there are more: go on with --begin-queue-offset {result.next_queue_offset}")
+        following = result.next_queue_offset
+        if begin is not None:
+            # Without a begin the last message before `high` is one of them.
+            following = _next_in_time(store, topic, queue_id, following, high, times)
+        if following < high:
+            note(f"there are more: go on with --begin-queue-offset {following}")
         if corrupt or unreadable:
             click.get_current_context().exit(FOUND_NOTHING)
+
+
+def _next_in_time(
+    store: MessageStore, topic: str, queue_id: int, at: int, high: int, times: tuple[int, int]
+) -> int:
+    """Return the first queue offset from `at` on whose message was stored in this time, whatever its tags; `high` for none."""
+    while at < high:
+        result = store.get_message(topic, queue_id, at)
+        for message in result.messages:
+            if times[0] <= message.store_timestamp <= times[1]:
+                return message.queue_offset
+        at = result.next_queue_offset if result.next_queue_offset > at else high
+    return high
 
 
 def _unreadable(
@@ -349,7 +367,7 @@ def _nothing_text(queue: str, first: int, stop: int | None, tags: str | None, re
     low, high = result.min_queue_offset, result.max_queue_offset
     if low >= high:
         return f"queue {queue} is empty; the next message gets queue offset {high}"
-    if stop is not None and stop <= first:
+    if stop is not None and (stop <= first or not tags):
         return f"no message of queue {queue} was stored in this time; it holds the queue offsets {low} to {high - 1}"
     if first < high and tags:
         return f"no message of queue {queue} from queue offset {first} on has tags {tags}"

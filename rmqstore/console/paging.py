@@ -1,8 +1,9 @@
 """Messages a page at a time: of a key, of a topic's time range, of a queue.
 
 Owns the cursors that lead from one page to the next.  A page costs about what it shows, however much lies before it or
-after it; a search that finds little ends after a bounded number of steps and can be gone on with.  Bodies are let go
-one by one, so that a page of large messages needs the memory of one.
+after it; but the first one of a time range reads the times of a topic, which the store remembers.  A search that finds
+little ends after a bounded number of steps and can be gone on with.  Bodies are let go one by one, so that a page of large
+messages needs the memory of one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import numpy as np
 
 from rmqstore._core import index_key_hash
 from rmqstore.console.errors import error_text
-from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError
@@ -290,7 +290,8 @@ def _units_between(
     newest_first: bool,
     behind: int | None,
 ) -> Iterator[Unit]:
-    # The units of one queue that may lie within the time range, from the cursor's phy offset on.
+    # The units of one queue from the first to the last within the time range, from the cursor's phy offset on; times between
+    # them may fall.
     queue = store.queues.find(topic, queue_id)
     if queue is None:
         return
@@ -298,7 +299,7 @@ def _units_between(
     if begin is not None:
         low = max(low, store.offset_by_time(topic, queue_id, begin))
     if end is not None:
-        high = min(high, store.offset_by_time(topic, queue_id, end, "upper") + _width(queue))
+        high = min(high, store.offset_by_time(topic, queue_id, end, "upper") + 1)
     if newest_first:
         high = high if behind is None else min(high, _first_at(queue, low, high, behind))
         yield from _descending(queue, low, high)
@@ -316,11 +317,6 @@ def _given_out(
     except OSError as error:
         store.queues.leave_out(topic, queue_id, error)
         left_out[queue_id] = error
-
-
-def _width(queue: AnyConsumeQueue) -> int:
-    # An inner batch is found by its first offset; what follows belongs to it.
-    return 0x8000 if isinstance(queue, BatchConsumeQueue) else 1
 
 
 def _first_at(queue: AnyConsumeQueue, low: int, high: int, phy_offset: int) -> int:

@@ -9,14 +9,25 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rmqstore import _core
-from rmqstore.arguments import check_boundary
+from rmqstore import _numpy as np
 from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE, Unit, UnitQueue
 from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import MappedFile
 
 _BATCH_UNIT_SIZE = int(_core.BatchUnitLayout.BATCH_UNIT_SIZE)
+_UNIT: Any = {
+    "names": ["phy", "size", "base"],
+    "formats": [">i8", ">i4", ">i8"],
+    "offsets": [
+        int(_core.BatchUnitLayout.BATCH_UNIT_PHY_OFFSET),
+        int(_core.BatchUnitLayout.BATCH_UNIT_RECORD_SIZE),
+        int(_core.BatchUnitLayout.BATCH_UNIT_BASE_OFFSET),
+    ],
+    "itemsize": _BATCH_UNIT_SIZE,
+}
 _INT64_MAX = 2**63 - 1
 # Phy offset, size, tags code, store timestamp, base queue offset, number of messages.
 _Fields = tuple[int, int, int, int, int, int]
@@ -42,6 +53,22 @@ class BatchConsumeQueue(UnitQueue):
         """The unit with this number, as it says."""
         phy_offset, size, tags_code, _, base_offset, num = self._read(number)
         return Unit(base_offset, phy_offset, size, tags_code, num)
+
+    def units(self, number: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Up to `count` units from this one on, as they say, none beyond its file.
+
+        Returns
+        -------
+        (int64 array, int32 array, int64 array)
+            phy offsets, sizes, base queue offsets; empty where there is no file.
+        """
+        mapped_file = self._file_of_unit(number) if number < self.unit_num else None
+        if mapped_file is None:
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+        count = min(count, self.unit_num - number, self.units_per_file - number % self.units_per_file)
+        pos = number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset
+        units: Any = np.frombuffer(mapped_file.region.read(pos, count * _BATCH_UNIT_SIZE), np.dtype(_UNIT))
+        return units["phy"].astype(np.int64), units["size"].astype(np.int32), units["base"].astype(np.int64)
 
     @property
     def max_queue_offset(self) -> int:
@@ -307,18 +334,3 @@ class BatchConsumeQueue(UnitQueue):
         _core.write_batch_unit(mapped_file.region, pos, phy_offset, size, tags_code, store_timestamp, queue_offset, num)
         self.files.wrote_where += _BATCH_UNIT_SIZE
         return True
-
-    def offset_by_time(
-        self, timestamp: float, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
-    ) -> int:
-        """As `ConsumeQueue.offset_by_time`; the times stand in the units."""
-        check_boundary(boundary)
-        start = self.first_unit_at_or_after(min_phy_offset)
-
-        def is_later(fields: _Fields) -> bool:
-            return fields[3] >= timestamp if boundary == "lower" else fields[3] > timestamp
-
-        low = self._first_where(is_later, start)
-        if boundary == "upper":
-            low = max(self._written_before(low), start)
-        return self.unit_of(low).queue_offset if low < self.unit_num else self.max_queue_offset

@@ -9,14 +9,13 @@ shifts the queue).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore._dispatch import RecordColumns
 from rmqstore._shown import shows
-from rmqstore.arguments import check_boundary
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_ext import ConsumeQueueExt
 from rmqstore.consumequeue.queue_folders import queue_directory
@@ -29,7 +28,7 @@ _EXT_UNIT_MIN_SIZE = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
 
 @shows(
     "bounds", "config", "cq_type", "first_unit", "kind", "last_record", "mapped_files", "max_queue_offset",
-    "min_queue_offset", "offset_by_time", "queue_id", "read", "read_only", "root", "tags_code", "topic",
+    "min_queue_offset", "queue_id", "read", "read_only", "root", "tags_code", "topic",
     "unit", "unit_num", "unit_size", "units",
 )  # fmt: skip
 class ConsumeQueue(UnitQueue):
@@ -486,41 +485,6 @@ class ConsumeQueue(UnitQueue):
         mapped_file.mark_dirty()
         _core.write_unit(mapped_file.region, pos, phy_offset, size, tags_code)
         return True
-
-    def offset_by_time(
-        self, timestamp: float, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
-    ) -> int:
-        """The queue offset that belongs to a time.
-
-        Parameters
-        ----------
-        timestamp : int
-            ms since epoch.
-        boundary : {"lower", "upper"}
-            "lower": the first message stored at or after `timestamp`, the max offset if there is none; "upper": the last
-            one stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).
-        store_timestamp_at : callable
-            Store time by phy offset, -1 if unknown; messages without one are passed over, as units that are missing are.
-        """
-        check_boundary(boundary)
-        low = start = self.min_queue_offset(min_phy_offset)
-        high = self.max_queue_offset
-        found, last = high, start
-        while low < high:
-            middle = (low + high) // 2
-            # A gap, of messages that were lost, says nothing of either side.
-            for at in range(middle, high):
-                unit = self.unit(at)
-                time = -1 if unit is None else store_timestamp_at(unit.phy_offset)
-                if time != -1:
-                    break
-            if time != -1 and (time < timestamp if boundary == "lower" else time <= timestamp):
-                low, last = at + 1, at
-                continue
-            if time != -1:
-                found = at
-            high = middle
-        return found if boundary == "lower" else last
 
     def make_room(self, count: int) -> None:
         """As every queue does, in the extension too."""

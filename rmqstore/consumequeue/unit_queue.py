@@ -15,9 +15,11 @@ from rmqstore import _core
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore.config import StoreConfig, is_usual_size, own_size
 from rmqstore.consumequeue.queue_folders import queue_directory
+from rmqstore.consumequeue.unit_times import UnitTimes
 from rmqstore.errors import GeometryError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, offset_of_name
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.spans import Span, joined
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
     unit_size: int
     files: MappedFileQueue
     min_for: tuple[int, int] | None
+    times: UnitTimes
 
     def __init__(
         self, root: str, topic: str, queue_id: int, config: StoreConfig, pool: MappedFilePool, *, read_only: bool
@@ -94,9 +97,14 @@ class UnitQueue(NotCopied, _core.QueueFields):
         self.units_per_file = file_size // self.unit_size
         # When a reader beside a writer looked last (`time.monotonic`).
         self.refreshed_at = -1.0
+        self._forget()
+        self._warned_of: set[int] = set()
+
+    def _forget(self) -> None:
+        # What is known of units that may go, or become others.
         # What `bounds` found last: the commit log's min offset, and the number of the first unit at or after it.
         self.min_for = None
-        self._warned_of: set[int] = set()
+        self.times = UnitTimes()
 
     def load(self) -> None:
         """Find the files and the end: the first unit that was never written.  Nothing is changed.
@@ -172,7 +180,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
             if self.files.was_replaced():
                 # The queue was made again: nothing that was known of it stands.
                 self.files.forget_files()
-                self.min_for = None
+                self._forget()
                 self.files.relist()
                 self.files.wrote_where = self._end()
                 return
@@ -213,6 +221,12 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def first_unit(self) -> int:
         """int: number of the first unit for which there is a file."""
         return max(self.files.min_offset, 0) // self.unit_size
+
+    def spans(self, begin: int, end: int, *, backward: bool = False) -> list[Span]:
+        """list of (int, int): the numbers of the units from `begin` to before `end` for which there are files."""
+        firsts = (base // self.unit_size for base in self.files.file_offsets)
+        found = joined((max(first, begin), min(first + self.units_per_file, end)) for first in firsts)
+        return found[::-1] if backward else found
 
     def _file_of_unit(self, number: int) -> MappedFile | None:
         return self.files.find(number * self.unit_size)
@@ -263,7 +277,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
                 break
             before(self, first + keep)
             dropped += count - keep
-            self.min_for = None
+            self._forget()
             self.files.truncate((first + keep) * self.unit_size)
             self.files.wrote_where = (first + keep) * self.unit_size
             if keep or first == self.first_unit:
@@ -279,7 +293,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def truncate(self, number: int) -> int:
         """Drop the units from `number` on; how many there were."""
         dropped = self.unit_num - number
-        self.min_for = None
+        self._forget()
         self.files.truncate(number * self.unit_size)
         self.files.wrote_where = number * self.unit_size
         self.tidy()
@@ -292,7 +306,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def begin_again(self) -> int:
         """Drop every unit: the queue was deleted, and another one of its name begins; how many led to records."""
         dropped = self._record_num()
-        self.min_for = None
+        self._forget()
         self.files.destroy()
         return dropped
 
@@ -306,7 +320,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
             if self._last_phy_offset(self.files.file(self.files.offsets[0]).region) >= min_phy_offset:
                 break
             self.files.delete_before(self.files.offsets[0] + self.files.mapped_file_size)
-            self.min_for = None
+            self._forget()
             deleted += 1
         return deleted
 

@@ -19,12 +19,14 @@ from rmqstore import _core, _read
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns, KeyTexts
 from rmqstore._core import UnitLayout, Verdict
+from rmqstore.consumequeue.unit_times import BLOCK_UNITS, UnitTimes
 from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.metadata import FlatFileMetadata
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.spans import without
 
 __all__ = ["MAX_REGIONS", "FlatQueue", "Units"]
 
@@ -86,6 +88,7 @@ class FlatQueue(NotCopied):
         self.log = FlatFiles(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata, goes_on=goes_on)
         self.units = FlatFiles(os.path.join(self.path, "CONSUME_QUEUE"), pool, unit_metadata, goes_on=goes_on)
         self.min_queue_offset = self.max_queue_offset = 0
+        self._known_times = UnitTimes()
         self._find_bounds()
 
     def load(
@@ -94,6 +97,7 @@ class FlatQueue(NotCopied):
         unit_metadata: Mapping[int, FlatFileMetadata] | None = None,
     ) -> None:
         """Look at the folders again, where a broker wrote meanwhile."""
+        self._known_times = UnitTimes()
         # Units first: their records were written before them.
         self.units.load(unit_metadata)
         self.log.load(log_metadata)
@@ -334,24 +338,44 @@ class FlatQueue(NotCopied):
             return -1
         return message.store_timestamp
 
-    def offset_by_time(self, timestamp: float, boundary: str, end: int) -> int:
-        """int: as of `MessageStore.offset_by_time`, among the messages before queue offset `end`.
+    def find_in_times(self, begin: int, end: int, times: tuple[int, int], *, newest: bool) -> int | None:
+        """Find a message by store time, as `rmqstore.store.queue_times.find_in_times` does.
 
-        Damage on the way is told to `report`, and the search goes on with the nearest message after it that can be read.
+        What cannot be read of the blocks that the search comes by is told to `report`.
         """
-        low, high = self.min_queue_offset, min(end, self.max_queue_offset)
-        first, last = low, high
-        while low < high:
-            middle = (low + high) // 2
-            at, time = middle, self.store_timestamp_of(middle)
-            while time < 0 and at < high:
-                at = self._report_at(at, high)
-                time = self.store_timestamp_of(at) if at < high else -1
-            if time >= 0 and (time < timestamp if boundary == "lower" else time <= timestamp):
-                low = at + 1
-            else:
-                high = middle
-        return low if boundary == "lower" else max(low - 1, first) if first < last else first
+        begin, end = max(begin, self.min_queue_offset), min(end, self.max_queue_offset)
+        holes = [(hole.begin // UNIT_SIZE, -(-hole.end // UNIT_SIZE)) for hole in self.units.holes]
+        there = without(begin, end, holes)
+        parts = sorted([*((*span, True) for span in there), *((*span, False) for span in without(begin, end, there))])
+        for first, last, is_there in reversed(parts) if newest else parts:
+            if not is_there:
+                self.report(self.no_unit(first)[0])
+                continue
+            found = self._known_times.find([(first, last)], times, self._times, newest=newest)
+            if found is not None:
+                return found
+        return None
+
+    def _times(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        # As of `UnitTimes.find`.  A unit that is zero or wrong may lead to the record of another message.
+        out = ArrowColumns(("store_timestamp", "queue_offset"), BLOCK_UNITS)
+        out.choose([encode_java_utf8(self.topic)], [self.queue_id])
+        found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        for first, log_offsets, sizes, _ in self.unit_arrays(begin, end, BLOCK_UNITS):
+            taken = np.zeros(len(log_offsets), np.uint8)
+            for part, regions, bases, numbers in self.located(log_offsets):
+                out.fill_at(regions, bases, numbers, log_offsets[part], sizes[part], taken[part])
+            num, parts, _ = out.take()
+            stored, said = (np.frombuffer(parts[name][0], np.int64)[:num] for name in out.columns)
+            places = np.flatnonzero(taken)
+            right = said == first + places
+            taken[places[~right]] = 0
+            reached = first
+            for place in (first + np.flatnonzero(taken == 0)).tolist():
+                if place >= reached:
+                    reached = self._report_at(place, first + len(taken))
+            found.append((first + places[right], stored[right]))
+        return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
     def _report_at(self, queue_offset: int, end: int) -> int:
         # Where to go on.

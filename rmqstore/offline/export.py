@@ -62,6 +62,7 @@ from rmqstore.store.columns import (
     scan_schema,
 )
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.queue_times import find_in_times
 from rmqstore.texts import harmless_cell
 
 if TYPE_CHECKING:
@@ -111,11 +112,8 @@ _GROUP_ROWS = 1 << 17
 _GROUP_BYTES = 64 << 20
 # Files in one folder of single bodies.
 _FOLDER_FILES = 10_000
-_HOUR = 3_600_000
 _CSV_END = "\r\n"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# What a clock may have gone back by, in ms, where segments are passed over because of their times.
-_CLOCK_STEP = _HOUR
 MANIFEST = "messages.jsonl"
 """The file that describes single bodies, in their folder."""
 
@@ -246,9 +244,8 @@ class _Source:
         self._missing: set[int] = set()
         low = self.log.min_offset
         high = self.log.max_offset
-        begin = low if selection.begin_phy_offset is None else max(selection.begin_phy_offset, low)
-        end = high if selection.end_phy_offset is None else min(selection.end_phy_offset, high)
-        self.begin, self.end = self._within_times(begin, end)
+        self.begin = low if selection.begin_phy_offset is None else max(selection.begin_phy_offset, low)
+        self.end = high if selection.end_phy_offset is None else max(min(selection.end_phy_offset, high), self.begin)
         if low < self.begin == selection.begin_phy_offset:
             # Any number may be given; a pass begins with a record.
             base = self.begin - self.begin % self.log.segment_size
@@ -270,26 +267,30 @@ class _Source:
             self.progress(min(max(phy_offset, self.begin), self.end) - self.begin, self.end - self.begin)
 
     def _within_times(self, begin: int, end: int) -> tuple[int, int]:
-        # Segments whose neighbours are all too old or too new hold nothing in the range, as times only rise, but for the
-        # step that a clock may have gone back by.
-        firsts = [(base, self.log.store_timestamp_at(base)) for base in self.log.files.offsets]
-        known = [(base, time) for base, time in firsts if time >= 0]
-        if self.selection.begin is not None:
-            for base, time in known:
-                if time >= self.selection.times[0] - _CLOCK_STEP:
-                    break
-                begin = max(begin, base)
-        if self.selection.end is not None:
-            for base, time in reversed(known):
-                if time <= self.selection.times[1] + _CLOCK_STEP:
-                    break
-                end = min(end, base)
-        return begin, max(end, begin)
+        # Without the segments at both ends of which no record was stored in the range; what they hold that is no record does
+        # not matter either.  Times may fall, so that each record is compared.
+        if self.selection.begin is None and self.selection.end is None:
+            return begin, end
+        out = ArrowColumns((), 1)
+        low, high = self.selection.times
+        out.choose(begin_timestamp=low, end_timestamp=high)
+        cuts = [begin, *(base for base in self.log.files.offsets if begin < base < end), end]
+        while len(cuts) > 1 and not self._has_row(out, cuts[0], cuts[1]):
+            cuts.pop(0)
+            self.tell(cuts[0])
+        while len(cuts) > 1 and not self._has_row(out, cuts[-2], cuts[-1]):
+            cuts.pop()
+        return cuts[0], cuts[-1]
+
+    def _has_row(self, out: ArrowColumns, begin: int, end: int) -> bool:
+        next(self.log.fill(out, begin, end), None)
+        return out.take()[0] > 0
 
     def fill(
         self, out: ArrowColumns, begin: int, end: int, on_damage: Callable[[int, int, Verdict | None], None]
     ) -> Iterator[int]:
         """Fill `out` with what the core chooses between two places."""
+        begin, end = self._within_times(begin, end)
         self.selection.choose(out)
         for at in self.log.fill(out, begin, end, on_damage):
             yield at
@@ -400,6 +401,12 @@ class _Source:
                 self.damage.units(queue, begin, end)
 
         high = max(min(high, queue.max_queue_offset), low)
+        if self.selection.begin is not None or self.selection.end is not None:
+            first, last = (
+                find_in_times(self.log, queue, low, high, (self.selection.times[0], self.selection.times[1]), newest=newest_first)
+                for newest_first in (False, True)
+            )
+            low, high = (low, low) if first is None or last is None else (first, last + 1)
         for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, low, high, on_gone):
             kept = ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE)) & (sizes > 0)
             kept &= (phy_offsets >= self.begin) & (phy_offsets < self.end)

@@ -6,6 +6,7 @@ RocksDB: the keys of its database, completed from the log beyond what it holds. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 
@@ -23,7 +24,6 @@ _HALF, _OP = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 _ROCKSDB_HALF, _ROCKSDB_OP = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"
 _SERVICE = "CID_RMQ_SYS_TRANS"
 _COMMIT_TYPE, _TYPE_BITS = 8, 12
-_CLOCK_SLACK = 600_000
 
 
 def search_transactions(search: Search) -> None:
@@ -68,16 +68,14 @@ def _in_files(search: Search) -> None:
 
 
 def _settled_offsets(search: Search, halves: list[Records]) -> np.ndarray:
-    # An OP message is stored after the half messages that it names; a clock that was set back does not hide it.
+    # Whatever the clock says: an OP message is stored after the half messages that it names.
     if _OP not in search.topics:
         return np.empty(0, np.int64)
-    first = min(int(records.numbers_of("store_timestamp").min()) for records in halves)
-    begin = 0
-    if search.store.unserved is None and first > _CLOCK_SLACK:
-        try:
-            begin = search.store.offset_by_time(_OP, 0, first - _CLOCK_SLACK)
-        except (StoreError, ValueError):
-            begin = 0
+    begin, first = 0, min(int(records.numbers_of("phy_offset").min()) for records in halves)
+    if search.store.unserved is None:
+        with contextlib.suppress(StoreError, OSError):
+            queue = search.store.queues.find(_OP, 0)
+            begin = 0 if queue is None else queue.first_unit_at_or_after(first)
     found: list[int] = []
     for records in search.records_of(_OP, {0: begin}, body=True):
         bodies = records.texts_of("body_stored").to_pylist()

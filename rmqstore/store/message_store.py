@@ -807,7 +807,14 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             ms since epoch, or a `datetime` (aware, or naive as local time).
         boundary : {"lower", "upper"}
             "lower": the first message stored at or after `timestamp`, the max offset if there is none; "upper": the last
-            one stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).
+            one stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).  Where the clock went
+            back, times fall along a queue, and messages between the two may be of other times.
+
+        Notes
+        -----
+        The store times of messages are read one after the other until one is found, from the oldest message on for "lower" and
+        from the newest for "upper": half a second to a second for a GiB of log in memory.  Of messages that were read
+        the open store remembers the least and the greatest time, 8192 at a time, and skips them by these.
 
         Raises
         ------

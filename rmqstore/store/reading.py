@@ -18,6 +18,7 @@ from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.message import MessageExt
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.store.columns import ColumnOptions, Columns, queue_table
+from rmqstore.store.queue_times import find_in_times
 from rmqstore.store.results import GetMessageResult, GetMessageStatus
 from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 
@@ -169,20 +170,22 @@ class Reading:
         """See `MessageStore.offset_by_time`."""
         self.state.check_open()
         check_boundary(boundary)
+        newest = boundary == "upper"
+        times = (Selection(end=timestamp) if newest else Selection(begin=timestamp)).times
 
         def ask() -> int:
-            queue = self.state.queue(topic, queue_id)
-            if queue is None:
-                return 0
-            return queue.offset_by_time(timestamp, boundary, self._store_timestamp_at, self.commit_log.min_offset)
+            low, high = self.bounds_of(topic, queue_id)
+            found = self.find_in_times(topic, queue_id, low, high, times, newest=newest)
+            return found if found is not None else low if newest else high
 
         return self.state.settled(ask)
 
-    def _store_timestamp_at(self, phy_offset: int) -> int:
-        # A queue is looked at more often than the log: its unit may be newer than what is known of that.
-        if self.read_only and phy_offset >= self.commit_log.max_offset:
-            self.commit_log.refresh()
-        return self.commit_log.store_timestamp_at(phy_offset)
+    def find_in_times(
+        self, topic: str, queue_id: int, begin: int, end: int, times: tuple[int, int], *, newest: bool
+    ) -> int | None:
+        """Find a message by store time, as `queue_times.find_in_times` does; None for an unknown queue, too."""
+        queue = self.state.queue(topic, queue_id)
+        return None if queue is None else find_in_times(self.commit_log, queue, begin, end, times, newest=newest)
 
     def wait_for_messages(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
         """See `MessageStore.wait_for_messages`."""

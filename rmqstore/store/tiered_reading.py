@@ -14,13 +14,12 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from rmqstore.arguments import check_boundary
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import Finding, StoreError
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import MessageExt
-from rmqstore.selection import Selection, of_queue
+from rmqstore.selection import Selection
 from rmqstore.spans import Span, without
 from rmqstore.store.columns import ColumnOptions, Columns
 from rmqstore.store.querying import LogLook, Querying, java_times
@@ -182,8 +181,7 @@ class TieredReading(Reading):
         tables: list[Any] = []
         left = selection.max_num
         at = max(selection.begin_queue_offset or 0, self.bounds_of(topic, queue_id)[0])
-        pieces = [(*part, True) for part in parts] + [(*part, False) for part in without(*local, parts)]
-        for begin, until, is_flat in sorted(pieces):
+        for begin, until, is_flat in _pieces(parts, local):
             if until <= at or left == 0:
                 continue
             if begin > at:
@@ -205,34 +203,27 @@ class TieredReading(Reading):
             return super().table(nothing, options)
         return tables[0] if len(tables) == 1 else _concat(tables)
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: float, boundary: str = "lower") -> int:
-        """See `MessageStore.offset_by_time`."""
+    def find_in_times(
+        self, topic: str, queue_id: int, begin: int, end: int, times: tuple[int, int], *, newest: bool
+    ) -> int | None:
+        """Find a message by store time, as of `Reading`, in both."""
         queue, parts = self._parts(topic, queue_id)
-        if queue is None or not parts:
-            return super().offset_by_time(topic, queue_id, timestamp, boundary)
-        check_boundary(boundary)
-        low, high = super().bounds_of(topic, queue_id)
-        begin, end = parts[0]
-        if begin <= low and high <= parts[-1][1]:
-            # Tiered storage alone has all of it, whatever damaged units of the local queue say.
-            return queue.offset_by_time(timestamp, boundary, parts[-1][1])
-        if begin <= low < end < high:
-            low = end  # The units are not believed, see `tiered_parts`.
-        if low >= high or begin >= high:
-            # A local queue that is older than tiered storage is not a broker's.
-            return (
-                queue.offset_by_time(timestamp, boundary, end)
-                if low >= high
-                else super().offset_by_time(topic, queue_id, timestamp, boundary)
-            )
-        if boundary == "lower":
-            found = queue.offset_by_time(timestamp, boundary, end)
-            return found if found < end else max(super().offset_by_time(topic, queue_id, timestamp, boundary), end)
-        found = super().offset_by_time(topic, queue_id, timestamp, boundary)
-        oldest = next(iter(super().get(of_queue(topic, queue_id, low, 1, None), None).messages), None)
-        if found > low or (oldest is not None and oldest.store_timestamp <= timestamp):
-            return found
-        return queue.offset_by_time(timestamp, boundary, end)
+        pieces = _pieces(parts, super().bounds_of(topic, queue_id))
+        for first, last, is_flat in reversed(pieces) if newest else pieces:
+            span = max(first, begin), min(last, end)
+            if is_flat:
+                assert queue is not None
+                found = queue.find_in_times(*span, times, newest=newest)
+            else:
+                found = super().find_in_times(topic, queue_id, *span, times, newest=newest)
+            if found is not None:
+                return found
+        return None
+
+
+def _pieces(parts: list[Span], local: Span) -> list[tuple[int, int, bool]]:
+    # The queue offsets that tiered storage gives, and those that the local log does, in order; True for the first.
+    return sorted([(*part, True) for part in parts] + [(*part, False) for part in without(*local, parts)])
 
 
 def flat_table(

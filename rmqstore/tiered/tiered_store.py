@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TieredQueue", "TieredStore"]
 
-_INT64_MAX = 2**63 - 1
 _T = TypeVar("_T")
 
 
@@ -242,15 +241,22 @@ class TieredStore(NotCopied):
         ValueError
             `timestamp` looks like seconds; or there is no such `boundary`.
         CorruptionError
-            As of `get_message`, for a message that the search comes by.
+            As of `get_message`, for a message that the search comes by: from the oldest on for "lower", from the newest for
+            "upper".
         """
         check_boundary(boundary)
         topic, queue_id = one_queue(topic, queue_id)
-        at = milliseconds(timestamp, "timestamp", up=boundary == "lower")
+        newest = boundary == "upper"
+        at = milliseconds(timestamp, "timestamp", up=not newest)
+        times = (Selection(end=at) if newest else Selection(begin=at)).times
 
         def ask() -> int:
             queue = self._queue(topic, queue_id)
-            return 0 if queue is None else queue.offset_by_time(at, boundary, _INT64_MAX)
+            if queue is None:
+                return 0
+            low, high = queue.min_queue_offset, queue.max_queue_offset
+            found = queue.find_in_times(low, high, times, newest=newest)
+            return found if found is not None else low if newest else high
 
         return self._settled(ask)
 
