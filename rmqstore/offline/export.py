@@ -119,6 +119,8 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # What a clock may have gone back by, in ms, where segments are passed over because of their times.
 _CLOCK_STEP = _HOUR
 _INT64_MAX = 2**63 - 1
+# Damaged places of tiered storage that are named one by one.
+_NAMED = 20
 MANIFEST = "messages.jsonl"
 """The file that describes single bodies, in their folder."""
 
@@ -238,6 +240,7 @@ class _Damage:
     records: int = 0
     stretches: int = 0
     size: int = 0
+    findings: int = 0
     # Of tiered storage: the queue whose messages are looked at.
     queue: FlatQueue | None = None
 
@@ -292,6 +295,9 @@ class _Damage:
             advice = "corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify --tiered lists all that is wrong"
             raise CorruptionError(f"{finding.detail}; {advice}", finding.path, finding.pos)
         self.stretches += 1
+        self.findings += 1
+        if self.findings <= _NAMED:
+            logger.warning("%s: %s; these messages are left out", finding.path, finding.detail)
 
     def is_sound_in(self, queue: FlatQueue, message: MessageExt, names: Sequence[str]) -> bool:
         """bool: as `is_sound`, of a message in tiered storage."""
@@ -873,7 +879,8 @@ class ExportReport:
         Messages whose CRC is wrong or whose body cannot be decompressed: left out with ``skip``, among `messages` with
         ``report``, their bodies as they are stored.
     damaged_stretches, damaged_size : int
-        Parts of the log, and their bytes, that hold no record; nothing can be written of them.
+        Parts of the log, and their bytes, that hold no record; nothing can be written of them.  Places of tiered storage
+        count as stretches without a size, and the first of them are named in warnings.
     columns : tuple of str
     notes : tuple of str
         What is not known of tiered storage, and what that means; as of `TieredStore.notes`.
