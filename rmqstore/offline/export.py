@@ -17,6 +17,7 @@ import datetime
 import gzip
 import heapq
 import io
+import itertools
 import json
 import logging
 import os
@@ -63,6 +64,7 @@ from rmqstore.store.columns import (
     scan_schema,
     time_range,
 )
+from rmqstore.store.light_queues import is_light_queue
 from rmqstore.store.message_store import MessageStore
 from rmqstore.texts import harmless_cell
 
@@ -145,7 +147,8 @@ class Selection:
     begin_phy_offset, end_phy_offset : int or None
         Records that begin at or after the first and before the second.
     begin_queue_offset, end_queue_offset : int or None
-        Likewise for the place in the queue; read through the queues of `topics`, which must be given then.
+        Likewise for the place in the queue; read through the queues of `topics`, which must be given then.  So are light
+        queues (``%LMQ%...``), whose messages have other topics.
     """
 
     topics: tuple[str, ...] = ()
@@ -174,8 +177,9 @@ class Selection:
 
     @property
     def by_queue(self) -> bool:
-        """bool: a range of queue offsets is asked for."""
-        return self.begin_queue_offset is not None or self.end_queue_offset is not None
+        """bool: queues lead to the messages: a range of queue offsets is asked for, or a light queue."""
+        ranged = self.begin_queue_offset is not None or self.end_queue_offset is not None
+        return ranged or any(is_light_queue(topic) for topic in self.topics)
 
     @property
     def tag_names(self) -> tuple[str, ...] | None:
@@ -209,16 +213,24 @@ class _Chosen:
 
     def has(self, message: MessageExt) -> bool:
         selection = self.selection
+        # A light queue led here, whose messages have another topic and another place in its queue.
+        is_light = selection.by_queue and message.topic not in self.topics
         return (
-            (not self.topics or message.topic in self.topics)
-            and (not self.queue_ids or message.queue_id in self.queue_ids)
+            (is_light or self._is_in_queue(message))
             and self.low <= message.store_timestamp <= self.high
             and (selection.begin_phy_offset is None or message.phy_offset >= selection.begin_phy_offset)
             and (selection.end_phy_offset is None or message.phy_offset < selection.end_phy_offset)
-            and (selection.begin_queue_offset is None or _queue_end(message) > selection.begin_queue_offset)
-            and (selection.end_queue_offset is None or message.queue_offset < selection.end_queue_offset)
             and (self.tags is None or message.tags in self.tags)
             and (not self.keys or message.unique_key in self.keys or not self.keys.isdisjoint(message.keys))
+        )
+
+    def _is_in_queue(self, message: MessageExt) -> bool:
+        selection = self.selection
+        return (
+            (not self.topics or message.topic in self.topics)
+            and (not self.queue_ids or message.queue_id in self.queue_ids)
+            and (selection.begin_queue_offset is None or _queue_end(message) > selection.begin_queue_offset)
+            and (selection.end_queue_offset is None or message.queue_offset < selection.end_queue_offset)
         )
 
 
@@ -481,7 +493,8 @@ class _Source:
             if not selection.queue_ids or queue_id in selection.queue_ids
         ]
         batch: list[int] = []
-        for phy_offset in heapq.merge(*units):
+        # A message may be in several queues that are asked for.
+        for phy_offset, _ in itertools.groupby(heapq.merge(*units)):
             batch.append(phy_offset)
             if len(batch) == _BATCH_ROWS:
                 yield np.array(batch, np.int64)
@@ -574,7 +587,6 @@ def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
             yield from ready
             ready.clear()
         return
-    source.chosen.choose(made.out)
     for phy_offsets in source.offsets():
         chosen = [
             phy_offset

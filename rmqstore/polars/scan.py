@@ -19,6 +19,7 @@ from rmqstore.message import parse_message_id
 from rmqstore.polars.predicate import Limit, limits_of
 from rmqstore.polars.reading import Reading
 from rmqstore.store.columns import DEFAULT_COLUMNS, import_pyarrow, scan_schema
+from rmqstore.store.light_queues import is_light_queue
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -145,12 +146,14 @@ def _batches(
     # All rows that are within the limits, in the order of the log, and maybe others.
     if any(limit.is_empty for limit in limits.values()):
         return
-    places = _places(limits)
+    # A scan refuses these; nothing that the others find has such a topic.
+    is_light = "topic" in limits and any(map(is_light_queue, _texts(limits, "topic") or ()))
+    places = None if is_light else _places(limits)
     if places is not None:
         for place in places:
             yield from store.scan(names, begin_phy_offset=place, end_phy_offset=place + 1, use_threads=False)
         return
-    for found in (_by_key(store, names, limits), _by_queue(store, names, limits)):
+    for found in () if is_light else (_by_key(store, names, limits), _by_queue(store, names, limits)):
         if found is not None:
             yield found
             return

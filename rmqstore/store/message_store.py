@@ -51,6 +51,7 @@ from rmqstore.rocksdb.places import closed_databases
 from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.columns import scan_log, time_range
 from rmqstore.store.flushing import Flushing
+from rmqstore.store.light_queues import refuse_light_queues
 from rmqstore.store.lost_log import is_named, lost_text
 from rmqstore.store.opening import (
     check_has_store,
@@ -1138,7 +1139,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         columns : iterable of str, optional
             Names, in the order of the result; by default `rmqstore.store.columns.DEFAULT_COLUMNS`.
         topic : str or iterable of str, optional
-            Only these topics; likewise below.
+            Only these topics; likewise below.  A light queue (``%LMQ%...``) is none: `get_table` reads it.
         queue_id : int or iterable of int, optional
         tags : str or iterable of str, optional
             As of `get_message`.
@@ -1172,6 +1173,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         ------
         ValueError
             A column that does not exist, a number out of range, or a time that looks like seconds.
+        UnsupportedFormatError
+            A topic is a light queue.
         MissingDependencyError
             pyarrow is not installed, or too old for `views`; while reading, the library that a body was compressed with is not.
         StoreClosedError
@@ -1187,6 +1190,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         batch_size = whole_number(batch_size, "batch_size")
         if not 1 <= batch_size <= 1 << 30:
             raise ValueError(f"batch_size is {batch_size} rows; give 1 to 2**30")
+        refuse_light_queues(self.commit_log, state.queue, topic)
         if self.tiered is not None and begin_phy_offset is None and end_phy_offset is None:
             from rmqstore.store.tiered_scan import scan_both
 
