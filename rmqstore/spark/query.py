@@ -173,6 +173,7 @@ def query(
     index_service.load()
     files = list(index_service.names)
     with_log = _uncovered(plan, index_service)
+    plan.warn_of_lost()
     schema = StructType([StructField("key", StringType()), *spark_schema(names).fields])
     times = time_range(
         None if begin is None else milliseconds(begin, "begin", up=True),
