@@ -26,7 +26,7 @@ from rmqstore.arguments import (
     whole_number,
     whole_numbers,
 )
-from rmqstore.message import MessageExt, encode_java_utf8, tags_code
+from rmqstore.message import MessageExt, encode_java_utf8, is_light_queue, tags_code
 
 if TYPE_CHECKING:
     from rmqstore._columns import ArrowColumns
@@ -54,7 +54,8 @@ class Selection:
     begin_phy_offset, end_phy_offset : int or None
         Records that begin at or after the first and before the second.
     begin_queue_offset, end_queue_offset : int or None
-        Likewise for the place in the queue.
+        Likewise for the place in the queue.  These, and light queues (``%LMQ%...``), whose messages have other topics, are
+        read through queues.
     index_type : {None, "U", "K", "T"}
         What `keys` are: unique keys or keys, unique keys, keys, or tags.
     max_num : int or None
@@ -110,6 +111,11 @@ class Selection:
     def by_queue_offset(self) -> bool:
         """bool: a range of queue offsets is asked for."""
         return self.begin_queue_offset is not None or self.end_queue_offset is not None
+
+    @property
+    def by_queue(self) -> bool:
+        """bool: queues lead to the messages: a range of queue offsets is asked for, or a light queue."""
+        return self.by_queue_offset or any(map(is_light_queue, self.topics or ()))
 
     @property
     def topic(self) -> str:
@@ -188,15 +194,22 @@ class Selection:
     def has(self, message: MessageExt) -> bool:
         """Return whether this message is asked for."""
         low, high = self.times
+        # A light queue led here, whose messages have another topic and another place in its queue.
+        is_light = self.by_queue and self.topics is not None and message.topic not in self.topics
         return (
-            self.has_queue(message.topic, message.queue_id)
+            (is_light or self._has_place_of(message))
             and low <= message.store_timestamp <= high
             and (self.begin_phy_offset is None or message.phy_offset >= self.begin_phy_offset)
             and (self.end_phy_offset is None or message.phy_offset < self.end_phy_offset)
-            and (self.begin_queue_offset is None or _queue_end(message) > self.begin_queue_offset)
-            and (self.end_queue_offset is None or message.queue_offset < self.end_queue_offset)
             and (self.tags is None or message.tags in self.tags)
             and (self.keys is None or self._has_key(message))
+        )
+
+    def _has_place_of(self, message: MessageExt) -> bool:
+        return (
+            self.has_queue(message.topic, message.queue_id)
+            and (self.begin_queue_offset is None or _queue_end(message) > self.begin_queue_offset)
+            and (self.end_queue_offset is None or message.queue_offset < self.end_queue_offset)
         )
 
     def _has_key(self, message: MessageExt) -> bool:

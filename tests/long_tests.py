@@ -16,6 +16,7 @@ LONG = (
     "cli/test_cli.py::test_queue_dump_is_every_unit_that_java_read",
     "cli/test_cli.py::test_rebuild_asks_on_a_terminal",
     "cli/test_cli_advice.py::test_what_is_advised_can_be_done",
+    "cli/test_cli_advice.py::test_nothing_is_wrong_with_the_stores",
     "cli/test_cli_attacked.py::test_a_note_that_nobody_can_be_told_changes_no_exit_code",
     "cli/test_cli_closed_databases.py",
     "cli/test_cli_every_kind.py",

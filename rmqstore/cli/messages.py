@@ -16,7 +16,7 @@ from rmqstore.cli.formats import LineFormat
 from rmqstore.cli.terminal import Printer, escape, format_time
 from rmqstore.cli.words import did_you_mean, in_words
 from rmqstore.errors import StoreError
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, is_light_queue
 from rmqstore.store.message_store import MessageStore
 
 _BODY_SHOWN = 1024
@@ -31,7 +31,7 @@ def about_topic(store: MessageStore, topic: str) -> str:
     """Return what follows "nothing found": that a light queue's messages are elsewhere, or which topics the store has."""
     known = store.topics()
     if topic in known:
-        if not topic.startswith("%LMQ%"):
+        if not is_light_queue(topic):
             return ""
         return (
             f"; {topic} is a light queue, whose messages were sent to other topics: rmqstore get {shlex.quote(store.path)} "

@@ -11,12 +11,14 @@ import shlex
 from collections.abc import Iterable
 
 from rmqstore.errors import Finding
+from rmqstore.rocksdb.places import queue_databases
 
 __all__ = ["NextSteps"]
 
 _LOG = (
     "bad_magic", "bad_size", "bad_length", "bad_phy_offset", "bad_body_crc", "bad_prop_crc", "bad_blank", "missing_blank",
 )  # fmt: skip
+_OF_UNITS = ("missing_unit", "bad_unit", "dangling_unit", "gap_in_queue")
 _DAMAGED = (
     "take the segment from a backup or a slave; without one nothing repairs it: {export} --corrupt skip takes out what is whole, "
     "{recover} --mode skip goes on after it"
@@ -27,15 +29,35 @@ _LOST = (
 )
 _AS_IT_IS = "nothing repairs it: the message was stored so; {export} takes out all messages"
 _BODY = "nothing repairs it: the message was stored so; {export} --corrupt report writes it as it is stored"
-_FURTHER = "{rebuild} --what consumequeue writes the units that a queue lacks; nothing repairs a record that says it wrongly"
+_FURTHER = (
+    "{rebuild} --what consumequeue writes the units that a queue lacks; nothing repairs a record that says it wrongly"
+)
 _QUEUES, _INDEX = "{rebuild} --what consumequeue", "{rebuild} --what index"
-_DATABASE = "keep its folder elsewhere, then {rebuild} --what consumequeue [--rocksdb]"
+# A rebuild without --rocksdb writes queue files, which a broker with storeType=defaultRocksDB does not read.
+_QUEUE_DATABASE = (
+    "{rebuild} --what consumequeue --rocksdb writes the database again from the log, and keeps the old one next to it"
+)
+_INDEX_DATABASE = (
+    "take the folder from a backup while no broker runs; without one nothing repairs it: rmqstore query finds keys in the log, "
+    "{pending} lists what waits"
+)
 _SETTINGS = (
-    "take the file from a backup or from mqadmin; without one nothing repairs it: rmqstore settings {path} shows what is left"
+    "take the file or database from a backup or from mqadmin; without one nothing repairs it: rmqstore settings {path} shows "
+    "what is left"
+)
+_POP_RECORDS = (
+    "take the folder from a backup while no broker runs; without one nothing repairs it: rmqstore settings {path} shows what is "
+    "left"
 )
 _TIERED = (
-    "restore the file in tiered storage from a copy; without one nothing repairs it: {export} --corrupt skip takes out the rest"
+    "take the files of tiered storage from a backup; without one nothing repairs it: {export} --corrupt skip takes out the "
+    "rest"
 )
+_GAP = (
+    "take segments of the local log, or files of tiered storage, from a backup; without one nothing repairs it: {export} "
+    "--corrupt skip takes out the rest"
+)
+_DLEDGER = "nothing repairs it: this package does not read DLedger's log; {export} takes out what is before it"
 
 # In the order in which they are done: files, the log, what follows from the log.
 _STEPS: dict[str, str] = {
@@ -49,21 +71,25 @@ _STEPS: dict[str, str] = {
     "bad_body": _BODY,
     "bad_multi_dispatch": _FURTHER,
     "bad_checkpoint": "move the file away, then {recover}",
-    **dict.fromkeys(("missing_unit", "bad_unit", "dangling_unit", "gap_in_queue", "stale_unit"), _QUEUES),
+    **dict.fromkeys(_OF_UNITS, _QUEUES),
     **dict.fromkeys(("missing_index", "bad_index", "missing_entry", "bad_entry"), _INDEX),
     "queues_behind_log": "start the broker, which completes its queues; or {rebuild} --what consumequeue --rocksdb",
-    "second_database": "move away the database that storeType does not name",
-    "damaged_database": _DATABASE,
-    "missing_index_entry": "rmqstore query finds them in the log; {rebuild} --what index makes index files",
-    "bad_index_entry": "rmqstore query passes over them; {rebuild} --what index makes index files",
-    **dict.fromkeys(("bad_consumer_offset", "bad_settings", "bad_database", "bad_pop_record"), _SETTINGS),
-    **dict.fromkeys(
-        ("bad_timer", "bad_transaction"), "nothing repairs it: rmqstore pending {path} lists what waits, with what is wrong"
-    ),
+    "second_database": "move away the folder that the finding names, or the other one where the broker uses this one "
+    "(useSeparateStorePathForRocksdbCQ=true uses consumequeue_rocksdb)",
+    **dict.fromkeys(("bad_database", "stale_unit"), _QUEUE_DATABASE),
+    "damaged_database": _INDEX_DATABASE,
+    "missing_index_entry": "nothing repairs the database: rmqstore query finds the messages in the log; {rebuild} --what index "
+    "writes index files, which it reads too",
+    "bad_index_entry": "nothing repairs the database: rmqstore query skips wrong entries; {rebuild} --what index writes index "
+    "files, which it reads too",
+    **dict.fromkeys(("bad_consumer_offset", "bad_settings"), _SETTINGS),
+    "bad_pop_record": _POP_RECORDS,
+    **dict.fromkeys(("bad_timer", "bad_transaction"), "nothing repairs it: {pending} lists what waits, with what is wrong"),
+    "gap": _GAP,
     "not_read": "nothing repairs it: this package does not read it; move it elsewhere where it is no part of the store",
     "not_checked": "do what the sentence says (install what is missing, or make room for it), then verify again",
     **dict.fromkeys(
-        ("bad_metadata", "bad_record", "duplicate_record", "gap", "missing_file", "not_indexed", "not_queued", "overlap",
+        ("bad_metadata", "bad_record", "duplicate_record", "missing_file", "not_indexed", "not_queued", "overlap",
          "wrong_queue"), _TIERED,
     ),
 }  # fmt: skip
@@ -76,6 +102,7 @@ _FILES = {
     "config": _SETTINGS,
     "": "move the file away, then verify again",
 }
+_DATABASES = {"config": _SETTINGS, "kvStore": _POP_RECORDS}
 _CLOSED = "let this user read it (chmod, chown), then verify again: it was not looked at, and a rebuild refuses"
 _UNKNOWN = "see the kind in docs/formats.md"
 
@@ -92,6 +119,10 @@ def _is_closed(path: str) -> bool:
         path = os.path.dirname(path)
     needed = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
     return not os.access(path, needed, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.abspath(path).startswith(os.path.abspath(folder) + os.sep)
 
 
 class NextSteps:
@@ -122,19 +153,26 @@ class NextSteps:
             "recover": f"rmqstore recover {quoted}{end}",
             "rebuild": f"rmqstore rebuild {quoted}{end}",
             "export": f"rmqstore export {quoted}{end}" + (f" --tiered {shlex.quote(tiered)}" if tiered else ""),
+            "pending": f"rmqstore pending {quoted}{end}",
         }
+        self._queue_databases = queue_databases(path)
+        self._tiered = [os.path.join(path, "tiered_index_file"), *([tiered] if tiered else [])]
         self._steps: dict[str, set[str]] = {}
 
     def take(self, finding: Finding) -> None:
         """Note the kind of a finding, and the part of the store that it is about."""
         step = _STEPS.get(finding.kind, _UNKNOWN)
+        part = os.path.relpath(finding.path, self._path).split(os.sep)[0]
         if finding.kind == "file":
-            part = os.path.relpath(finding.path, self._path).split(os.sep)[0]
             step = _CLOSED if _is_closed(finding.path) else _FILES.get(part, _FILES[""])
-        elif finding.kind in _LOG and os.sep + "commitlog" + os.sep not in finding.path:
-            step = _TIERED
-        elif finding.kind == "bad_unit" and os.sep + "CONSUME_QUEUE" + os.sep in finding.path:
-            # A rebuild makes units of the local log only.
+        elif finding.path in self._queue_databases and finding.kind in (*_OF_UNITS, "bad_checkpoint"):
+            step = _QUEUE_DATABASE
+        elif finding.kind == "damaged_database":
+            step = _DATABASES.get(part, step)
+        elif finding.kind == "not_checked" and part.startswith("dledger-"):
+            step = _DLEDGER
+        elif step in (_DAMAGED, _QUEUES, _INDEX) and any(_is_below(finding.path, each) for each in self._tiered):
+            # A rebuild makes units and index files of the local log only.
             step = _TIERED
         self._steps.setdefault(step, set()).add(finding.kind)
 

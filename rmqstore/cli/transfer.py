@@ -207,9 +207,10 @@ def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
         Printer(True).json_line({"type": "export", **value, "size": _size_of(report.output)})
         return
     if report.damaged_stretches:
+        where, check = ("the log", "") if given.tiered is None else ("the log and tiered storage", " --tiered")
         note(
-            f"{report.damaged_stretches} damaged stretches of the log were passed over ({format_size(report.damaged_size)}); "
-            "rmqstore verify lists them"
+            f"{report.damaged_stretches} damaged or missing stretches of {where} were skipped "
+            f"({format_size(report.damaged_size)}); rmqstore verify{check} lists them"
         )
     if report.corrupt_records:
         note(

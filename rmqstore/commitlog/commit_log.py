@@ -22,7 +22,7 @@ from rmqstore._rows import RowBatch
 from rmqstore._shown import shows
 from rmqstore.commitlog.log_end import LogEnd
 from rmqstore.commitlog.log_walk import Blank, Damage, LogWalk, Stretch
-from rmqstore.config import StoreConfig, is_usual_size
+from rmqstore.config import AssumedSizes, StoreConfig, is_usual_size
 from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import (
     ChecksumError,
@@ -74,10 +74,9 @@ class CommitLog(NotCopied):
     ):
         refuse_other_log(root, config.unknown)
         self.config = config
-        self.segment_size = config.mapped_file_size_commit_log
         self.files = MappedFileQueue(
             os.path.join(root, "commitlog"),
-            self.segment_size,
+            config.mapped_file_size_commit_log,
             pool,
             read_only=read_only,
             staging=root,
@@ -89,6 +88,16 @@ class CommitLog(NotCopied):
         self._walk = LogWalk(self.files, config, self.delays, self.crc_check)
         self._end = LogEnd(self.files, self.crc_check)
         self._warned_of: set[int] = set()
+
+    @property
+    def segment_size(self) -> int:
+        """int: bytes of each segment."""
+        return self.files.mapped_file_size
+
+    def take_config(self, config: StoreConfig) -> None:
+        """Go on with the size of a segment that files tell by now; it was assumed, and no segment was there."""
+        self.config = config
+        self.files.mapped_file_size = config.mapped_file_size_commit_log
 
     def renew_lock(self) -> None:
         """Give up the lock that another thread of a parent process may have held at a fork."""
@@ -162,6 +171,8 @@ class CommitLog(NotCopied):
 
     def refresh(self) -> None:
         """Take in what another process appended since (read-only use)."""
+        if not self.files.file_offsets and "mapped_file_size_commit_log" in self.config.assumed:
+            self.take_config(AssumedSizes(os.path.dirname(self.path)).learn(self.config))
         self._end.refresh()
 
     def follow(self) -> None:

@@ -31,12 +31,16 @@ class LogEnd:
 
     def __init__(self, files: MappedFileQueue, crc_check: int):
         self.files, self.crc_check = files, crc_check
-        self.segment_size = files.mapped_file_size
         self._refreshing = threading.Lock()
         # The newest record that a reader beside a writer saw: its phy offset and first bytes.
         self._last_seen: tuple[int, bytes] = (-1, b"")
         # The segment that was walked last: its offset, its records, the position and the first bytes of the last of them.
         self._walked: tuple[int, int, int, bytes] = (-1, 0, 0, b"")
+
+    @property
+    def segment_size(self) -> int:
+        """int: bytes of each segment."""
+        return self.files.mapped_file_size
 
     def renew_lock(self) -> None:
         """Give up the lock that another thread of a parent process may have held at a fork."""

@@ -196,7 +196,11 @@ class LogWalk:
 
     def __init__(self, files: MappedFileQueue, config: StoreConfig, delays: array[int], crc_check: int):
         self.files, self.config, self.delays, self.crc_check = files, config, delays, crc_check
-        self.segment_size = files.mapped_file_size
+
+    @property
+    def segment_size(self) -> int:
+        """int: bytes of each segment."""
+        return self.files.mapped_file_size
 
     def _bounds(self, begin: int | None, end: int | None) -> tuple[int, int]:
         # Where a pass begins and stops that was asked for these offsets.

@@ -25,6 +25,7 @@ from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.config.progress_files import is_named, other_progress_file, progress_file
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.again import ask_again
+from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import (
     is_directory,
     is_not_given_out,
@@ -114,6 +115,7 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
 _MAX_QUEUE_FILES_LOOKED_AT = 512
 _SIZES = frozenset(
     (
+        "mapped_file_size_commit_log",
         "mapped_file_size_consume_queue",
         "mapper_file_size_batch_consume_queue",
         "mapped_file_size_consume_queue_ext",
@@ -251,16 +253,17 @@ def _infer_sizes(
     root: str, segments: list[_File], read_only: bool, found: dict[str, Any], assumed: list[str]
 ) -> None:
     if "mapped_file_size_commit_log" not in found:
-        if not segments:
+        if segments:
+            found["mapped_file_size_commit_log"] = _segment_size(segments)
+        else:
             without_log(root)
-            raise GeometryError(
-                "the store has no commit log segment, so that its geometry cannot be told: give the options "
-                "(mapped_file_size_commit_log=... at least) or the broker.conf",
-                os.path.join(root, "commitlog"),
-            )
-        found["mapped_file_size_commit_log"] = _common_size(
-            segments, "a commit log segment", "mapped_file_size_commit_log"
-        )
+            if not (read_only and _is_new(root)):
+                raise GeometryError(
+                    "the store has no commit log segment, so that its geometry cannot be told: give the options "
+                    "(mapped_file_size_commit_log=... at least) or the broker.conf",
+                    os.path.join(root, "commitlog"),
+                )
+            assumed.append("mapped_file_size_commit_log")
     _infer_queue_sizes(root, read_only, found, assumed)
     # Queues of light message queues exist only where a broker dispatches to them.
     try:
@@ -282,6 +285,23 @@ def _infer_sizes(
     if found["enable_lmq"]:
         # The records say which of them are in light queues.
         found.setdefault("enable_multi_dispatch", True)
+
+
+def _segment_size(segments: list[_File]) -> int:
+    return _common_size(segments, "a commit log segment", "mapped_file_size_commit_log")
+
+
+def _is_new(root: str) -> bool:
+    # A writer begins, or put nothing yet: no message was forced to the disk, and nothing leads into a log.
+    if not any(os.path.exists(os.path.join(root, name)) for name in ("commitlog", "checkpoint", "abort", "lock")):
+        return False
+    if Checkpoint.load_or_zeros(os.path.join(root, "checkpoint")).physic_msg_timestamp > 0:
+        return False
+    folders = ("consumequeue", "batchconsumequeue")
+    queues = (file for folder in folders for file in _queue_files(os.path.join(root, folder), pass_over=True))
+    return next(queues, None) is None and not _numbered_files(
+        os.path.join(root, "index"), digits=None, pass_over=True
+    )
 
 
 def _infer_queue_sizes(root: str, read_only: bool, found: dict[str, Any], assumed: list[str]) -> None:
@@ -331,6 +351,11 @@ class AssumedSizes:
             del found["enable_consume_queue_ext"]
         assumed: list[str] = []
         try:
+            if "mapped_file_size_commit_log" in config.assumed:
+                segments = _numbered_files(os.path.join(self.root, "commitlog"), pass_over=True)
+                if not segments:
+                    return config
+                found["mapped_file_size_commit_log"] = _segment_size(segments)
             _infer_queue_sizes(self.root, True, found, assumed)
             if "max_index_num" in config.assumed:
                 self._learn_index(found, assumed)

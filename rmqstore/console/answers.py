@@ -214,6 +214,7 @@ class Answers:
             "newer": following if following < high else None,
             "queue_files": files,
             "unit_size": queue.unit_size,
+            "lost": [list(part) for part in store.lost_log],
         }
 
     # ---------------------------------------------------------------------------------------------------------- messages

@@ -216,6 +216,7 @@ def _object(text: str, *required: str, **more: dict[str, Any]) -> dict[str, Any]
 _WHOLE = {"type": "integer", "format": "int64"}
 _ROWS = {"type": "array", "items": {"$ref": "#/components/schemas/MessageRow"}}
 _LIST = {"type": "array", "items": {"type": "object"}}
+_SPANS = {"type": "array", "items": {"type": "array", "items": _WHOLE}}
 _SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": _object("What went wrong", "error", "status", error={"type": "string"}, status=_WHOLE),
     "MessageRow": _object(
@@ -253,16 +254,18 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
         unread=_LIST,
     ),
     "Queue": _object(
-        "A queue", "topic", "queue_id", "min_queue_offset", "max_queue_offset", "start", "rows",
+        "A queue; `lost` are parts of the log (begin and end, phy offsets) that are lost with their messages",
+        "topic", "queue_id", "min_queue_offset", "max_queue_offset", "start", "rows", "lost",
         topic={"type": "string"}, queue_id=_WHOLE, min_queue_offset=_WHOLE, max_queue_offset=_WHOLE, start=_WHOLE, rows=_LIST,
+        lost=_SPANS,
     ),
     "Messages": _object(
         "A page of messages; `stopped` says that the search paused before the page was full, `uncovered` which stretches "
         "of the log (begin and end, phy offsets) neither the index covers nor anybody looked at, `unread` which queues were left "
-        "out because they cannot be read",
-        "messages", "next_cursor", "stopped", "complete", "uncovered", "unread",
+        "out because they cannot be read, `lost` which parts of the log (begin and end, phy offsets) are lost with their messages",
+        "messages", "next_cursor", "stopped", "complete", "uncovered", "unread", "lost",
         messages=_ROWS, next_cursor={"type": ["string", "null"]}, stopped={"type": "boolean"}, complete={"type": "boolean"},
-        uncovered={"type": "array", "items": {"type": "array", "items": _WHOLE}}, unread=_LIST,
+        uncovered=_SPANS, unread=_LIST, lost=_SPANS,
     ),
     "Message": {
         "allOf": [
@@ -549,9 +552,10 @@ def _page(page: Page) -> Response:
             "messages": page.rows,
             "next_cursor": page.following,
             "stopped": page.stopped,
-            "complete": not page.uncovered and not page.unread,
+            "complete": not (page.uncovered or page.unread or page.lost),
             "uncovered": [list(stretch) for stretch in page.uncovered],
             "unread": page.unread,
+            "lost": [list(part) for part in page.lost],
         }
     )
 

@@ -51,7 +51,7 @@ class Page:
     """Rows, and the cursor of what follows; None at the end.  `stopped`: the search paused before the page was full.
 
     `uncovered`: stretches of the log, begin and end in phy offsets, that nobody looked at.  `unread`: queues that the system
-    does not give out, each as topic, queue id and why.
+    does not give out, each as topic, queue id and why.  `lost`: parts of the log that are lost, as of `MessageStore.lost_log`.
     """
 
     rows: list[Row]
@@ -59,6 +59,7 @@ class Page:
     stopped: bool = False
     uncovered: tuple[tuple[int, int], ...] = ()
     unread: list[Row] = field(default_factory=list)
+    lost: tuple[tuple[int, int], ...] = ()
 
 
 # ---------------------------------------------------------------------------------------------------------------- by key
@@ -87,7 +88,7 @@ def key_page(
     """
     service = store.index_service
     if service is None:
-        return Page([], None, uncovered=store._querying.whole_log())
+        return Page([], None, uncovered=store._querying.whole_log(), lost=store.lost_log)
     missed: tuple[tuple[int, int], ...] = ()
     while True:
         uncovered = store._querying.look_at_log(LogLook(_LOG_BYTES), selection.index_type)
@@ -99,7 +100,7 @@ def key_page(
         if not service.note_damage() and store.database_index.damage is trusted:
             if uncovered and store.database_index.missing is not None:
                 raise store.database_index.missing
-            page.uncovered = (*uncovered, *missed)
+            page.uncovered, page.lost = (*uncovered, *missed), store.lost_log
             return page
         last = _key_cursor(cursor)[2]
         if last >= 0:
@@ -255,7 +256,7 @@ def time_page(
         units = _units_between(store, topic, queue_id, begin, end, newest_first, behind)
         parts.append(zip(_given_out(store, topic, queue_id, units, left_out), itertools.repeat(queue_id)))
     merged = heapq.merge(*parts, key=lambda each: each[0].phy_offset, reverse=newest_first)
-    page = Page([], None)
+    page = Page([], None, lost=store.lost_log)
     last = -1
     for number, (unit, queue_id) in enumerate(merged):
         phy_offset = unit.phy_offset

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from rmqstore.errors import UnsupportedFormatError
 from rmqstore.files.mapped_file import is_not_given_out
 
+QUEUE_FOLDERS = ("consumequeue", "batchconsumequeue", "consumequeue_ext")
+"""The folders of a store that have a folder for each topic, and in it one for each queue."""
 
-def queue_directories(
-    root: str, kind: str, unseen: dict[str, OSError] | None = None
-) -> Iterator[tuple[str, int, str]]:
+
+def queue_directories(root: str, kind: str, unseen: dict[str, OSError] | None = None) -> Iterator[tuple[str, int, str]]:
     """Every queue below ``root/kind``: (topic, queue id, directory), sorted; other things there are passed over.
 
     Parameters
@@ -40,8 +41,7 @@ def queue_directories(
         numbers = []
         try:
             for entry in os.scandir(directory):
-                digits = entry.name.removeprefix("-")
-                if digits.isascii() and digits.isdigit() and len(digits) <= 10 and _is_folder(entry, unseen):
+                if is_queue_name(entry.name) and _is_folder(entry, unseen):
                     numbers.append(int(entry.name))
         except OSError as error:
             if unseen is None or not is_not_given_out(error):
@@ -49,6 +49,12 @@ def queue_directories(
             unseen[directory] = error
         for queue_id in sorted(numbers):
             yield topic, queue_id, os.path.join(directory, str(queue_id))
+
+
+def is_queue_name(name: str) -> bool:
+    """bool: a folder of this name below a topic's is a queue."""
+    digits = name.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) <= 10 and name == str(int(name))
 
 
 def _is_folder(entry: os.DirEntry[str], unseen: dict[str, OSError] | None) -> bool:

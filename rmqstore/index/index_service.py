@@ -36,7 +36,7 @@ from rmqstore.files.mapped_file import NotCopied, fsync_directory, is_not_given_
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
 
-__all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after"]
+__all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after", "is_index_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _CREATE_TRIES = 3
 _CREATE_PAUSE = 1.0  # seconds, as in RocketMQ
 
 
-def _is_name(name: str) -> bool:
+def is_index_name(name: str) -> bool:
     # RocketMQ takes whatever parses as a 64-bit number.
     return name.isascii() and name.isdigit() and len(name) <= 19
 
@@ -215,7 +215,7 @@ class IndexService(NotCopied, OpenedIndexes):
                 passed_over[""] = self.folder_not_given_out(closed)
                 if "" not in self.passed_over:
                     logger.warning("%s: %s", self.path, passed_over[""].message)
-        entries = [entry for entry in entries if _is_name(entry.name)]
+        entries = [entry for entry in entries if is_index_name(entry.name)]
         newest = max((entry.name for entry in entries), key=int, default=None)
         for entry in entries:
             try:
@@ -495,7 +495,7 @@ class IndexService(NotCopied, OpenedIndexes):
         with self._open_lock:
             names = set(self._names)
             try:
-                there = {name for name in os.listdir(self.path) if _is_name(name)}
+                there = {name for name in os.listdir(self.path) if is_index_name(name)}
             except FileNotFoundError:
                 there = set()
             return names == there and all(index.mapped_file.is_current() for index in self._open.values())

@@ -50,6 +50,7 @@ from rmqstore.message.message import (
     MessageExt,
     body_findings,
     check_topic,
+    is_light_queue,
 )
 from rmqstore.message.properties import (
     MAX_PROPERTIES_SIZE,
@@ -89,6 +90,7 @@ __all__ = [
     "encode_java_utf8",
     "host_from_bytes",
     "host_to_bytes",
+    "is_light_queue",
     "is_queued",
     "json_pieces",
     "offset_message_id",

@@ -47,6 +47,7 @@ __all__ = [
     "Message",
     "MessageExt",
     "check_topic",
+    "is_light_queue",
 ]
 
 OTHER_MESSAGE = "its topic, queue or queue offset is not that of its queue unit"
@@ -54,6 +55,13 @@ OTHER_MESSAGE = "its topic, queue or queue offset is not that of its queue unit"
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 """Where a broker keeps messages that are to be delivered later (RocketMQ's TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)."""
+
+
+def is_light_queue(topic: str) -> bool:
+    """Return whether the name is that of a light queue: a further queue (RocketMQ's LMQ) of messages of other topics."""
+    return topic.startswith("%LMQ%")
+
+
 
 RETRY_PREFIX, DLQ_PREFIX = "%RETRY%", "%DLQ%"
 """What the topics begin with that hold a group's messages to consume again, and those that it gave up (MixAll of RocketMQ)."""

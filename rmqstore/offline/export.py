@@ -17,6 +17,7 @@ import datetime
 import gzip
 import heapq
 import io
+import itertools
 import json
 import logging
 import os
@@ -114,6 +115,8 @@ _GROUP_BYTES = 64 << 20
 _FOLDER_FILES = 10_000
 _CSV_END = "\r\n"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# Damaged places of tiered storage that are named one by one.
+_NAMED = 20
 MANIFEST = "messages.jsonl"
 """The file that describes single bodies, in their folder."""
 
@@ -130,6 +133,7 @@ class _Damage:
     records: int = 0
     stretches: int = 0
     size: int = 0
+    findings: int = 0
     # Of tiered storage: the queue whose messages are looked at.
     queue: FlatQueue | None = None
 
@@ -186,6 +190,9 @@ class _Damage:
             )
             raise CorruptionError(f"{finding.detail}; {advice}", finding.path, finding.pos)
         self.stretches += 1
+        self.findings += 1
+        if self.findings <= _NAMED:
+            logger.warning("%s: %s; these messages are left out", finding.path, finding.detail)
 
     def is_sound_in(self, queue: FlatQueue, message: MessageExt, names: Sequence[str]) -> bool:
         """bool: as `is_sound`, of a message in tiered storage."""
@@ -255,12 +262,7 @@ class _Source:
     @property
     def is_scan(self) -> bool:
         """bool: a pass over the log, whose rows the core chooses alone."""
-        return self.selection.keys is None and not self.by_queue
-
-    @property
-    def by_queue(self) -> bool:
-        """bool: a range of queue offsets is asked for."""
-        return self.selection.by_queue_offset
+        return self.selection.keys is None and not self.selection.by_queue
 
     def tell(self, phy_offset: int) -> None:
         if self.progress is not None and self.end > self.begin:
@@ -323,7 +325,7 @@ class _Source:
 
     def offsets(self) -> Iterator[np.ndarray]:
         """The phy offsets of messages among which the chosen ones are, in ascending order."""
-        if self.by_queue:
+        if self.selection.by_queue:
             yield from self._queued()
         elif self.selection.keys and self.selection.topics and self.store.index_service is not None:
             yield from self._indexed()
@@ -378,7 +380,8 @@ class _Source:
             if selection.has_queue(topic, queue_id)
         ]
         batch: list[int] = []
-        for phy_offset in heapq.merge(*units):
+        # A message may be in several queues that are asked for.
+        for phy_offset, _ in itertools.groupby(heapq.merge(*units)):
             batch.append(phy_offset)
             if len(batch) == _BATCH_ROWS:
                 yield np.array(batch, np.int64)
@@ -474,7 +477,7 @@ def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
             yield from ready
             ready.clear()
         return
-    source.selection.choose(made.out)
+    source.selection.choose(made.out, by_place=True)
     for phy_offsets in source.offsets():
         chosen = [
             phy_offset
@@ -779,7 +782,8 @@ class ExportReport:
         Messages whose CRC is wrong or whose body cannot be decompressed: left out with ``skip``, among `messages` with
         ``report``, their bodies as they are stored.
     damaged_stretches, damaged_size : int
-        Parts of the log, and their bytes, that hold no record; nothing can be written of them.
+        Parts of the log, and their bytes, that hold no record; nothing can be written of them.  Places of tiered storage
+        count as stretches without a size, and the first of them are named in warnings.
     columns : tuple of str
     notes : tuple of str
         What is not known of tiered storage, and what that means; as of `TieredStore.notes`.

@@ -31,7 +31,7 @@ def _ranges(store: MessageStore, selection: Selection) -> Iterator[FlatRange]:
     if store.tiered is None or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
         # Phy offsets are places of the local log.
         return
-    if not selection.by_queue_offset:
+    if not selection.by_queue:
         yield from tiered_ranges(store._state, store.tiered, selection)
         return
     low = selection.begin_queue_offset or 0

@@ -723,7 +723,8 @@ def import_files(
     InvalidMessageError
         A row cannot be read or stored; the message names file and line (row for Arrow and Parquet).  Nothing was put.
     StoreError
-        A file is not what it should be, or there is no store in a folder that is not empty; nothing was put.
+        A file is not what it should be, there is no store in a folder that is not empty, or the disk has no room for what the
+        rows of a small file stand for; nothing was put.
     StoreLockedError
         A broker or another process writes to the store; nothing was put.
     OSError, DiskFullError
@@ -843,9 +844,18 @@ class _Import:
     def into(self, root: str, config: StoreConfig, on_stop: Callable[[int, str], None] | None) -> ImportReport:
         """Put into a store that is there: everything is checked first, then everything is put."""
         with MessageStore.open(root, config=config.replace(clean_resource_interval=0)) as store:
-            last = None
+            last, size, free = None, 0, shutil.disk_usage(root).free
+            # The newest segment may have its place on the disk already.
+            room = free + store.commit_log.segment_size
             for chunk in self.chunks(0, 2):
                 self.each(chunk, store.check_table, store.check_table)
+                size += chunk.table.nbytes
+                if size > room:
+                    raise StoreError(
+                        f"the rows up to {chunk.place(-1)} alone take {size} bytes, and the disk has {free} free; nothing was put. "
+                        "Make room, or import fewer rows",
+                        root,
+                    )
                 if self.keep_timestamps:
                     last = self._check_times(chunk, last)
             first = store.commit_log.max_offset

@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
 from rmqstore.consumer.settings_sources import SettingsKind, SettingsSource, settings_sources
 from rmqstore.errors import MissingDependencyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import STAGING_PREFIX
+from rmqstore.files.mapped_file import STAGING_PREFIX, offset_of_name
 from rmqstore.files.unread import UnreadPart, unread_parts
+from rmqstore.index.index_service import is_index_name
 from rmqstore.rocksdb.database import Database, is_database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
 from rmqstore.rocksdb.places import FOLDERS, PLACES, closed_folder, may_be_database, queue_databases
@@ -99,7 +101,12 @@ def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> StoreLayo
 
 
 def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
-    """tuple of UnreadPart: what lies in the root of a store and is not read: logs of DLedger, ``compaction``, further folders."""
+    """tuple of UnreadPart: what lies in a store and is not read.
+
+    In the root: logs of DLedger, ``compaction``, further folders.  In the folders of log, queues and index: what has no name of a
+    segment, topic, queue or file there.
+    """
+    root = os.fspath(root)
     found = []
     for part in unread_parts(root, _is_read):
         if os.path.basename(part.path) == "compaction":
@@ -108,7 +115,40 @@ def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
             if not inside:
                 continue
         found.append(part)
+    for folder in ("commitlog", "timerlog"):
+        found += unread_parts(os.path.join(root, folder), _is_segment)
+    found += unread_parts(os.path.join(root, "index"), is_index_name)
+    databases = queue_databases(root)
+    for kind in QUEUE_FOLDERS:
+        found += _unread_beside_queues(os.path.join(root, kind), os.path.join(root, kind) in databases)
     return tuple(found)
+
+
+def _unread_beside_queues(folder: str, is_database: bool) -> Iterator[UnreadPart]:
+    # A database is read as a whole.
+    topics = _folders(folder)
+    yield from unread_parts(folder, lambda name: is_database or name in topics)
+    for topic in topics:
+        yield from _unread_of_topic(os.path.join(folder, topic))
+
+
+def _unread_of_topic(folder: str) -> Iterator[UnreadPart]:
+    queues = [name for name in _folders(folder) if is_queue_name(name)]
+    yield from unread_parts(folder, lambda name: name in queues)
+    for queue in queues:
+        yield from unread_parts(os.path.join(folder, queue), _is_segment)
+
+
+def _folders(path: str) -> set[str]:
+    try:
+        with os.scandir(path) as entries:
+            return {entry.name for entry in entries if entry.is_dir()}
+    except OSError:
+        return set()
+
+
+def _is_segment(name: str) -> bool:
+    return offset_of_name(name) is not None
 
 
 def _is_read(name: str) -> bool:

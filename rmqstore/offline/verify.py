@@ -37,7 +37,7 @@ from rmqstore.errors import (
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out, why_not_given_out
 from rmqstore.files.unread import UnreadPart
-from rmqstore.index.index_service import IndexService
+from rmqstore.index.index_service import IndexService, is_index_name
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag, body_findings, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
@@ -295,6 +295,13 @@ class _Checker:
         self.index_service.close()
 
     def run(self) -> Iterator[Finding]:
+        named = set(dledger_folders(self.root))
+        for finding in self._compared():
+            named.add(finding.path)
+            yield finding
+        yield from self._unread(named)
+
+    def _compared(self) -> Iterator[Finding]:
         if is_swapping(self.root):
             yield Finding(os.path.join(self.root, REBUILD_DIRECTORY), 0, "interrupted_rebuild", SWAPPING)
         for folder in dledger_folders(self.root):
@@ -316,15 +323,12 @@ class _Checker:
         yield from verify_waiting(self.commit_log, self.root)
         yield from self._checkpoint()
         yield from self._config_files()
-        yield from self._unread()
 
-    def _unread(self) -> Iterator[Finding]:
+    def _unread(self, named: set[str]) -> Iterator[Finding]:
         from rmqstore.offline.layout import unread_in
 
-        # That a log goes on by DLedger was said.
-        told = dledger_folders(self.root)
         for part in unread_in(self.root):
-            if part.path not in told:
+            if part.path not in named:
                 yield Finding(part.path, 0, "not_read", f"{part.size} bytes in {part.files} files are not read, nor verified")
 
     def run_parts(self, end: int | None = None) -> Iterator[Finding]:
@@ -405,7 +409,7 @@ class _Checker:
         good = []
         for name in names:
             path = os.path.join(self.index_service.path, name)
-            if not (name.isascii() and name.isdigit()) or len(name) > 19 or not _may_be_file(path):
+            if not is_index_name(name) or not _may_be_file(path):
                 problems.append(Finding(path, 0, "file", "no part of the store; a directory here stops a real broker"))
                 continue
             error = why_not_given_out(path)

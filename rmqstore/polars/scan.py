@@ -15,7 +15,7 @@ from rmqstore import _numpy as np
 from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError
 from rmqstore.files.mapped_file import is_not_given_out
-from rmqstore.message import parse_message_id
+from rmqstore.message import is_light_queue, parse_message_id
 from rmqstore.polars.predicate import Limit, limits_of
 from rmqstore.polars.reading import Reading
 from rmqstore.store.columns import DEFAULT_COLUMNS, import_pyarrow, scan_schema
@@ -145,12 +145,14 @@ def _batches(
     # All rows that are within the limits, in the order of the log, and maybe others.
     if any(limit.is_empty for limit in limits.values()):
         return
-    places = _places(limits)
+    # A scan refuses these; nothing that the others find has such a topic.
+    is_light = "topic" in limits and any(map(is_light_queue, _texts(limits, "topic") or ()))
+    places = None if is_light else _places(limits)
     if places is not None:
         for place in places:
             yield from store.scan(names, begin_phy_offset=place, end_phy_offset=place + 1, use_threads=False)
         return
-    for found in (_by_key(store, names, limits), _by_queue(store, names, limits)):
+    for found in () if is_light else (_by_key(store, names, limits), _by_queue(store, names, limits)):
         if found is not None:
             yield found
             return

@@ -1,35 +1,43 @@
 """A node's data directory: what is in it besides classic queues, and which directories are nodes.
 
-Owns the names of quorum queues, streams and other parts that this version does not read.  It reads names and sizes, and
-of a quorum queue its `config`; it never writes.
+Owns the names of quorum queues, streams and other parts that this version does not read, and which names a vhost's
+directories have.  It reads names and sizes, and of a quorum queue its `config`; it never writes.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rmqstore.errors import StoreError
+from rmqstore.files import unread
 from rmqstore.files.mapped_file import read_small_file
 from rmqstore.rabbitmq import term
 
-__all__ = ["UnreadPart", "nodes_below", "unread_part_of", "unread_parts"]
+__all__ = ["STORES", "UnreadPart", "is_vhost", "nodes_below", "unread_part_of", "unread_parts"]
+
+STORES = ("msg_store_persistent", "msg_store_transient")
+"""The message stores of a vhost."""
 
 # Of a stream's directory the name is `<vhost>_<queue>_<nanoseconds>`, with other characters replaced.
 _STREAM = re.compile(r"(.+)_(\d{10,20})")
 _REPLACED = re.compile(r"[^A-Za-z0-9_-]")
+# What each directory of a vhost may hold.  Strange names of message files are findings already.
+_OF_VHOST = re.compile(r"queues|msg_store_(persistent|transient)|\.vhost|\.config|recovery\.dets")
+_OF_QUEUE = re.compile(r"\.queue_name|\d+\.idx|journal\.jif|\d+\.q[is]|.*\.sqs")
+_OF_STORE = re.compile(r".*\.(rdq|rdt|sqs|rdq\.rmqstore)|clean\.dot|(file_summary|msg_store_index)\.ets")
 
 
 class UnreadPart(NamedTuple):
-    """A part of a node's data directory that this version does not read.
+    """A part of a node's data directory, or of a vhost in it, that this version does not read.
 
     Attributes
     ----------
     path : str
     kind : str
-        ``"quorum queue"``, ``"stream"``, ``"log of quorum queues"``, ``"metadata in Khepri"`` or ``"directory"``.
+        ``"quorum queue"``, ``"stream"``, ``"log of quorum queues"``, ``"metadata in Khepri"``, ``"directory"`` or ``"file"``.
     vhost, queue : str
         Whose it is, as far as its files say; of a stream only the names that are in the name of its directory.
     size : int
@@ -51,17 +59,18 @@ class UnreadPart(NamedTuple):
 
 
 def unread_parts(path: str | os.PathLike[str]) -> list[UnreadPart]:
-    """List what a node's data directory holds that this version does not read, by path.
+    """List what a node's data directory, or a vhost, holds that this version does not read, by path.
 
     Parameters
     ----------
     path : path
-        A node's data directory; of any other directory nothing is listed.
+        A node's data directory, a vhost's, or one that holds vhosts.
 
     Returns
     -------
     list of UnreadPart
-        Empty where the directory is not a node's.
+        Of a node also its quorum queues, streams and further directories.  Of a vhost the files and directories that are no
+        part of its queues and message stores.
 
     Raises
     ------
@@ -69,9 +78,8 @@ def unread_parts(path: str | os.PathLike[str]) -> list[UnreadPart]:
         A directory cannot be listed.
     """
     root = os.fspath(path)
-    if not is_node(root):
-        return []
-    return sorted(_parts(root))
+    found = [part for vhost in _vhosts(root) for part in _strays(vhost)]
+    return sorted([*found, *_parts(root)] if is_node(root) else found)
 
 
 def unread_part_of(data: str | None, vhost: str, queue: str) -> UnreadPart | None:
@@ -103,6 +111,38 @@ def _directories(path: str) -> list[str]:
         return sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
     except OSError:
         return []
+
+
+def is_vhost(path: str) -> bool:
+    """bool: a vhost's directory, by the names in it."""
+    # A node's data directory of before 3.7 looks the same, but for .vhost.
+    return any(os.path.isdir(os.path.join(path, name)) for name in ("queues", *STORES)) or os.path.isfile(
+        os.path.join(path, ".vhost")
+    )
+
+
+def _vhosts(root: str) -> list[str]:
+    if is_vhost(root):
+        return [root]
+    places = (os.path.join(root, "msg_stores", "vhosts"), os.path.join(root, "vhosts"), root)
+    return next((found for place in places if (found := [*filter(is_vhost, _directories(place))])), [])
+
+
+def _strays(vhost: str) -> Iterator[UnreadPart]:
+    queues = os.path.join(vhost, "queues")
+    places: list[tuple[str, re.Pattern[str]]] = [(os.path.join(vhost, name), _OF_STORE) for name in STORES]
+    places += [(folder, _OF_QUEUE) for folder in _directories(queues)]
+    if os.path.isfile(os.path.join(vhost, ".vhost")):
+        places.append((vhost, _OF_VHOST))
+    for folder, names in places:
+        yield from _unread(folder, lambda name, names=names: names.fullmatch(name) is not None)  # type: ignore[misc]
+    yield from _unread(queues, lambda name: os.path.isdir(os.path.join(queues, name)))
+
+
+def _unread(folder: str, is_read: Callable[[str], bool]) -> Iterator[UnreadPart]:
+    for part in unread.unread_parts(folder, is_read):
+        kind = "directory" if os.path.isdir(part.path) else "file"
+        yield UnreadPart(part.path, kind, "", "", part.size)
 
 
 def _parts(root: str) -> Iterator[UnreadPart]:

@@ -35,7 +35,7 @@ from rmqstore.rabbitmq.index_files import JOURNAL, SEGMENT_NAME, read_segment
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.node import nodes_below, unread_part_of, unread_parts
+from rmqstore.rabbitmq.node import STORES, is_vhost, nodes_below, unread_part_of, unread_parts
 from rmqstore.rabbitmq.problem import UNREADABLE, Problem, unreadable_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both
@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 _V1_FILE = re.compile(r"\d+\.idx|journal\.jif")
 _V2_FILE = re.compile(r"\d+\.q[is]")
 _SEGMENT = re.compile(r"(\d+)\.idx")
-_STORES = ("msg_store_persistent", "msg_store_transient")
 # What hides no live entry: a node passes over it, or it is about numbers.  All else of an index may.
 _HIDES_NOTHING = {"nul_file", "memory_only", "bad_terms", "next_seq_id_too_low"}
 _HIDES_NOTHING_IN_JOURNAL = {"ack_without_publish"}
@@ -81,12 +80,12 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
     root = os.fspath(path)
     if not is_directory(root):
         raise StoreError("this is a file, not a directory" if os.path.isfile(root) else "there is no such directory", root)
-    if _is_vhost(root):
+    if is_vhost(root):
         return [root]
     for below in ("msg_stores/vhosts", "vhosts", ""):
         folder = os.path.join(root, below) if below else root
         if is_directory(folder):
-            found = sorted(entry.path for entry in os.scandir(folder) if _is_vhost(entry.path))
+            found = sorted(entry.path for entry in os.scandir(folder) if is_vhost(entry.path))
             if found:
                 return found
     nodes = [os.path.join(root, os.path.relpath(each, root)) for each in nodes_below(root)]
@@ -125,7 +124,7 @@ def _vhost_above(path: str) -> str | None:
     at = os.path.abspath(path)
     for _ in range(2):
         at, name = os.path.split(at)
-        if name in ("queues", *_STORES) and _is_vhost(at):
+        if name in ("queues", *STORES) and is_vhost(at):
             return at
     return None
 
@@ -138,20 +137,13 @@ def _last_written(node: str) -> float:
 
 def store_path(vhost_path: str, persistent: bool) -> str:
     """str: the directory of a vhost's persistent or transient message store."""
-    return os.path.join(vhost_path, _STORES[0 if persistent else 1])
+    return os.path.join(vhost_path, STORES[0 if persistent else 1])
 
 
 def is_journal_end(index: QueueIndex, problem: Problem) -> bool:
     """bool: a problem of the journal is what a crash leaves at its end, cut or never written."""
     return problem.kind in ("zero_tail", "nul_file") or (
         problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size
-    )
-
-
-def _is_vhost(path: str) -> bool:
-    # A node's data directory of before 3.7 looks the same, but for .vhost.
-    return any(os.path.isdir(os.path.join(path, name)) for name in ("queues", *_STORES)) or os.path.isfile(
-        os.path.join(path, ".vhost")
     )
 
 
@@ -590,7 +582,7 @@ class Vhost(NotCopied):
         root = os.fspath(path)
         if not os.path.isdir(root):
             raise StoreError("there is no such directory", root)
-        if not _is_vhost(root):
+        if not is_vhost(root):
             below = find_vhosts(root)
             raise StoreError(f"this directory is not a vhost, but has {len(below)}: open for instance {below[0]}", root)
         # Whole, as the paths of problems are.

@@ -11,6 +11,7 @@ or at a unit of a consume queue that agrees with its record; from there on one s
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import struct
@@ -26,8 +27,12 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name, open_regular
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, is_light_queue
+from rmqstore.spans import Span
+from rmqstore.store.light_queues import refuse_light_queues
+from rmqstore.store.lost_log import claimed_by_queues, claimed_end, lost_ranges, lost_text
 from rmqstore.store.undispatched import Undispatched
 
 __all__ = [
@@ -41,6 +46,8 @@ __all__ = [
     "queue_pieces",
     "segment_path",
 ]
+
+logger = logging.getLogger(__name__)
 
 PARTITION_BYTES = 128 * 1024 * 1024
 """Bytes of log in a piece, where nothing else is said."""
@@ -93,6 +100,8 @@ class LogPlan:
         Offset of the first byte of each segment that is there, ascending.
     begin, end : int
         Offsets of the oldest byte and after the last record, in bytes.
+    lost : tuple of (int, int)
+        Phy offsets, begin and end, of the parts that the log had and lacks, as of `MessageStore.lost_log`.
     """
 
     root: str
@@ -100,6 +109,7 @@ class LogPlan:
     segments: tuple[int, ...]
     begin: int
     end: int
+    lost: tuple[Span, ...] = ()
 
     @classmethod
     def of(
@@ -115,8 +125,8 @@ class LogPlan:
         config : StoreConfig, optional
             By default `StoreConfig.infer`.
         ends : bool
-            What is no file (a directory, a link that leads nowhere) and stands just in front of the oldest segment, or
-            after the newest one, which is full, stands for a segment that was lost: `begin` and `end` take it in.
+            `begin` and `end` take lost ends in: what the checkpoint, the index or queues point to after the newest record, and
+            what is no file (a directory, a broken link) just before the oldest segment or after the newest, full one.
 
         Raises
         ------
@@ -128,13 +138,42 @@ class LogPlan:
         root = os.path.abspath(check_store_root(path))
         if config is None:
             config = StoreConfig.infer(root, read_only=True)
-        log = CommitLog(root, config, MappedFilePool(2), read_only=True)
+        pool = MappedFilePool(2)
+        log = CommitLog(root, config, pool, read_only=True)
+        queues = ConsumeQueueStore(root, config, pool, read_only=True, pass_over=True)
         try:
             log.load()
+            checkpoint = Checkpoint.load_or_zeros(os.path.join(root, "checkpoint"))
+            claimed = claimed_end(root, checkpoint)
             log.follow()
-            bounds = log.min_offset, known_end(log)
-            return cls(root, config, log.files.offsets, *(_with_lost_ends(log, *bounds) if ends else bounds))
+            queues.load()
+            claimed = max(claimed, claimed_by_queues(log, queues, checkpoint))
+            begin, end = log.min_offset, known_end(log)
+            lost = lost_ranges(log, claimed)
+            if ends:
+                begin, end = _with_lost_ends(log, begin, end)
+                end = max([end, *(last for _, last in lost)])
+            return cls(root, config, log.files.offsets, begin, end, lost)
         finally:
+            queues.close()
+            log.close()
+
+    def warn_of_lost(self) -> None:
+        """Warn of the parts of the log that are lost: no answer has the messages of these."""
+        for begin, end in self.lost:
+            logger.warning("%s: %s", os.path.join(self.root, "commitlog"), lost_text(begin, end))
+
+    def refuse_light_queues(self, topics: Iterable[str] | None) -> None:
+        """Raise UnsupportedFormatError where one of `topics` is a light queue, which a pass over the log does not find."""
+        if not any(map(is_light_queue, topics or ())):
+            return
+        log, queues = self.open(), ConsumeQueueStore(self.root, self.config, MappedFilePool(16), read_only=True)
+        try:
+            queues.load()
+            Undispatched(self.root, log, queues).look()
+            refuse_light_queues(log, queues.find, topics)
+        finally:
+            queues.close()
             log.close()
 
     def open(self) -> CommitLog:
@@ -166,7 +205,12 @@ class LogPlan:
         at = self.begin if begin is None else max(begin, self.begin)
         stop = self.end if end is None else min(end, self.end)
         made = []
+        # From here on no segment is known to have anything.
+        known = next((begin for begin, end in self.lost if end >= self.end), stop)
         while at < stop:
+            if at >= known:
+                made.append(Piece(at, stop, missing=True))
+                break
             place = bisect_right(self.segments, at) - 1
             if place < 0 or at >= self.segments[place] + size:
                 place = bisect_left(self.segments, at)
@@ -174,7 +218,7 @@ class LogPlan:
                 made.append(Piece(at, until, missing=True))
             else:
                 base = self.segments[place]
-                until = min(at + partition_bytes - (at - base) % partition_bytes, base + size, stop)
+                until = min(at + partition_bytes - (at - base) % partition_bytes, base + size, stop, known)
                 made.append(Piece(at, until))
             at = until
         return made

@@ -169,6 +169,7 @@ def query(
     index_service.load()
     files = list(index_service.names)
     with_log = _uncovered(plan, index_service)
+    plan.warn_of_lost()
     schema = StructType([StructField("key", StringType()), *spark_schema(names).fields])
     if isinstance(keys, DataFrame):
         search = _KeyTask(plan, files, names, selection, with_log)

@@ -146,9 +146,11 @@ class StoreReader(DataSourceReader):
         self.options = options
         self.schema = checked_schema(schema, options)
         # Tiered storage may have what was lost.
-        self.plan: LogPlan | None = LogPlan.of(
-            options.path, store_config(options.path, raw, index=False), ends=options.tiered is None
-        )
+        ends = options.tiered is None
+        self.plan: LogPlan | None = LogPlan.of(options.path, store_config(options.path, raw, index=False), ends=ends)
+        if not ends or options.mode == "queue":
+            # Units may have been lost along with their messages.
+            self.plan.warn_of_lost()
         if not os.path.isdir(os.path.join(options.path, "commitlog")):
             # A name that is spelled wrongly would give no rows.
             raise StoreError("there is no store here; give the folder that holds commitlog/", options.path)
@@ -180,6 +182,7 @@ class StoreReader(DataSourceReader):
                 plan, selection.topics, selection.queue_ids, options.partition_bytes, selection.begin_phy_offset
             )
             return [*older, *(PiecePartition(piece) for piece in pieces)]
+        plan.refuse_light_queues(selection.topics)
         return older + [
             PiecePartition(piece)
             for piece in plan.pieces(options.partition_bytes, selection.begin_phy_offset, selection.end_phy_offset)

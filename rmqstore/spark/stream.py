@@ -298,6 +298,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = low
         begin = self._place(log, begin)
         plan = LogPlan(self.root, self.config, log.files.offsets, low, stop)
+        plan.refuse_light_queues(self.options.selection.topics)
         made: list[InputPartition] = []
         for piece in plan.pieces(self.options.partition_bytes, begin, stop):
             if piece.missing:

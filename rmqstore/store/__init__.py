@@ -22,5 +22,6 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `dispatcher`: what a record leaves in queues and index, and whether it is there already; `undispatched`: units in memory
   for records that a broker stored and did not dispatch before it died; `completion`: the same for queues in RocksDB
 - `queue_lives`: topics that were deleted, or deleted and created again, whose records need no units
+- `light_queues`: further queues of messages that were sent to other topics
 - `stats`: plain numbers of an open store, read from its files
 """

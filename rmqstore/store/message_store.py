@@ -51,6 +51,7 @@ from rmqstore.selection import INT64_MAX, Selection, of_key, of_queue, of_scan, 
 from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.columns import ColumnOptions, scan_log
 from rmqstore.store.flushing import Flushing
+from rmqstore.store.light_queues import refuse_light_queues
 from rmqstore.store.lost_log import is_named, lost_text
 from rmqstore.store.opening import (
     check_has_store,
@@ -1137,7 +1138,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         columns : iterable of str, optional
             Names, in the order of the result; by default `rmqstore.store.columns.DEFAULT_COLUMNS`.
         topic : str or iterable of str, optional
-            Only these topics; likewise below.
+            Only these topics; likewise below.  A light queue (``%LMQ%...``) is none: `get_table` reads it.
         queue_id : int or iterable of int, optional
         tags : str or iterable of str, optional
             As of `get_message`.
@@ -1171,6 +1172,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         ------
         ValueError
             A column that does not exist, a number out of range, or a time that looks like seconds.
+        UnsupportedFormatError
+            A topic is a light queue.
         MissingDependencyError
             pyarrow is not installed, or too old for `views`; while reading, the library that a body was compressed with is not.
         StoreClosedError
@@ -1187,6 +1190,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             begin_phy_offset=_offset(begin_phy_offset, "begin_phy_offset"),
             end_phy_offset=_offset(end_phy_offset, "end_phy_offset"),
         )
+        refuse_light_queues(self.commit_log, state.queue, selection.topics)
         options = ColumnOptions(columns, batch_size, views, read_dictionary)
         if self.tiered is not None and selection.begin_phy_offset is None and selection.end_phy_offset is None:
             from rmqstore.store.tiered_scan import scan_both

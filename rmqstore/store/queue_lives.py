@@ -16,14 +16,13 @@ from rmqstore import _numpy as np
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.message import is_light_queue
 
 if TYPE_CHECKING:
     from rmqstore.rocksdb.queues import QueueDatabase
 
 __all__ = ["DeletedTopics", "QueueLife", "gone_text", "last_beginning", "life_of"]
 
-# Brokers list no light message queues.
-_LMQ_PREFIX = "%LMQ%"
 _FOLDERS = ("consumequeue", "batchconsumequeue")
 # So many topics are named in one sentence.
 _NAMED = 8
@@ -126,7 +125,7 @@ class DeletedTopics:
     def _judge(self, topic: str) -> bool:
         from rmqstore.consumer.system_names import is_system_topic
 
-        if topic in self.kept or is_system_topic(topic) or topic.startswith(_LMQ_PREFIX):
+        if topic in self.kept or is_system_topic(topic) or is_light_queue(topic):
             return False
         if not self._were_read:
             self._names, self._were_read = _listed_topics(self.root), True

@@ -32,9 +32,8 @@ from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
 from rmqstore.store.arrivals import Arrivals
-from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
+from rmqstore.store.lost_log import claimed_by_queues, claimed_end, lost_ranges, lost_text
 from rmqstore.store.progress import GroupProgress
-from rmqstore.store.recovery import look_at_queues
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
@@ -169,10 +168,7 @@ class StoreState(StateFields):
             claimed = claimed_end(self.path, self.checkpoint)
             self.commit_log.follow()
             self.undispatched.look()
-            if self.checkpoint.physic_msg_timestamp > (self.commit_log.last_store_timestamp() or 0):
-                # More was forced than is there, or the clock was set back: units tell.
-                claimed = max(claimed, look_at_queues(self.queues)[0])
-                self.commit_log.refresh()
+            claimed = max(claimed, claimed_by_queues(self.commit_log, self.queues, self.checkpoint))
             self.lost_log = lost_ranges(self.commit_log, claimed)
             for begin, end in self.lost_log:
                 logger.warning("%s: %s", self.commit_log.path, lost_text(begin, end))
@@ -248,6 +244,8 @@ class StoreState(StateFields):
         config = self._sizes.learn(self.config)
         if config is not self.config:
             self.config = config
+            if not self.commit_log.files.file_offsets:
+                self.commit_log.take_config(config)
             self.queues.take_config(config)
             if self.index_service is not None:
                 self.index_service.config = config

@@ -224,7 +224,7 @@ def test_a_light_queue_is_not_called_empty(tmp_path):
     for command in (
         ["tail", str(root), "%LMQ%a"],
         ["query", str(root), "%LMQ%a", "k"],
-        ["export", str(root), "--topic", "%LMQ%a", "-O", str(tmp_path / "out.jsonl")],
+        ["export", str(root), "--topic", "%LMQ%a", "--tags", "none", "-O", str(tmp_path / "out.jsonl")],
     ):
         result = run(*command)
         assert result.exit_code == 1 and "is a light queue" in result.stderr, command

@@ -237,3 +237,23 @@ def test_a_topic_of_odd_bytes(store, caplog):
             assert b"<b>" not in client(store).get("/queues").content.replace(b"<bdi>", b"")
     finally:
         os.chmod(folder, 0o755)
+
+
+@pytest.mark.parametrize("part", ["middle", "newest"])
+def test_a_lost_part_of_the_log_is_named(tmp_path, part):
+    path = tmp_path / "store"
+    with MessageStore.open(path, config=CONFIG) as opened:
+        for number in range(40):
+            opened.put_message(Message("T", bytes(400), keys=[f"K{number}"]))
+    segments = sorted((path / "commitlog").iterdir())
+    for segment in segments[1:2] if part == "middle" else segments[-2:]:
+        segment.unlink()
+    begin = int(segments[1 if part == "middle" else -2].name)
+    asked = client(path)
+    for address in ("/messages?topic=T", "/messages?topic=T&key=K10", "/messages?topic=T&key=K38", "/queues/T/0", "/"):
+        text = get(asked, address)
+        assert f"lacks phy offsets {begin} to" in text, address
+        assert "has no message in this time." not in text and "has that key in this time." not in text
+    for address in ("/api/messages?topic=T", "/api/messages?topic=T&key=K10", "/api/queues/T/0"):
+        answer = get(asked, address)
+        assert answer["lost"][0][0] == begin and answer.get("complete", False) is False, address

@@ -5,20 +5,25 @@ The limits are made small, and bytes are counted: those that Python and Arrow al
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import shutil
 import tracemalloc
+from collections import namedtuple
 
 import numpy as np
 import pytest
+from small_store import tree_bytes
 
-from rmqstore import InvalidMessageError, MessageStore, StoreConfig, StoreError
+from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, StoreError
 from rmqstore.offline import import_bounds, importing
 from rmqstore.offline.importing import import_files
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
+Usage = namedtuple("Usage", "total used free")
 SMALL = 64 * 1024
 ROWS = 3000
 CONFIG = StoreConfig(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=100, max_index_num=400)
@@ -234,3 +239,36 @@ def test_a_row_that_no_message_can_be_is_named(tmp_path, monkeypatch):
     pq.write_table(many, tmp_path / "many.parquet")
     with pytest.raises(StoreError, match="values in 1 rows"):
         import_files(tmp_path / "s", [tmp_path / "many.parquet"], config=CONFIG)
+
+
+@pytest.mark.parametrize("name", PARQUET)
+def test_rows_that_the_disk_has_no_room_for_are_refused_before_any_is_put(tmp_path, monkeypatch, name):
+    root, path = tmp_path / "s", written(tmp_path / "a.parquet", name, "parquet")
+    with MessageStore.open(root, config=CONFIG) as store:
+        store.put_message(Message("T", b"mine"))
+    before = tree_bytes(root)
+    room = Usage(10**9, 0, 1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+    allocated = pa.total_allocated_bytes()
+    with pytest.raises(StoreError, match=r"row [0-9]+ alone take [0-9]+ bytes, and the disk has 1048576 free; nothing was put"):
+        import_files(root, [path], config=CONFIG)
+    assert pa.total_allocated_bytes() - allocated < 1 << 20
+    after = tree_bytes(root)
+    assert {name: after[name] for name in before if name not in ("checkpoint", "lock")} == {
+        name: data for name, data in before.items() if name not in ("checkpoint", "lock")
+    }
+
+
+def test_a_disk_that_becomes_full_leaves_no_new_store(tmp_path, monkeypatch):
+    path = written(tmp_path / "a.parquet", "body", "parquet")
+    put, times = MessageStore.put_table, iter(range(3))
+
+    def full(*given, **more):
+        if next(times, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return put(*given, **more)
+
+    monkeypatch.setattr(MessageStore, "put_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        import_files(tmp_path / "s", [path], config=CONFIG)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.parquet"]

@@ -57,3 +57,32 @@ def test_what_is_read_or_has_no_message_is_not_named(root):
     write(root / "empty" / "nothing", 0)
     assert describe(root, CONFIG).unread == ()
     assert [finding.kind for finding in verify(root, CONFIG) if finding.kind == "not_read"] == []
+
+
+STRAYS = (
+    "commitlog/notes.txt", "commitlog/old", "index/notes.txt", "index/old", "timerlog/notes.txt", "consumequeue/notes.txt",
+    "consumequeue/T/notes.txt", "consumequeue/T/backup", "consumequeue/T/00", "consumequeue/T/99999999999",
+    "consumequeue/T/0/notes.txt", "consumequeue/T/0/old", "batchconsumequeue/notes.txt", "consumequeue_ext/T/0/notes.txt",
+)  # fmt: skip
+
+
+def test_what_lies_among_the_files_of_a_store_is_named(root):
+    for name in STRAYS:
+        write(root / name / f"{0:020d}" if "." not in name else root / name, 7)
+    write(root / "consumequeue" / "U" / "3" / "empty", 0)
+    wanted = sorted(str(root / name) for name in STRAYS)
+    description = describe(root, CONFIG)
+    assert sorted(part.path for part in description.unread) == wanted
+    assert all(part[1:] == (1, 7) for part in description.unread)
+    found = [finding.path for finding in verify(root, CONFIG) if finding.kind in ("not_read", "file")]
+    assert sorted(path for path in found if path in wanted) == wanted
+    shown = CliRunner().invoke(main, ["info", str(root), *options_of(SMALL)], env={"COLUMNS": "1000"})
+    assert sum(line.startswith("not read") for line in shown.output.splitlines()) == len(STRAYS)
+
+
+def test_files_of_a_database_of_queues_are_read(root):
+    pytest.importorskip("rocksdict")
+    from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
+
+    rebuild_queue_database(root, CONFIG.replace(message_delay_level="1s"))
+    assert describe(root, CONFIG).unread == ()

@@ -95,3 +95,30 @@ def test_a_directory_that_is_no_vhost_says_which_to_give(node, tmp_path, golden_
     alone = shutil.copytree(node, tmp_path / "alone", ignore=shutil.ignore_patterns("msg_stores"))
     with pytest.raises(StoreError, match=r"no classic queues.* 2 x quorum queue, 1 x stream"):
         find_vhosts(alone)
+
+
+STRAYS = {
+    "notes.txt": "file", "old": "directory", "queues/notes.txt": "file", "queues/{queue}/notes.txt": "file",
+    "queues/{queue}/old": "directory", "msg_store_persistent/notes.txt": "file", "msg_store_transient/old": "directory",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["vhost", "vhosts", "node"])
+def test_strays_inside_a_vhost_are_named(golden_vhost, tmp_path, given):
+    vhost = tmp_path / "node" / "msg_stores" / "vhosts" / "V"
+    shutil.copytree(golden_vhost("12-clean-msgstore"), vhost)
+    path = {"vhost": vhost, "vhosts": vhost.parent, "node": tmp_path / "node"}[given]
+    assert unread_parts(path) == []
+    queue = min(each.name for each in (vhost / "queues").iterdir())
+    strays = {vhost / name.format(queue=queue): kind for name, kind in STRAYS.items()}
+    for stray, kind in strays.items():
+        (stray / "inside" if kind == "directory" else stray).parent.mkdir(exist_ok=True)
+        (stray / "inside" if kind == "directory" else stray).write_bytes(bytes(7))
+    (vhost / "queues" / "empty").write_bytes(b"")
+    assert {part.path: (part.kind, part.size) for part in unread_parts(path)} == {
+        str(stray): (kind, 7) for stray, kind in strays.items()
+    }
+    for words in (["info"], ["verify"], ["queues"]):
+        answer = run(*words, path)
+        assert all(f"{stray}: {kind} (7 bytes) is not read" in answer.stderr for stray, kind in strays.items()), words
+        assert "nothing is wrong\n" not in answer.output

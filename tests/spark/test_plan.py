@@ -305,6 +305,52 @@ def test_a_segment_that_expires_after_the_plan(sound, tmp_path):
             read_piece(piece, "fail")
 
 
+@pytest.mark.parametrize("mode", ["commitlog", "queue"])
+@pytest.mark.parametrize("part", ["middle", "end", "end of the newest segment"])
+def test_a_lost_part_is_damage(tmp_path, caplog, part, mode):
+    path = tmp_path / "store"
+    config = StoreConfig(
+        mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=2000, max_hash_slot_num=20, max_index_num=80
+    )
+    with MessageStore.open(path, config=config) as store:
+        puts = [store.put_message(Message("T", bytes(300), keys=["K"])) for _ in range(60)]
+    segments = sorted((path / "commitlog").iterdir())
+    if part == "middle":
+        gone = (int(segments[2].name), int(segments[3].name))
+        segments[2].unlink()
+    elif part == "end":
+        gone = int(segments[-2].name), puts[-1].phy_offset + puts[-1].size
+        segments[-1].unlink()
+        segments[-2].unlink()
+    else:
+        # As from an older copy.
+        base = int(segments[-1].name)
+        gone = next(put.phy_offset for put in puts if put.phy_offset > base), puts[-1].phy_offset + puts[-1].size
+        with open(segments[-1], "r+b") as file:
+            file.truncate(gone[0] - base)
+            file.truncate(4096)
+    plan = LogPlan.of(path, config, ends=True)
+    assert plan.lost[-1][0] == gone[0]
+    left = [put.phy_offset for put in puts if not gone[0] <= put.phy_offset < gone[1]]
+    schema = spark_arrow_schema(("phy_offset", "size", "_corrupt"))
+    pieces = plan.pieces(5000) if mode == "commitlog" else list(queue_pieces(plan, None, None, 5000))
+    read_piece = piece_batches if mode == "commitlog" else queue_piece_batches
+
+    def read_all(corrupt):
+        options = ReadOptions(plan.root, corrupt=corrupt)
+        found = [read_piece(plan.root, plan.config, piece, options, schema, plan.end) for piece in pieces]
+        return [row for batches in found for batch in batches for row in batch.to_pylist()]
+
+    with pytest.raises(CorruptionError, match=f"missing|{gone[0]}"):
+        read_all("fail")
+    assert [row["phy_offset"] for row in read_all("skip")] == left
+    rows = read_all("report")
+    assert [row["phy_offset"] for row in rows if row["_corrupt"] is None] == left
+    assert min(row["phy_offset"] for row in rows if row["_corrupt"]) == gone[0]
+    plan.warn_of_lost()
+    assert f"lacks phy offsets {gone[0]} to" in caplog.text
+
+
 NO_FILES = {
     "a directory": lambda file: file.mkdir(),
     "a FIFO": os.mkfifo,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
-from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore import GeometryError, Message, MessageStore, StoreConfig
 from rmqstore.config import AssumedSizes
 
 CONFIG = StoreConfig(
@@ -111,3 +112,55 @@ def test_files_that_tell_nothing_are_asked_once(writer, monkeypatch):
     monkeypatch.setattr(infer, "_infer_index_geometry", None)
     assert sizes.learn(config) is config
     assert sizes.learn(CONFIG) is CONFIG
+
+
+@pytest.fixture(params=["a writer", "an empty folder"])
+def before_the_first_segment(request, tmp_path):
+    """A store into which nothing was put, and what puts a message there."""
+    path = tmp_path / "store"
+    if request.param == "a writer":
+        with MessageStore.open(path, config=CONFIG) as store:
+            assert not os.listdir(path / "commitlog") if (path / "commitlog").exists() else True
+            yield path, lambda: store.put_message(Message("Orders", b"first", keys=["K"]))
+        return
+    (path / "commitlog").mkdir(parents=True)
+
+    def put():
+        with MessageStore.open(path, config=CONFIG) as store:
+            store.put_message(Message("Orders", b"first", keys=["K"]))
+
+    yield path, put
+
+
+@pytest.mark.parametrize("ask", ["get", "refresh", "query", "scan", "message_at"])
+def test_a_reader_that_opened_before_the_first_segment(before_the_first_segment, ask):
+    path, put = before_the_first_segment
+    with MessageStore.open(path, read_only=True) as reader:
+        assert "mapped_file_size_commit_log" in reader.config.assumed
+        assert reader.topics() == [] and reader.query_message("Orders", "K").messages == []
+        assert bodies(reader) == [] and list(reader.messages()) == []
+        put()
+        if ask == "refresh":
+            reader.refresh()
+        elif ask == "query":
+            assert [message.body for message in reader.query_message("Orders", "K")] == [b"first"]
+        elif ask == "scan":
+            assert reader.scan(["body"]).read_all()["body"].to_pylist() == [b"first"]
+        elif ask == "message_at":
+            assert reader.message_at(0).body == b"first"
+        assert bodies(reader) == [b"first"]
+        assert reader.config.mapped_file_size_commit_log == 1 << 16 == reader.commit_log.segment_size
+        assert "mapped_file_size_commit_log" not in reader.config.assumed and not reader.damaged_files()
+
+
+def test_a_store_that_lost_its_segments_is_not_taken_for_a_new_one(writer):
+    writer.close()
+    log = os.path.join(writer.path, "commitlog")
+    for name in os.listdir(log):
+        os.unlink(os.path.join(log, name))
+    with pytest.raises(GeometryError, match="no commit log segment"):
+        MessageStore.open(writer.path, read_only=True)
+    # The checkpoint alone tells it.
+    shutil.rmtree(os.path.join(writer.path, "consumequeue"))
+    with pytest.raises(GeometryError, match="no commit log segment"):
+        MessageStore.open(writer.path, read_only=True)

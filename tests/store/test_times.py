@@ -20,7 +20,8 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.console.paging import time_page
 from rmqstore.consumequeue import unit_times
 from rmqstore.consumequeue.unit_times import UnitTimes
-from rmqstore.offline.export import Selection, export
+from rmqstore.offline.export import export
+from rmqstore.selection import Selection
 from rmqstore.tiered import TieredStore
 
 T0, HOUR, DAY = 1_700_000_000_000, 3_600_000, 86_400_000

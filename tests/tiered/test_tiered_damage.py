@@ -22,9 +22,10 @@ import pytest
 import tiered_oracle as oracle_tiered
 from hypothesis import given
 from hypothesis import strategies as st
+from small_store import SMALL, options_of
 from test_cli import json_lines, run
 
-from rmqstore import GetMessageStatus, MessageStore, StoreError
+from rmqstore import GetMessageStatus, Message, MessageStore, StoreConfig, StoreError
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_index import FlatIndexFile
 from rmqstore.offline.export import export
@@ -415,6 +416,27 @@ def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path, monkeypatch):
     assert [line["detail"] for line in told if line["kind"] == "gap"] == [findings[-1].detail]
     (described,) = json_lines(run("info", root / "store", "--tiered", root / "tiered", "--json"))
     assert described["tiered"]["gaps"] == [findings[-1].detail]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.arrow"])
+@pytest.mark.parametrize("corrupt", ["skip", "report"])
+def test_an_export_names_the_messages_that_neither_has(tmp_path, caplog, corrupt, name):
+    root = tmp_path / "store"
+    with MessageStore.open(root, config=StoreConfig(**SMALL)) as store:
+        for _ in range(40):
+            store.put_message(Message("T", bytes(250)))
+    oracle_tiered.write_tiered(
+        tmp_path, [oracle_tiered.Sent("T", 0, (), None, f"U{n}", b"", NOW + n) for n in range(8)]
+    )
+    for path in sorted((root / "commitlog").iterdir())[:2]:
+        path.unlink()
+    for more in ([], ["--begin-queue-offset", "0"]):
+        tiered = ["--tiered", str(tmp_path / "tiered"), "--topic", "T", *options_of(SMALL), *more]
+        done = run("export", root, *tiered, "--corrupt", corrupt, "-O", tmp_path / name, "--force")
+        # What the package logs is a note of the command where nobody else takes it.
+        assert done.exit_code == 0 and "of T/0 are in neither the local log nor tiered storage" in caplog.text
+        assert "1 damaged or missing stretches" in done.stderr and "rmqstore verify --tiered lists them" in done.stderr
+        caplog.clear()
 
 
 def test_what_a_broker_uploads_meanwhile_is_no_gap(tmp_path, monkeypatch):
