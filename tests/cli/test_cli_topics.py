@@ -221,8 +221,9 @@ def test_a_light_queue_is_not_called_empty(tmp_path):
     root = tmp_path / "store"
     with MessageStore.open(root, config=StoreConfig(enable_lmq=True, enable_multi_dispatch=True, **small_store.SMALL)) as store:
         store.put_message(Message("Orders", b"light", keys=["k"], properties={"INNER_MULTI_DISPATCH": "%LMQ%a"}))
+    shown = run("tail", root, "%LMQ%a")
+    assert shown.exit_code == 0 and "light" in shown.stdout
     for command in (
-        ["tail", str(root), "%LMQ%a"],
         ["query", str(root), "%LMQ%a", "k"],
         ["export", str(root), "--topic", "%LMQ%a", "--tags", "none", "-O", str(tmp_path / "out.jsonl")],
     ):

@@ -394,7 +394,7 @@ def test_pieces_of_spark(stores):
     name = "3 days ahead over segments"
     plan, schema = LogPlan.of(stores(name), config_of(name)), spark_arrow_schema(("queue_offset", "store_timestamp"))
     for begin, end in ranges(CLOCKS[name]):
-        options = ReadOptions(plan.root, begin=begin, end=end)
+        options = ReadOptions(plan.root, selection=Selection(begin=begin, end=end))
         found = []
         for piece in plan.pieces(3000):
             for batch in piece_batches(plan.root, plan.config, piece, options, schema, plan.end):
