@@ -92,7 +92,9 @@ class Querying:
             if low > high:
                 return QueryResult()
         return self._until_trusted(
-            lambda uncovered: self._exactly(topic, key, text, max_num, low, high, index_type, uncovered),
+            lambda uncovered: self._exactly(
+                topic, key, text, max_num, low, high, index_type, (*uncovered, *self.state.lost_log)
+            ),
             max_log_bytes,
             progress,
             index_type,

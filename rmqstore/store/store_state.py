@@ -174,6 +174,9 @@ class StoreState(StateFields):
             self.lost_log = lost_ranges(self.commit_log, claimed)
             for begin, end in self.lost_log:
                 logger.warning("%s: %s", self.commit_log.path, lost_text(begin, end))
+            if self.lost_log and self.key_query is not None:
+                # The short way knows no lost part.
+                self.key_query.closed = True
 
     def close_files(self) -> None:
         """Let go of the files."""
