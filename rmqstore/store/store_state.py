@@ -32,8 +32,9 @@ from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
 from rmqstore.store.arrivals import Arrivals
-from rmqstore.store.lost_log import claimed_by_queues, claimed_end, lost_ranges, lost_text
+from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
 from rmqstore.store.progress import GroupProgress
+from rmqstore.store.recovery import claimed_by_queues
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
