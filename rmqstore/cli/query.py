@@ -45,6 +45,7 @@ from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
 from rmqstore.selection import Selection
+from rmqstore.spans import without
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.results import GetMessageResult
 
@@ -163,9 +164,11 @@ def query(
                     note(f"there are more than {max_num}{of_key}; give --max-num or a time range")
         if given.tiered is None and os.path.exists(os.path.join(path, METADATA_FILE)):
             note("older messages of this store are in tiered storage, which was not searched: give --tiered DIR")
+        if uncovered and given.as_json:
+            printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})
+        # Lost parts are named below.
+        uncovered = tuple(part for each in uncovered for part in without(*each, store.lost_log))
         if uncovered:
-            if given.as_json:
-                printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})
             nothing(uncovered_text(store, uncovered, "give --max-log-bytes, or rmqstore rebuild --what index"))
         damage = () if store.index_service is None else store.index_service.log_damage
         damage = tuple(sorted({*damage, *store.lost_log}))

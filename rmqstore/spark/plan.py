@@ -32,7 +32,8 @@ from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of
 from rmqstore.message import MessageExt, is_light_queue
 from rmqstore.spans import Span
 from rmqstore.store.light_queues import refuse_light_queues
-from rmqstore.store.lost_log import claimed_by_queues, claimed_end, lost_ranges, lost_text
+from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
+from rmqstore.store.recovery import claimed_by_queues
 from rmqstore.store.undispatched import Undispatched
 
 __all__ = [

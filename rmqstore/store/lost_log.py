@@ -16,7 +16,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rmqstore import _numpy as np
 from rmqstore._core import PRE_FILL_SIZE, BatchUnitLayout, IndexLayout, UnitLayout
@@ -34,19 +34,7 @@ from rmqstore.files.mapped_file import (
 )
 from rmqstore.rocksdb.places import queue_databases
 
-if TYPE_CHECKING:
-    from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-
-__all__ = [
-    "claimed_by_queues",
-    "claimed_end",
-    "end_of_known",
-    "is_named",
-    "lost_ranges",
-    "lost_text",
-    "refuse_loss",
-    "units_outside",
-]
+__all__ = ["claimed_end", "end_of_known", "is_named", "lost_ranges", "lost_text", "refuse_loss", "units_outside"]
 
 logger = logging.getLogger(__name__)
 
@@ -125,19 +113,6 @@ def lost_ranges(commit_log: CommitLog, claimed: int) -> tuple[tuple[int, int], .
         end = _end_of_bytes(commit_log, end)
         lost += [(end, claimed)] if claimed > end else []
     return tuple(lost)
-
-
-def claimed_by_queues(commit_log: CommitLog, queues: ConsumeQueueStore, checkpoint: Checkpoint) -> int:
-    """int: the phy offset up to which queues point, where the checkpoint knows of newer messages than the log; 0 otherwise."""
-    if checkpoint.physic_msg_timestamp <= (commit_log.last_store_timestamp() or 0):
-        return 0
-    # That module imports this one.
-    from rmqstore.store.recovery import look_at_queues
-
-    # More was forced than is there, or the clock was set back: units tell.
-    claimed = look_at_queues(queues)[0]
-    commit_log.refresh()
-    return claimed
 
 
 def is_named(commit_log: CommitLog, begin: int, end: int, paths: set[str | None]) -> bool:

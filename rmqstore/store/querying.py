@@ -76,7 +76,9 @@ class Querying:
         low, high = selection.times
         if (selection.max_num or 0) < 0 or low > high:
             return QueryResult()
-        return self._until_trusted(lambda uncovered: self._exactly(selection, uncovered), look, selection.index_type)
+        return self._until_trusted(
+            lambda uncovered: self._exactly(selection, (*uncovered, *self.state.lost_log)), look, selection.index_type
+        )
 
     def table(
         self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook

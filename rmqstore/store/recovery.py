@@ -51,7 +51,15 @@ from rmqstore.store.index_survey import IndexSurvey
 from rmqstore.store.lost_log import end_of_known, refuse_loss
 from rmqstore.store.queue_lives import gone_text
 
-__all__ = ["RECOVERY_MODES", "RecoveryReport", "dispatched_before_crash", "learn_delays", "look_at_queues", "recover"]
+__all__ = [
+    "RECOVERY_MODES",
+    "RecoveryReport",
+    "claimed_by_queues",
+    "dispatched_before_crash",
+    "learn_delays",
+    "look_at_queues",
+    "recover",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -518,6 +526,16 @@ def look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int]
         elif (queue := queues.find(topic, queue_id)) is not None:
             newest = max(newest, _end_of_last_unit(queue))
     return newest, found
+
+
+def claimed_by_queues(commit_log: CommitLog, queues: ConsumeQueueStore, checkpoint: Checkpoint) -> int:
+    """int: the phy offset up to which queues point, where the checkpoint knows of newer messages than the log; 0 otherwise."""
+    if checkpoint.physic_msg_timestamp <= (commit_log.last_store_timestamp() or 0):
+        return 0
+    # More was forced than is there, or the clock was set back: units tell.
+    claimed = look_at_queues(queues)[0]
+    commit_log.refresh()
+    return claimed
 
 
 def _cut_queues(

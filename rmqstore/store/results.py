@@ -145,7 +145,7 @@ class QueryResult(list[MessageExt]):
 
     @property
     def uncovered(self) -> tuple[tuple[int, int], ...]:
-        """tuple of (int, int): stretches of the log, begin and end in phy offsets, that nobody looked at; ascending."""
+        """tuple of (int, int): stretches of the log, begin and end in phy offsets, that nobody looked at, or that are lost."""
         # The core makes results without it, of what is covered.
         return getattr(self, "_uncovered", ())
 

@@ -32,8 +32,9 @@ from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
 from rmqstore.store.arrivals import Arrivals
-from rmqstore.store.lost_log import claimed_by_queues, claimed_end, lost_ranges, lost_text
+from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
 from rmqstore.store.progress import GroupProgress
+from rmqstore.store.recovery import claimed_by_queues
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
@@ -172,6 +173,9 @@ class StoreState(StateFields):
             self.lost_log = lost_ranges(self.commit_log, claimed)
             for begin, end in self.lost_log:
                 logger.warning("%s: %s", self.commit_log.path, lost_text(begin, end))
+            if self.lost_log and self.key_query is not None:
+                # The short way knows no lost part.
+                self.key_query.closed = True
 
     def close_files(self) -> None:
         """Let go of the files."""

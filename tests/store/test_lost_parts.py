@@ -68,6 +68,16 @@ def test_every_command_says_what_it_could_not_see(lost, caplog, words):
         assert done.exit_code == 1 and "may hold more" in done.stderr
 
 
+def test_a_query_is_not_complete(lost):
+    path, begin, _ = lost
+    with MessageStore.open(path, config=CONFIG, read_only=True) as store:
+        for key in ("K0", "K30", "nobody"):
+            found = store.query_message("T", key)
+            assert not found.complete and begin in [first for first, _ in found.uncovered]
+    done = run("query", path, "T", "nobody", *SIZES, "--json")
+    assert '"complete":false' in done.stdout and "in what was searched" in done.stderr
+
+
 def test_frames_warn(lost, caplog):
     path, begin, _ = lost
     scan_store(path, config=CONFIG).select("phy_offset").collect()
