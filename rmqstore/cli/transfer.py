@@ -209,7 +209,7 @@ def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
     if report.damaged_stretches:
         where, check = ("the log", "") if given.tiered is None else ("the log and tiered storage", " --tiered")
         note(
-            f"{report.damaged_stretches} damaged or missing stretches of {where} were skipped "
+            f"{report.damaged_stretches} damaged stretches of {where} were skipped "
             f"({format_size(report.damaged_size)}); rmqstore verify{check} lists them"
         )
     if report.corrupt_records:
