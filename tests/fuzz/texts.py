@@ -179,9 +179,10 @@ class Texts:
 
     def read_topics(self, data: bytes) -> Any:
         """The answer of `settings`."""
-        self.file("config/topics.json", data)
-        os.makedirs(os.path.join(self.folder, "commitlog"), exist_ok=True)
-        return settings(self.folder)
+        # A store of its own: what another target left in config would be a finding of this one.
+        self.file("topics/config/topics.json", data)
+        os.makedirs(os.path.join(self.folder, "topics", "commitlog"), exist_ok=True)
+        return settings(os.path.join(self.folder, "topics"))
 
     @staticmethod
     def check_topics(data: bytes, found: Any) -> None:
