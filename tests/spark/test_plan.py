@@ -785,7 +785,7 @@ def test_what_a_filter_leaves_out_of_a_queue_is_no_damage(sound):
     (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
     for choice in ({}, {"begin": START + 100_000}, {"tags": ("US",)}):
         want = scanned(sound, ["body"], topic="Orders", queue_id=0, **choice)
-        chosen = ReadOptions(str(sound), mode="queue", **choice)
+        chosen = ReadOptions(str(sound), mode="queue", selection=Selection(**choice))
         batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(["body"]), plan.end)
         assert [row for batch in batches for row in batch.to_pylist()] == want
         assert 30 < len(want) < 70
