@@ -186,7 +186,7 @@ def milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | float:
 
 
 def exact_milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | float:
-    """ms since epoch, as of `milliseconds`, of a time that was computed: it may be any number."""
+    """Return ms since epoch, like `milliseconds`, of a computed time, which may be any number."""
     if isinstance(moment, datetime.datetime):
         try:
             since = moment.astimezone(datetime.timezone.utc) - _EPOCH
@@ -197,7 +197,7 @@ def exact_milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | 
 
 
 def check_moment(moment: Moment, name: str) -> None:
-    """Raise TypeError or ValueError, as of `milliseconds`, for what is no `Moment`."""
+    """Raise the TypeError or ValueError of `milliseconds` for a value that is not a `Moment`."""
     if isinstance(moment, datetime.datetime):
         return
     try:

@@ -61,7 +61,7 @@ class Selection:
     index_type : {None, "U", "K", "T"}
         What `keys` are: unique keys or keys, unique keys, keys, or tags.
     max_num : int or None
-        At most so many messages.
+        The greatest number of messages to give.
 
     Raises
     ------
@@ -102,7 +102,7 @@ class Selection:
     # -------------------------------------------------------------------------------------------------- of one queue
 
     def check_times(self) -> Selection:
-        """Selection: this one; TypeError or ValueError for a time that is none, or that looks like seconds."""
+        """Return this selection; raise TypeError or ValueError for a value that is not a time, or that looks like seconds."""
         for name, moment in (("begin", self.begin), ("end", self.end)):
             if moment is not None:
                 check_moment(moment, name)
@@ -233,7 +233,7 @@ class Selection:
 def of_queue(
     topic: str, queue_id: int, queue_offset: int, max_num: int | None, tags: str | Iterable[str] | None
 ) -> Selection:
-    """Selection: messages of one queue from `queue_offset` on; TypeError or ValueError names the parameter."""
+    """Select messages of one queue, beginning with `queue_offset`; a TypeError or ValueError names the parameter."""
     return Selection(
         topics=(one_text(topic, "topic"),),
         queue_ids=(whole_number(queue_id, "queue_id", -(2**31), 2**31 - 1),),
@@ -246,7 +246,7 @@ def of_queue(
 def of_key(
     topic: str, key: str, max_num: int, begin: Moment | None, end: Moment | None, index_type: IndexType | None
 ) -> Selection:
-    """Selection: messages of a topic with one key; TypeError or ValueError names the parameter."""
+    """Select messages of a topic that have one key; a TypeError or ValueError names the parameter."""
     return Selection(
         topics=(one_text(topic, "topic"),),
         keys=(one_text(key, "key"),),
@@ -264,7 +264,7 @@ def of_scan(
     begin: Moment | None,
     end: Moment | None,
 ) -> Selection:
-    """Selection: messages of some topics and queues; TypeError or ValueError names the parameter."""
+    """Select messages of some topics and queues; a TypeError or ValueError names the parameter."""
     topics, queue_ids = texts(topic, "topic"), whole_numbers(queue_id, "queue_id", -(2**31), 2**31 - 1)
     return Selection(
         topics=None if topics is None else tuple(topics),
@@ -276,7 +276,7 @@ def of_scan(
 
 
 def row_num(max_num: int | None) -> int | None:
-    """int or None: at most so many rows; ValueError for less than 0."""
+    """Return `max_num` within 64 bits; raise ValueError for a negative number."""
     if max_num is None:
         return None
     # More than a queue can have is all.

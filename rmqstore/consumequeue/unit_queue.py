@@ -289,7 +289,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
         return dropped
 
     def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
-        """Return tags codes with those of an extension in place of addresses; an address that leads nowhere stays."""
+        """Return tags codes, with codes from the extension in place of addresses; an address without a unit stays."""
         return codes
 
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:

@@ -191,7 +191,7 @@ class ColumnOptions:
     Attributes
     ----------
     columns : iterable of str, optional
-        As of `chosen_columns`; a tuple once it is made.
+        Their names, checked by `chosen_columns`, which makes a tuple of them.
     batch_size : int
         Rows of a batch at most.
     views : bool
