@@ -18,6 +18,7 @@ from rmqstore.errors import StoreError
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.offline.settings import settings
+from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["AllTopicsResult", "find_in_all_topics", "topics_to_ask"]
@@ -94,7 +95,8 @@ def find_in_all_topics(
     # There may be topics that nobody sees.
     by_log |= bool(store.queues.unseen)
     if store.index_service is None or (by_log and store.tiered is None):
-        return _in_log(store, key, max_num, begin, end, index_type, max_log_bytes, progress)
+        selection = Selection(keys=(key,), begin=begin, end=end, index_type=index_type, max_num=max_num)
+        return _in_log(store, selection, max_log_bytes, progress)
     found = []
     uncovered: tuple[tuple[int, int], ...] = ()
     truncated = False
@@ -116,16 +118,9 @@ def find_in_all_topics(
 
 
 def _in_log(
-    store: MessageStore,
-    key: str,
-    max_num: int,
-    begin: int | None,
-    end: int | None,
-    index_type: IndexType | None,
-    max_log_bytes: int,
-    progress: Callable[[int, int], object] | None,
+    store: MessageStore, selection: Selection, max_log_bytes: int, progress: Callable[[int, int], object] | None
 ) -> AllTopicsResult:
-    log = store.commit_log
+    log, max_num = store.commit_log, selection.max_num or 0
     low, high = log.min_offset, log.max_offset
     # Whole segments, the newest ones: a record is known to begin where a segment does.
     first = next((base for base in log.files.offsets if base >= high - max_log_bytes), high)
@@ -134,16 +129,8 @@ def _in_log(
     for number, message in enumerate(store.messages(first) if first < high else ()):
         if progress is not None and number % 4096 == 0:
             progress(message.phy_offset - first, max(high - first, 1))
-        if (
-            (message.tags == key if index_type == "T" else _has_key(message, key, index_type))
-            and (begin is None or message.store_timestamp >= begin)
-            and (end is None or message.store_timestamp <= end)
-        ):
+        if selection.has(message):
             found.append(message)
     messages = list(found)[::-1]
     uncovered = ((low, first),) if first > low else ()
     return AllTopicsResult(messages[:max_num], len(messages) > max_num, uncovered, None)
-
-
-def _has_key(message: MessageExt, key: str, index_type: IndexType | None) -> bool:
-    return (index_type != "K" and message.unique_key == key) or (index_type != "U" and key in message.keys)
