@@ -99,8 +99,6 @@ class Selection:
         if self.by_queue_offset and not self.topics:
             raise ValueError("a range of queue offsets needs a topic: give one")
 
-    # -------------------------------------------------------------------------------------------------- of one queue
-
     def check_times(self) -> Selection:
         """Return this selection; raise TypeError or ValueError for a value that is not a time, or that looks like seconds."""
         for name, moment in (("begin", self.begin), ("end", self.end)):
@@ -114,10 +112,17 @@ class Selection:
         """bool: a range of queue offsets is asked for."""
         return self.begin_queue_offset is not None or self.end_queue_offset is not None
 
+    @functools.cached_property
+    def has_light_queue(self) -> bool:
+        """bool: one of the topics is a light queue."""
+        return any(map(is_light_queue, self.topics or ()))
+
     @property
     def by_queue(self) -> bool:
         """bool: queues lead to the messages: a range of queue offsets is asked for, or a light queue."""
-        return self.by_queue_offset or any(map(is_light_queue, self.topics or ()))
+        return self.by_queue_offset or self.has_light_queue
+
+    # ------------------------------------------------------------------------------------- questions about one of each
 
     @property
     def topic(self) -> str:
@@ -208,7 +213,7 @@ class Selection:
     def _places_of(self, message: MessageExt) -> Iterator[tuple[str, int, int, int]]:
         # Topic, queue id, the first place in the queue, and the one after the last.
         yield message.topic, message.queue_id, message.queue_offset, _queue_end(message)
-        if any(map(is_light_queue, self.topics or ())):
+        if self.has_light_queue:
             names, offsets = (message.properties.get(name, "").split(",") for name in _LIGHT)
             for name, offset in zip(names, offsets):
                 if offset.isascii() and offset.isdigit():
@@ -226,7 +231,7 @@ class Selection:
         if self.index_type == "T":
             return message.tags in self.keys
         return (self.index_type != "K" and message.unique_key in self.keys) or (
-            self.index_type != "U" and not frozenset(self.keys).isdisjoint(message.keys)
+            self.index_type != "U" and any(key in self.keys for key in message.keys)
         )
 
 
@@ -237,7 +242,7 @@ def of_queue(
     return Selection(
         topics=(one_text(topic, "topic"),),
         queue_ids=(whole_number(queue_id, "queue_id", -(2**31), 2**31 - 1),),
-        tags=_tag_names(tags),
+        tags=tags,  # type: ignore[arg-type]
         begin_queue_offset=whole_number(queue_offset, "queue_offset"),
         max_num=max_num,
     )
@@ -269,7 +274,7 @@ def of_scan(
     return Selection(
         topics=None if topics is None else tuple(topics),
         queue_ids=None if queue_ids is None else tuple(queue_ids),
-        tags=_tag_names(tags),
+        tags=tags,  # type: ignore[arg-type]
         begin=begin,
         end=end,
     ).check_times()

@@ -281,13 +281,13 @@ def get(
         first = queue_offset
         # Times fall where the clock of a broker went back: between these places each message is compared as well.
         stop = None if end is None else store.offset_by_time(topic, queue_id, end, "upper") + 1
-        times = Selection(begin=begin, end=end).times
+        in_time = Selection(begin=begin, end=end)
         shown = corrupt = 0
         unreadable: list[Unit] = []
         while True:
             # A get ends with its queue file, and one with tags may pass over all that it examines.
             result = store.get_message(topic, queue_id, queue_offset, max_num - shown, tags)
-            messages = [each for each in result.messages if times[0] <= each.store_timestamp <= times[1]]
+            messages = [each for each in result.messages if in_time.has(each)]
             for message in messages:
                 print_message(printer, message, body, line_format)
                 corrupt += message.corrupt
@@ -322,7 +322,7 @@ def get(
         following = result.next_queue_offset
         if begin is not None:
             # Without a begin the last message before `high` is one of them.
-            following = _next_in_time(store, topic, queue_id, following, high, times)
+            following = _next_in_time(store, topic, queue_id, following, high, in_time)
         if following < high:
             note(f"there are more: go on with --begin-queue-offset {following}")
         if corrupt or unreadable:
@@ -330,13 +330,13 @@ def get(
 
 
 def _next_in_time(
-    store: MessageStore, topic: str, queue_id: int, at: int, high: int, times: tuple[int, int]
+    store: MessageStore, topic: str, queue_id: int, at: int, high: int, in_time: Selection
 ) -> int:
-    """Return the first queue offset from `at` on whose message was stored in this time, whatever its tags; `high` for none."""
+    """Return the queue offset of the next message stored in this time, at or after `at`, whatever its tags; `high` for none."""
     while at < high:
         result = store.get_message(topic, queue_id, at)
         for message in result.messages:
-            if times[0] <= message.store_timestamp <= times[1]:
+            if in_time.has(message):
                 return message.queue_offset
         at = result.next_queue_offset if result.next_queue_offset > at else high
     return high

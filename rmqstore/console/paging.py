@@ -291,8 +291,8 @@ def _units_between(
     newest_first: bool,
     behind: int | None,
 ) -> Iterator[Unit]:
-    # The units of one queue from the first to the last within the time range, from the cursor's phy offset on; times between
-    # them may fall.
+    # The units of one queue between the first and the last of the time range, beginning at the cursor's phy offset. Times
+    # between these may fall.
     queue = store.queues.find(topic, queue_id)
     if queue is None:
         return

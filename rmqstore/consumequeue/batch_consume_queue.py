@@ -55,7 +55,7 @@ class BatchConsumeQueue(UnitQueue):
         return Unit(base_offset, phy_offset, size, tags_code, num)
 
     def units(self, number: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Up to `count` units from this one on, as they say, none beyond its file.
+        """Read up to `count` units, beginning with this one, as they are stored and within its file.
 
         Returns
         -------

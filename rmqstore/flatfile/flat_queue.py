@@ -341,7 +341,7 @@ class FlatQueue(NotCopied):
     def find_in_times(self, begin: int, end: int, times: tuple[int, int], *, newest: bool) -> int | None:
         """Find a message by store time, as `rmqstore.store.queue_times.find_in_times` does.
 
-        What cannot be read of the blocks that the search comes by is told to `report`.
+        `report` is told of unreadable places in the blocks that are searched.
         """
         begin, end = max(begin, self.min_queue_offset), min(end, self.max_queue_offset)
         holes = [(hole.begin // UNIT_SIZE, -(-hole.end // UNIT_SIZE)) for hole in self.units.holes]
@@ -357,7 +357,7 @@ class FlatQueue(NotCopied):
         return None
 
     def _times(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        # As of `UnitTimes.find`.  A unit that is zero or wrong may lead to the record of another message.
+        # The `times_of` of `UnitTimes.find`.  A unit that is zero or wrong may lead to the record of another message.
         out = ArrowColumns(("store_timestamp", "queue_offset"), BLOCK_UNITS)
         out.choose([encode_java_utf8(self.topic)], [self.queue_id])
         found = [(np.empty(0, np.int64), np.empty(0, np.int64))]

@@ -269,7 +269,7 @@ class _Verify:
 
     def _index(self, queues: list[FlatQueue]) -> Iterator[Finding]:
         def load() -> None:
-            # A local file was uploaded meanwhile, or retention took one: what is there now is compared.
+            # A local file was uploaded, or retention took one: compare the files that are there now.
             self.flat_store.index.load(self.flat_store.said("INDEX", INDEX_TOPIC, 0))
 
         yield from ask_again(lambda: list(self._index_files(queues)), load)

@@ -102,7 +102,7 @@ class LogPlan:
     begin, end : int
         Offsets of the oldest byte and after the last record, in bytes.
     lost : tuple of (int, int)
-        Phy offsets, begin and end, of the parts that the log had and lacks, as of `MessageStore.lost_log`.
+        Phy offsets, begin and end, of the parts that the log lost, see `MessageStore.lost_log`.
     """
 
     root: str
@@ -165,7 +165,7 @@ class LogPlan:
             logger.warning("%s: %s", os.path.join(self.root, "commitlog"), lost_text(begin, end))
 
     def refuse_light_queues(self, topics: Iterable[str] | None) -> None:
-        """Raise UnsupportedFormatError where one of `topics` is a light queue, which a pass over the log does not find."""
+        """Raise UnsupportedFormatError if one of `topics` is a light queue, which a scan of the log cannot find."""
         if not any(map(is_light_queue, topics or ())):
             return
         log, queues = self.open(), ConsumeQueueStore(self.root, self.config, MappedFilePool(16), read_only=True)

@@ -206,7 +206,7 @@ class ColumnOptions:
     Raises
     ------
     ValueError
-        As of `scan_schema`.
+        A column that `scan_schema` refuses.
     """
 
     columns: Iterable[str] | None = None
@@ -231,6 +231,12 @@ class ColumnOptions:
         return _schema(self.names, self.views, self.read_dictionary)  # type: ignore[arg-type]
 
 
+def table_options(selection: Selection, columns: Iterable[str] | None, views: bool) -> ColumnOptions:
+    """Return the options of a table of at most `selection.max_num` rows."""
+    rows = 8192 if selection.max_num is None else min(max(selection.max_num, 1), 8192)
+    return ColumnOptions(columns, rows, views)
+
+
 class Columns:
     """Arrow record batches out of `ArrowColumns`.
 
@@ -238,11 +244,11 @@ class Columns:
     ----------
     options : ColumnOptions
     crc_check : int
-        As of `CommitLog.crc_check`.
+        See `CommitLog.crc_check`.
     selection : Selection, optional
         Only rows of these topics, queues, tags and store times.
     by_place : bool
-        As of `Selection.choose`.
+        See `Selection.choose`.
     """
 
     def __init__(
@@ -684,7 +690,7 @@ def may_match(queue: AnyConsumeQueue, selection: Selection, codes: np.ndarray) -
 def queue_table(
     log: CommitLog, queue: AnyConsumeQueue | None, columns: Columns, selection: Selection, low: int
 ) -> pa.Table:
-    """pyarrow.Table: messages of a queue from `low`, its first queue offset, on; see `MessageStore.get_table`."""
+    """Read messages of a queue, whose first queue offset is `low`, as a table; see `MessageStore.get_table`."""
     batches: list[pa.RecordBatch] = []
     num = 0
     limit = _INT64_MAX if selection.max_num is None else selection.max_num

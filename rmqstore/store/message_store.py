@@ -49,7 +49,7 @@ from rmqstore.message import Message, MessageExt
 from rmqstore.rocksdb.places import closed_databases
 from rmqstore.selection import INT64_MAX, Selection, of_key, of_queue, of_scan, row_num
 from rmqstore.store.closing import Closing, close_forgotten
-from rmqstore.store.columns import ColumnOptions, scan_log
+from rmqstore.store.columns import ColumnOptions, scan_log, table_options
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.light_queues import refuse_light_queues
 from rmqstore.store.lost_log import is_named, lost_text
@@ -813,8 +813,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
 
         Notes
         -----
-        The store times of messages are read one after the other until one is found, from the oldest message on for "lower" and
-        from the newest for "upper": half a second to a second for a GiB of log in memory.  Of messages that were read
+        The store times of messages are read one after the other until one is found, beginning with the oldest message for
+        "lower" and the newest for "upper": half a second to a second for a GiB of log in memory.  Of messages that were read
         the open store remembers the least and the greatest time, 8192 at a time, and skips them by these.
 
         Raises
@@ -1238,9 +1238,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         state = self._state
         state.check_open()
         selection = of_queue(topic, queue_id, queue_offset, row_num(max_num), tags)
-        max_num = selection.max_num
-        rows = 8192 if max_num is None else min(max(max_num, 1), 8192)
-        return state.settled(self._reading.table, selection, ColumnOptions(columns, rows, views))
+        return state.settled(self._reading.table, selection, table_options(selection, columns, views))
 
     def query_table(
         self,

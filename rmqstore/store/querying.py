@@ -378,7 +378,7 @@ class Querying:
 
 
 class LogLook(NamedTuple):
-    """How much of the log that no index covers is gone over for an answer: bytes, None for all; and who is told of it."""
+    """How many bytes of the log that no index covers are searched (None for all), and who is told of the progress."""
 
     max_log_bytes: int | None = DEFAULT_LOG_BYTES
     progress: Callable[[int, int], object] | None = None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["FlatRange", "flat_batches", "flat_ranges", "flat_rows_at", "key_rows_table", "stretch_batches"]
+__all__ = ["FlatRange", "Stretch", "flat_batches", "flat_ranges", "flat_rows_at", "key_rows_table", "stretch_batches"]
 
 # Units that one thread decodes at a time, about so many bytes of records at most, and how many threads decode at most.
 _STRETCH_UNITS = 32768

@@ -31,7 +31,7 @@ from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.flat_verify import verify_flat
 from rmqstore.selection import Selection, of_key, of_queue, of_scan, row_num
-from rmqstore.store.columns import ColumnOptions
+from rmqstore.store.columns import ColumnOptions, table_options
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
 from rmqstore.store.tiered_columns import flat_ranges
 from rmqstore.store.tiered_reading import flat_table, gap_finding, get_flat, query_flat
@@ -364,8 +364,7 @@ class TieredStore(NotCopied):
             As of `scan`.
         """
         selection = of_queue(topic, queue_id, queue_offset, row_num(max_num), tags)
-        rows = 8192 if selection.max_num is None else min(max(selection.max_num, 1), 8192)
-        options = ColumnOptions(columns, rows, views)
+        options = table_options(selection, columns, views)
 
         def ask() -> pa.Table:
             queue = self._queue(selection.topic, selection.queue_id)
