@@ -101,7 +101,7 @@ def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> StoreLayo
 
 
 def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
-    """tuple of UnreadPart: what lies in a store and is not read.
+    """List the files and folders of a store that no reader knows.
 
     In the root: logs of DLedger, ``compaction``, further folders.  In the folders of log, queues and index: what has no name of a
     segment, topic, queue or file there.
