@@ -64,6 +64,12 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log)
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Leave out the modules of which `make test` runs no test: importing them takes time, too."""
+    path = collection_path.relative_to(Path(__file__).parent).as_posix() if collection_path.suffix == ".py" else ""
+    return True if "not long" in config.option.markexpr and path.startswith(LONG) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     seen = set()
