@@ -9,7 +9,7 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `table_writing`: putting the rows of an Arrow table; `table_rows`: its columns as rows to put
 - `reading`: the walk of a get, the filter by tag, waiting for messages; `arrivals`: what wakes who waits; `querying`: by
   key, by tag, by id
-- `tiered_reading`: both of them for a store with tiered storage; `tiered_shares`: what the local log has of it;
+- `tiered_reading`, `tiered_querying`: both of them for a store with tiered storage; `tiered_shares`: what the local log has of it;
   `tiered_columns`, `tiered_scan`: columns of that
 - `columns`: messages as Arrow columns: schema, arrays over the core's buffers; `key_columns`: those that keys find
 - `queue_times`: store times of a queue's messages, for a search by time

@@ -158,7 +158,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         if tiered is None:
             self._reading, self._querying = Reading(state), Querying(state)
         else:
-            from rmqstore.store.tiered_reading import TieredQuerying, TieredReading
+            from rmqstore.store.tiered_querying import TieredQuerying
+            from rmqstore.store.tiered_reading import TieredReading
 
             self._reading, self._querying = TieredReading(state, tiered), TieredQuerying(state, tiered)
         # A store that is only read has no use for these, nor for the NumPy in them.
