@@ -1,7 +1,7 @@
 # How parsed records become the columns of Arrow: the buffers of one batch (`ColumnSink`), and what writes each column
 # into them (`write_...`), as copies or as views.  It asks for no memory: a row that does not fit says what it lacks.
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from rmqstore._bytes cimport (
@@ -91,6 +91,10 @@ cdef enum:
     PASSED_OVER = 113
     WRITE_FIRST = 114
     NO_WRITER = 115          # a column that nobody fills: a fault of this source
+
+
+ctypedef uint8_t Copies
+ctypedef uint64_t Views
 
 
 cdef struct StagedRow:
@@ -306,6 +310,12 @@ cdef inline bint repeats(ColumnSink* s, const int32_t* offsets, int64_t n) noexc
     return found
 
 
+ctypedef fused Form:
+    # How texts and bytes are written, for the compiler: copies, or views of the records.
+    Copies
+    Views
+
+
 cdef struct TextOut:
     # Where the texts or bytes of a column go, or those of a child: their ends or views, and the data that they are copied to.
     unsigned char* main
@@ -313,69 +323,69 @@ cdef struct TextOut:
     int64_t used
 
 
-cdef inline TextOut text_out(ColumnSink* s, int column, bint views) noexcept nogil:
+cdef inline TextOut text_out(ColumnSink* s, int column, Form form) noexcept nogil:
     # For the rows that are staged.
     cdef TextOut out
-    out.main = s.main[column] + (VIEW_SIZE * s.count if views else <int64_t>sizeof(int32_t) * (s.count + 1))
+    out.main = s.main[column] + (VIEW_SIZE * s.count if Form is Views else <int64_t>sizeof(int32_t) * (s.count + 1))
     out.data, out.used = s.data[column], s.data_used[column]
     return out
 
 
-cdef inline TextOut child_out(ColumnSink* s, int column, bint views) noexcept nogil:
+cdef inline TextOut child_out(ColumnSink* s, int column, Form form) noexcept nogil:
     # For the texts of lists, numbered from the batch's first on.
     cdef TextOut out
-    out.main = <unsigned char*>s.child[column] + (0 if views else <int64_t>sizeof(int32_t))
+    out.main = <unsigned char*>s.child[column] + (0 if Form is Views else <int64_t>sizeof(int32_t))
     out.data, out.used = s.data[column], s.data_used[column]
     return out
 
 
-cdef inline void put_own(TextOut* out, int64_t i, int64_t n, bint views) noexcept nogil:
+cdef inline void put_own(TextOut* out, int64_t i, int64_t n, Form form) noexcept nogil:
     # The `n` bytes that were just written after the data: as the text of row `i`.
-    if not views:
+    if Form is Copies:
         out.used += n
         (<int32_t*>out.main)[i] = <int32_t>out.used
-        return
-    put_view(out.main + VIEW_SIZE * i, out.data + out.used, n, n + TEXT_SLACK, 0, out.used)
-    if n > VIEW_INLINE:
-        out.used += n
+    else:
+        put_view(out.main + VIEW_SIZE * i, out.data + out.used, n, n + TEXT_SLACK, 0, out.used)
+        if n > VIEW_INLINE:
+            out.used += n
 
 
 cdef inline void put_value(TextOut* out, int64_t i, StagedRow* row, const unsigned char* p, int64_t n, int64_t room,
-                           bint valid, bint views) noexcept nogil:
+                           bint valid, Form form) noexcept nogil:
     # A text of the record; with views only one that is not the UTF-8 of what Java reads goes to the data.
     cdef int64_t taken
-    if not views:
-        put_own(out, i, put_text(out.data + out.used, p, n, room, valid), False)
-        return
-    if not valid:
-        taken = put_java_utf8(out.data + out.used, p, n)
-        if taken != n or memcmp(out.data + out.used, p, n) != 0:
-            put_own(out, i, taken, True)
-            return
-    put_view(out.main + VIEW_SIZE * i, p, n, room, row.buffer, p - row.origin)
+    if Form is Copies:
+        put_own(out, i, put_text(out.data + out.used, p, n, room, valid), form)
+    else:
+        if not valid:
+            taken = put_java_utf8(out.data + out.used, p, n)
+            if taken != n or memcmp(out.data + out.used, p, n) != 0:
+                put_own(out, i, taken, form)
+                return
+        put_view(out.main + VIEW_SIZE * i, p, n, room, row.buffer, p - row.origin)
 
 
 cdef inline void put_bytes(TextOut* out, int64_t i, StagedRow* row, const unsigned char* p, int64_t n, int64_t room,
-                           bint views) noexcept nogil:
-    if views:
+                           Form form) noexcept nogil:
+    if Form is Views:
         put_view(out.main + VIEW_SIZE * i, p, n, room, row.buffer, p - row.origin)
     else:
         copy_bytes(out.data + out.used, p, n, room)
-        put_own(out, i, n, False)
+        put_own(out, i, n, form)
 
 
-cdef inline void write_topics(ColumnSink* s, bint views) noexcept nogil:
-    cdef TextOut out = text_out(s, COL_TOPIC, views)
+cdef inline void write_topics(ColumnSink* s, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, COL_TOPIC, form)
     cdef int64_t i, room
     cdef StagedRow* row
     cdef const unsigned char* text
     for i in range(s.row_num):
         row = s.rows + i
         text, room = row.p + row.r.topic_pos, row.room - row.r.topic_pos
-        if not views and copy_ascii(out.data + out.used, text, row.r.topic_len, room):
-            put_own(&out, i, row.r.topic_len, False)
+        if Form is Copies and copy_ascii(out.data + out.used, text, row.r.topic_len, room):
+            put_own(&out, i, row.r.topic_len, form)
         else:
-            put_value(&out, i, row, text, row.r.topic_len, room, is_utf8(text, row.r.topic_len), views)
+            put_value(&out, i, row, text, row.r.topic_len, room, is_utf8(text, row.r.topic_len), form)
     s.data_used[COL_TOPIC] = out.used
 
 
@@ -389,19 +399,19 @@ cdef inline int64_t put_message_id(unsigned char* to, StagedRow* row) noexcept n
     return 56
 
 
-cdef inline void write_message_ids(ColumnSink* s, bint views) noexcept nogil:
-    cdef TextOut out = text_out(s, COL_MSG_ID, views)
+cdef inline void write_message_ids(ColumnSink* s, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, COL_MSG_ID, form)
     cdef int64_t i
     for i in range(s.row_num):
-        put_own(&out, i, put_message_id(out.data + out.used, s.rows + i), views)
+        put_own(&out, i, put_message_id(out.data + out.used, s.rows + i), form)
     s.data_used[COL_MSG_ID] = out.used
 
 
-cdef inline void put_host(TextOut* out, int64_t i, unsigned char* slot, bint views) noexcept nogil:
+cdef inline void put_host(TextOut* out, int64_t i, unsigned char* slot, Form form) noexcept nogil:
     # With views the text of a host is written once for a batch, as long as no other host takes its slot.
     cdef int64_t length = slot[HOST_TEXT_LEN]
     cdef int32_t pos
-    if views:
+    if Form is Views:
         memcpy(&pos, slot + HOST_POS, sizeof(pos))
         if 0 <= pos <= out.used - length and memcmp(out.data + pos, slot + HOST_TEXT, length) == 0:
             put_view(out.main + VIEW_SIZE * i, slot + HOST_TEXT, length, 64, 0, pos)
@@ -409,19 +419,19 @@ cdef inline void put_host(TextOut* out, int64_t i, unsigned char* slot, bint vie
         pos = <int32_t>out.used
         memcpy(slot + HOST_POS, &pos, sizeof(pos))
     memcpy(out.data + out.used, slot + HOST_TEXT, 64)
-    put_own(out, i, length, views)
+    put_own(out, i, length, form)
 
 
 cdef inline void view_host(ColumnSink* s, int column, unsigned char* to, const unsigned char* host, int32_t n) noexcept nogil:
     # The view of one host, which goes to `to`.
-    cdef TextOut out = text_out(s, column, True)
+    cdef TextOut out = text_out(s, column, <Views>0)
     out.main = to
-    put_host(&out, 0, told_host(s, column, host, n), True)
+    put_host(&out, 0, told_host(s, column, host, n), <Views>0)
     s.data_used[column] = out.used
 
 
-cdef inline void write_hosts(ColumnSink* s, int column, bint views) noexcept nogil:
-    cdef TextOut out = text_out(s, column, views)
+cdef inline void write_hosts(ColumnSink* s, int column, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, column, form)
     cdef int64_t i
     cdef int32_t n, last_n = 0
     cdef uint64_t here, last = 0
@@ -438,16 +448,16 @@ cdef inline void write_hosts(ColumnSink* s, int column, bint views) noexcept nog
         # Mostly that of the row before.
         if n != 8 or last_n != 8 or here != last:
             slot = told_host(s, column, host, n)
-        elif views:
+        elif Form is Views:
             memcpy(out.main + VIEW_SIZE * i, out.main + VIEW_SIZE * (i - 1), VIEW_SIZE)
             continue
-        put_host(&out, i, slot, views)
+        put_host(&out, i, slot, form)
         last, last_n = here, n
     s.data_used[column] = out.used
 
 
-cdef inline void write_nullable(ColumnSink* s, int column, bint views) noexcept nogil:
-    cdef TextOut out = text_out(s, column, views)
+cdef inline void write_nullable(ColumnSink* s, int column, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, column, form)
     cdef int64_t i
     cdef StagedRow* row
     cdef const unsigned char* text
@@ -460,42 +470,42 @@ cdef inline void write_nullable(ColumnSink* s, int column, bint views) noexcept 
         if number >= 0:
             span = row.spans + number
             put_value(&out, i, row, text + span.split + 1, span.end - span.split - 1,
-                      row.room - row.r.properties_pos - span.split - 1, row.valid, views)
-        elif views:
+                      row.room - row.r.properties_pos - span.split - 1, row.valid, form)
+        elif Form is Views:
             memset(out.main + VIEW_SIZE * i, 0, VIEW_SIZE)
         else:
-            put_own(&out, i, 0, False)
+            put_own(&out, i, 0, form)
         mark_valid(s, column, s.count + i, number >= 0)
     s.data_used[column] = out.used
 
 
-cdef inline void write_bodies(ColumnSink* s, bint views) noexcept nogil:
-    cdef TextOut out = text_out(s, COL_BODY, views)
+cdef inline void write_bodies(ColumnSink* s, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, COL_BODY, form)
     cdef int64_t i
     cdef StagedRow* row
     for i in range(s.row_num):
         row = s.rows + i
-        if views and row.body_lent:
+        if Form is Views and row.body_lent:
             copy_bytes(out.data + out.used, row.body, row.body_len, row.body_room)
-            put_own(&out, i, row.body_len, True)
+            put_own(&out, i, row.body_len, form)
         else:
-            put_bytes(&out, i, row, row.body, row.body_len, row.body_room, views)
+            put_bytes(&out, i, row, row.body, row.body_len, row.body_room, form)
     s.data_used[COL_BODY] = out.used
 
 
-cdef inline void write_stored_bodies(ColumnSink* s, bint views) noexcept nogil:
-    cdef TextOut out = text_out(s, COL_BODY_STORED, views)
+cdef inline void write_stored_bodies(ColumnSink* s, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, COL_BODY_STORED, form)
     cdef int64_t i
     cdef StagedRow* row
     for i in range(s.row_num):
         row = s.rows + i
-        put_bytes(&out, i, row, row.p + row.r.body_pos, row.r.body_len, row.room - row.r.body_pos, views)
+        put_bytes(&out, i, row, row.p + row.r.body_pos, row.r.body_len, row.room - row.r.body_pos, form)
     s.data_used[COL_BODY_STORED] = out.used
 
 
-cdef inline void write_keys(ColumnSink* s, bint views) noexcept nogil:
+cdef inline void write_keys(ColumnSink* s, Form form) noexcept nogil:
     cdef int32_t* ends = <int32_t*>s.main[COL_KEYS] + s.count + 1
-    cdef TextOut out = child_out(s, COL_KEYS, views)
+    cdef TextOut out = child_out(s, COL_KEYS, form)
     cdef int64_t i, num = s.child_used[COL_KEYS], start, end, room
     cdef StagedRow* row
     cdef const unsigned char* text
@@ -510,7 +520,7 @@ cdef inline void write_keys(ColumnSink* s, bint views) noexcept nogil:
                 room = row.room - row.r.properties_pos - start
                 end = start + before(text + start, 32, span.end - start, room)
                 if end > start:
-                    put_value(&out, num, row, text + start, end - start, room, row.valid, views)
+                    put_value(&out, num, row, text + start, end - start, room, row.valid, form)
                     num += 1
                 start = end + 1
         ends[i] = <int32_t>num
@@ -552,9 +562,9 @@ cdef inline void put_layout_names(TextOut* out, int64_t num, StagedRow* row) noe
     out.used += row.layout.names_len
 
 
-cdef inline void write_properties(ColumnSink* s, bint views) noexcept nogil:
+cdef inline void write_properties(ColumnSink* s, Form form) noexcept nogil:
     cdef int32_t* ends = <int32_t*>s.main[COL_PROPERTIES] + s.count + 1
-    cdef TextOut names = child_out(s, COL_PROPERTIES, views), values = child_out(s, COL_VALUES, views)
+    cdef TextOut names = child_out(s, COL_PROPERTIES, form), values = child_out(s, COL_VALUES, form)
     cdef int64_t num = s.child_used[COL_PROPERTIES], i, k, room
     cdef StagedRow* row
     cdef PropertySpan* span
@@ -563,11 +573,11 @@ cdef inline void write_properties(ColumnSink* s, bint views) noexcept nogil:
     for i in range(s.row_num):
         row = s.rows + i
         text, room = row.p + row.r.properties_pos, row.room - row.r.properties_pos
-        if views and row.layout != NULL and row.r.properties_len + VIEW_SIZE <= room:
+        if Form is Views and row.layout != NULL and row.r.properties_len + VIEW_SIZE <= room:
             num = put_property_views(s, num, row.layout, text, row.buffer, text - row.origin)
             ends[i] = <int32_t>num
             continue
-        named = not views and row.layout != NULL
+        named = Form is Copies and row.layout != NULL
         if named:
             put_layout_names(&names, num, row)
         # Different malformed names may be read as the same text; those of a layout are known to differ.
@@ -579,11 +589,11 @@ cdef inline void write_properties(ColumnSink* s, bint views) noexcept nogil:
                 continue
             span = row.spans + k
             if not named:
-                put_value(&names, num, row, text + span.start, span.split - span.start, room - span.start, row.valid, views)
+                put_value(&names, num, row, text + span.start, span.split - span.start, room - span.start, row.valid, form)
             if chosen:
                 span = row.spans + s.chosen[k]
             put_value(&values, num, row, text + span.split + 1, span.end - span.split - 1, room - span.split - 1, row.valid,
-                      views)
+                      form)
             num += 1
         ends[i] = <int32_t>num
     s.data_used[COL_PROPERTIES], s.data_used[COL_VALUES] = names.used, values.used
@@ -635,24 +645,23 @@ cdef inline int write_int32s(ColumnSink* s, int column) noexcept nogil:
     return RECORD
 
 
-cdef inline int write_texts(ColumnSink* s, int column, bint views) noexcept nogil:
-    # As copies, or as views of the records; each caller says which by a constant.
+cdef inline int write_texts(ColumnSink* s, int column, Form form) noexcept nogil:
     if column == COL_TOPIC:
-        write_topics(s, views)
+        write_topics(s, form)
     elif column == COL_MSG_ID:
-        write_message_ids(s, views)
+        write_message_ids(s, form)
     elif column == COL_KEYS:
-        write_keys(s, views)
+        write_keys(s, form)
     elif column == COL_PROPERTIES:
-        write_properties(s, views)
+        write_properties(s, form)
     elif column == COL_BODY:
-        write_bodies(s, views)
+        write_bodies(s, form)
     elif column == COL_BODY_STORED:
-        write_stored_bodies(s, views)
+        write_stored_bodies(s, form)
     elif column == COL_TAGS or column == COL_UNIQUE_KEY:
-        write_nullable(s, column, views)
+        write_nullable(s, column, form)
     elif column == COL_BORN_HOST or column == COL_STORE_HOST:
-        write_hosts(s, column, views)
+        write_hosts(s, column, form)
     else:
         return NO_WRITER
     return RECORD
@@ -704,7 +713,7 @@ cdef inline int write_rows(ColumnSink* s) noexcept nogil:
         elif not HAS_OFFSETS >> column & 1:
             verdict = write_bits(s, column)
         else:
-            verdict = write_texts(s, column, True) if s.views else write_texts(s, column, False)
+            verdict = write_texts(s, column, <Views>0) if s.views else write_texts(s, column, <Copies>0)
         if verdict != RECORD:
             s.wanting = column
             return verdict
