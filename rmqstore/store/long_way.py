@@ -176,10 +176,10 @@ class LongWay:
         # ms since the month began, a counter.
         moment = time.localtime()
         month = time.mktime((moment.tm_year, moment.tm_mon, 1, 0, 0, 0, 0, 0, -1))
-        since = int(time.time() * 1000 - month * 1000) & 0xFFFFFFFF
+        since = int(time.time() * 1000 - month * 1000) % 2**32
         self._unique_key_counter = (self._unique_key_counter + 1) & 0xFFFF
         address = self.host(self.config.store_host)[:-4].hex().upper()
-        number = id(self) >> 4 & 0xFFFFFFFF
+        number = id(self) // 16 % 2**32
         return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
 
     def place(self, prepared: list[Prepared], now: int) -> tuple[list[tuple[Any, ...]], list[int]]:
