@@ -2,7 +2,8 @@
 
 Nothing here prints, and a read-only open writes nothing (I7).
 
-- `message_store`: the store as users meet it: open, put, get, query, look up, scan, flush, close
+- `message_store`: the store as users meet it: open, put, flush, close; its bases: `queue_questions`: what is in a queue,
+  `log_questions`: what has a key, what is in the log; `condition`: damage, numbers, progress; `damage`: which files
 - `results`: what these operations answer with
 - `store_state`: what the parts share: files, the append lock, whether they may be read and written
 - `writing`: putting messages, both ways in, and what makes a message plain; `long_way`: the rules for all others

@@ -102,7 +102,7 @@ class Writing:
         self.state.appender = self._one if taken else None
 
     def put(
-        self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool, now: int | None = None
+        self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool = False, now: int | None = None
     ) -> PutResults:
         """Append messages, see `MessageStore.put_messages`; `together` in one segment, `now` instead of the clock."""
         self.state.check_writable()
