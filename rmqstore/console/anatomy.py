@@ -27,7 +27,7 @@ from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import MessageExt, host_from_bytes
-from rmqstore.store.dispatcher import multi_dispatch_places
+from rmqstore.store.dispatch_rules import multi_dispatch_places
 from rmqstore.store.message_store import MessageStore
 
 __all__ = [
