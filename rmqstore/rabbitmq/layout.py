@@ -11,7 +11,7 @@ import os
 import re
 
 from rmqstore.errors import CorruptionError, GeometryError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.open_file import open_regular
 
 __all__ = [
     "DEFAULT_SEGMENT_ENTRY_COUNT",

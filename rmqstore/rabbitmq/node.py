@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from rmqstore.errors import StoreError
 from rmqstore.files import unread
-from rmqstore.files.mapped_file import read_small_file
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import read_small_file
 from rmqstore.rabbitmq import term
 
 __all__ = ["STORES", "UnreadPart", "is_vhost", "nodes_below", "unread_part_of", "unread_parts"]
@@ -107,10 +108,7 @@ def nodes_below(path: str) -> list[str]:
 
 
 def _directories(path: str) -> list[str]:
-    try:
-        return sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
-    except OSError:
-        return []
+    return listing(path, os.DirEntry.is_dir).paths
 
 
 def is_vhost(path: str) -> bool:
@@ -147,7 +145,7 @@ def _unread(folder: str, is_read: Callable[[str], bool]) -> Iterator[UnreadPart]
 
 def _parts(root: str) -> Iterator[UnreadPart]:
     for node in _directories(os.path.join(root, "quorum")):
-        log = sum(os.path.getsize(each.path) for each in os.scandir(node) if each.is_file())
+        log = sum(os.path.getsize(path) for path in listing(node, os.DirEntry.is_file).checked().paths)
         queues = _directories(node)
         if queues and log:
             yield UnreadPart(node, "log of quorum queues", "", "", log)

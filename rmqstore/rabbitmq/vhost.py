@@ -9,7 +9,6 @@ RabbitMQ 3.10.8 (docs/rabbitmq.md).
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -24,7 +23,11 @@ import numpy as np
 
 from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
-from rmqstore.files.mapped_file import NotCopied, fsync_directory, is_directory, open_regular, read_small_file
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.open_file import is_directory, open_regular, read_small_file
+from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages, undecoded
@@ -85,7 +88,7 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
     for below in ("msg_stores/vhosts", "vhosts", ""):
         folder = os.path.join(root, below) if below else root
         if is_directory(folder):
-            found = sorted(entry.path for entry in os.scandir(folder) if is_vhost(entry.path))
+            found = [path for path in listing(folder).checked().paths if is_vhost(path)]
             if found:
                 return found
     nodes = [os.path.join(root, os.path.relpath(each, root)) for each in nodes_below(root)]
@@ -131,7 +134,7 @@ def _vhost_above(path: str) -> str | None:
 
 def _last_written(node: str) -> float:
     places = (node, os.path.join(node, "msg_stores", "vhosts"))
-    inside = [entry.stat().st_mtime for place in places if os.path.isdir(place) for entry in os.scandir(place)]
+    inside = [entry.stat().st_mtime for place in places for entry in listing(place).existing()]
     return max([os.stat(node).st_mtime, *inside])
 
 
@@ -172,11 +175,11 @@ class QueueDirectory(NotCopied):
         self.files: list[str] = []
         # What of it cannot be opened, so that the queue is read without it.
         self.unreadable: list[Problem] = []
-        try:
-            if os.path.isdir(self.path):
-                self.files = sorted(os.listdir(self.path))
-        except OSError as error:
-            self.unreadable.append(unreadable_file(self.path, error))
+        if os.path.isdir(self.path):
+            found = listing(self.path)
+            self.files = found.names
+            if found.error is not None:
+                self.unreadable.append(unreadable_file(self.path, found.error))
         self.index_version = 2 if any(map(_V2_FILE.fullmatch, self.files)) else 1
         try:
             with open(open_regular(os.path.join(self.path, ".queue_name")), "rb") as file:
@@ -638,7 +641,7 @@ class Vhost(NotCopied):
     def is_pre_3_7(self) -> bool:
         """bool: laid out as before 3.7, where all vhosts of a node share the directories."""
         return not os.path.exists(os.path.join(self.path, ".vhost")) and any(
-            name.startswith(("rabbit_durable_queue.", "schema.DAT")) for name in os.listdir(self.path)
+            name.startswith(("rabbit_durable_queue.", "schema.DAT")) for name in listing(self.path).checked().names
         )
 
     def _find_segment_entry_count(self, given: int | None) -> tuple[int, str]:
@@ -705,10 +708,7 @@ class Vhost(NotCopied):
         tops: list[int] = []
         for name in self._queue_directories():
             folder = os.path.join(self.path, "queues", name)
-            try:
-                segments = sorted(filter(_SEGMENT.fullmatch, os.listdir(folder)), key=lambda each: int(each[:-4]))
-            except OSError:
-                continue
+            segments = sorted(filter(_SEGMENT.fullmatch, listing(folder).names), key=lambda each: int(each[:-4]))
             for segment in segments[:4]:
                 with contextlib.suppress(OSError):
                     columns, _ = read_segment(
@@ -732,13 +732,8 @@ class Vhost(NotCopied):
         return highest, None
 
     def _queue_directories(self) -> list[str]:
-        folder = os.path.join(self.path, "queues")
-        if not os.path.isdir(folder):
-            return []
-        try:
-            return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-        except OSError:
-            return []  # one of `strays`
+        # An error is one of `strays`.
+        return listing(os.path.join(self.path, "queues"), os.DirEntry.is_dir).names
 
     @cached_property
     def strays(self) -> list[Problem]:
@@ -747,11 +742,10 @@ class Vhost(NotCopied):
         if not os.path.isdir(folder):
             return []
         detail = "there is something else than a queue's directory, or a link to nothing; put the directory back"
-        try:
-            paths = sorted(entry.path for entry in os.scandir(folder) if not entry.is_dir())
-        except OSError as error:
-            return [unreadable_file(folder, error)]
-        return [Problem(path, 0, "no_directory", detail, None) for path in paths]
+        found = listing(folder, lambda entry: not entry.is_dir())
+        if found.error is not None:
+            return [unreadable_file(folder, found.error)]
+        return [Problem(path, 0, "no_directory", detail, None) for path in found.paths]
 
     @cached_property
     def incomplete(self) -> list[Problem]:
@@ -826,9 +820,8 @@ class Vhost(NotCopied):
         directory with queues of version 2 is one of 4.x.
         """
         node = data_directory(self.path)
-        with contextlib.suppress(OSError):
-            if any(name.endswith(".sqs") for name in os.listdir(store_path(self.path, True))):
-                return "message files that end in .sqs"
+        if any(name.endswith(".sqs") for name in listing(store_path(self.path, True)).names):
+            return "message files that end in .sqs"
         if any({"redeliver_seq_id", "delivery_count"} & each.keys() for each in self.terms.values()):
             return "recovery terms as 4.3 writes them"
         if (
@@ -1040,7 +1033,7 @@ class Vhost(NotCopied):
             Its record is not what was there when the message store was opened.
         """
         if entry.path.endswith(".qs"):
-            raise OSError(errno.EIO, "the file cannot be read", entry.path)
+            raise failed_read(entry.path, "the file cannot be read")
         store = self.store(entry.persistent)
         try:
             return None if store is None else store.read_term(entry.msg_id)

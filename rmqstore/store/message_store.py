@@ -41,7 +41,8 @@ from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.consumequeue.consume_queue_store import unseen_text
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError, ReadOnlyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import NotCopied, make_directories
+from rmqstore.files.durable import make_directories
+from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES

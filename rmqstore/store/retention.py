@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.files.mapped_file import fsync_directory
+from rmqstore.files.durable import fsync_directory
 from rmqstore.index.index_service import IndexService
 
 __all__ = ["DiskSpace", "RetentionReport", "delete_expired_files", "is_time_to_delete", "used_ratio"]
