@@ -22,7 +22,7 @@ from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.open_file import why_unreadable
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
-from rmqstore.store.dispatcher import names_further_queue
+from rmqstore.store.dispatch_rules import names_further_queue
 from rmqstore.store.queue_lives import QueueLife, life_of
 
 _NOT_COMPARED = "the queue is not compared with the log"
