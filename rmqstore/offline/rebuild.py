@@ -29,7 +29,11 @@ from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import look_at_files
 from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors, open_regular
+from rmqstore.files.durable import fsync_directory, make_directories
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import naming_errors
 from rmqstore.files.output_file import check_outside, make_part
 from rmqstore.files.store_lock import StoreLock, is_held
 from rmqstore.index.index_service import IndexService
@@ -582,7 +586,7 @@ def _move_aside(root: str, folder: str, kind: str) -> str:
 def moved_aside(root: str, kinds: tuple[str, ...] = ("rocksdb",)) -> tuple[str, ...]:
     """tuple of str: the folders of queues that rebuilds moved aside, of these kinds ("rocksdb", "files")."""
     found = []
-    for name in os.listdir(root):
+    for name in listing(root).checked().names:
         folder, _, end = name.rpartition(".")
         kind, _, number = end.partition("-")
         path = os.path.join(root, name)
@@ -598,7 +602,7 @@ def _has_been_swapped(work: str, folder: str) -> bool:
 def _raise_checkpoint(root: str) -> None:
     # A real broker that finds an abort file deletes index files newer than this time (RocketMQ 5.5.0).
     directory = os.path.join(root, "index")
-    names = sorted(name for name in os.listdir(directory) if name.isdigit()) if os.path.isdir(directory) else []
+    names = listing(directory, lambda entry: entry.name.isdigit()).existing().names
     try:
         checkpoint = Checkpoint.load(os.path.join(root, "checkpoint"))
     except GeometryError as error:
