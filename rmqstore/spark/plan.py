@@ -32,6 +32,7 @@ from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name
 from rmqstore.files.open_file import open_regular
 from rmqstore.message import MessageExt, is_light_queue
+from rmqstore.selection import Selection
 from rmqstore.spans import Span
 from rmqstore.store.light_queues import refuse_light_queues
 from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
@@ -351,36 +352,27 @@ def _read_unit(directory: str, base: int, number: int) -> tuple[int, int]:
     return (phy_offset, size) if size > 0 else _NOWHERE
 
 
-def queue_pieces(
-    plan: LogPlan,
-    topics: Iterable[str] | None,
-    queue_ids: Iterable[int] | None,
-    size: int,
-    begin_phy_offset: int | None = None,
-) -> Iterator[QueuePiece]:
-    """Cut the queues into pieces whose messages take about `size` bytes of the log.
+def queue_pieces(plan: LogPlan, selection: Selection, size: int) -> Iterator[QueuePiece]:
+    """Cut the selected queues into pieces whose messages take about `size` bytes of the log.
 
     Parameters
     ----------
-    topics, queue_ids : iterable, optional
-        Only these.
+    plan : LogPlan
+    selection : Selection
+        Its topics and queue ids.  Messages before its `begin_phy_offset` have no piece.
     size : int
         Bytes; at least one unit is in a piece.  How large the messages of a queue are is known on average over all queues.
-    begin_phy_offset : int, optional
-        What lies before it in the log is not wanted, and nobody misses it where it goes meanwhile.
 
     Yields
     ------
     QueuePiece
         Queue by queue, in queue order.  A batch queue is one piece.
     """
-    wanted_topics = None if topics is None else set(topics)
-    wanted_ids = None if queue_ids is None else set(queue_ids)
     pool = MappedFilePool(16)
     queues = ConsumeQueueStore(plan.root, plan.config, pool, read_only=True)
     queues.load()
     log = plan.open()
-    low = plan.begin if begin_phy_offset is None else min(max(begin_phy_offset, plan.begin), plan.end)
+    low = min(max(selection.begin_phy_offset or 0, plan.begin), plan.end)
     bounds = []
     try:
         Undispatched(plan.root, log, queues).look()
@@ -395,9 +387,7 @@ def queue_pieces(
     units = sum(max(end - begin, 0) for _, begin, end in bounds)
     step = max(size * units // max(plan.end - low, 1), 1)
     for queue, begin, end in bounds:
-        if (wanted_topics is not None and queue.topic not in wanted_topics) or (
-            wanted_ids is not None and queue.queue_id not in wanted_ids
-        ):
+        if not selection.has_queue(queue.topic, queue.queue_id):
             continue
         part = step if isinstance(queue, ConsumeQueue) else max(end - begin, 1)
         for at in range(begin, end, part):

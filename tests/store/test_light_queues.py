@@ -85,4 +85,4 @@ def test_spark_refuses_one_by_the_log_and_reads_it_as_a_queue(root):
     plan = LogPlan.of(root, CONFIG)
     refused(lambda: plan.refuse_light_queues([LIGHT]))
     plan.refuse_light_queues(["T", "%LMQ%nobody"])
-    assert [(piece.begin, piece.end) for piece in queue_pieces(plan, [LIGHT], None, 1 << 20)] == [(0, 3)]
+    assert [(piece.begin, piece.end) for piece in queue_pieces(plan, Selection(topics=(LIGHT,)), 1 << 20)] == [(0, 3)]
