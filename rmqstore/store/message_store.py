@@ -375,8 +375,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         StoreChangedError
             What was seen before is gone: the writer recovered and cut the log, or replaced it.
         """
-        self._state.check_open()
-        self._state.refresh()
+        self._state.refresh(uploads=True)
 
     def delete_expired_files(self) -> RetentionReport:
         """Delete now what is expired, at whatever hour; the housekeeping thread does so by itself in the hours of `delete_when`.
