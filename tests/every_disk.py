@@ -60,7 +60,7 @@ def sent(num: int = NUM) -> list[tiered_oracle.Sent]:
         topic, queue_id = ("Pay" if number % 3 == 2 else "Orders"), number // 3 % 2
         keys = () if number % 11 == 10 else (f"K{number}", ("Aa", "BB")[number % 2], "all", f"钥匙{number % 5}")
         tags = (None, *TAGS)[number // 2 % 4]
-        body = b"%d " % number + bytes(range(60 + number % 7))
+        body = b"<%d>" % number + bytes(range(60 + number % 7))
         made.append(tiered_oracle.Sent(topic, queue_id, keys, tags, f"U{number:05d}", body, T0 + 700 * number))
     return made
 
