@@ -26,7 +26,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories
-from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.errors import OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name
@@ -106,6 +106,8 @@ class LogPlan:
         Offsets of the oldest byte and after the last record, in bytes.
     lost : tuple of (int, int)
         Phy offsets, begin and end, of the parts that the log lost, see `MessageStore.lost_log`.
+    light_queue : str or None
+        The name of a light queue, if the store has any.
     """
 
     root: str
@@ -114,6 +116,7 @@ class LogPlan:
     begin: int
     end: int
     lost: tuple[Span, ...] = ()
+    light_queue: str | None = None
 
     @classmethod
     def of(
@@ -152,12 +155,13 @@ class LogPlan:
             log.follow()
             queues.load()
             claimed = max(claimed, claimed_by_queues(log, queues, checkpoint))
-            begin, end = log.min_offset, known_end(log)
+            begin, end = log.min_offset, log.known_end()
             lost = lost_ranges(log, claimed)
             if ends:
                 begin, end = _with_lost_ends(log, begin, end)
                 end = max([end, *(last for _, last in lost)])
-            return cls(root, config, log.files.offsets, begin, end, lost)
+            light_queue = next((topic for topic, _ in queues.keys() if is_light_queue(topic)), None)
+            return cls(root, config, log.files.offsets, begin, end, lost, light_queue)
         finally:
             queues.close()
             log.close()
@@ -166,6 +170,13 @@ class LogPlan:
         """Warn of the parts of the log that are lost: no answer has the messages of these."""
         for begin, end in self.lost:
             logger.warning("%s: %s", os.path.join(self.root, "commitlog"), lost_text(begin, end))
+
+    def warn_of_light_queues(self) -> None:
+        """Warn where a filter on the topic that Spark applies by itself finds none of the messages of a light queue."""
+        try:
+            self.refuse_light_queues(() if self.light_queue is None else (self.light_queue,))
+        except UnsupportedFormatError as error:
+            logger.warning("%s: %s; a filter on the column topic finds none of them", self.root, error.message)
 
     def refuse_light_queues(self, topics: Iterable[str] | None) -> None:
         """Raise UnsupportedFormatError if one of `topics` is a light queue, which a scan of the log cannot find."""
@@ -226,11 +237,6 @@ class LogPlan:
                 made.append(Piece(at, until))
             at = until
         return made
-
-
-def known_end(log: CommitLog) -> int:
-    """int: the end of a log that was opened with `CommitLog.follow`, after damage in its newest segment if records follow."""
-    return log.known_end()
 
 
 def _with_lost_ends(log: CommitLog, begin: int, end: int) -> tuple[int, int]:

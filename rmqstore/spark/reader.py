@@ -167,6 +167,8 @@ class StoreReader(DataSourceReader):
         selection = options.selection
         if self.nothing or plan is None:
             return []
+        if selection.topics is None:
+            plan.warn_of_light_queues()
         older: list[InputPartition] = [PiecePartition(piece) for piece in tiered_pieces(plan, options)]
         if options.mode == "queue":
             pieces = queue_pieces(plan, selection, options.partition_bytes)
@@ -291,6 +293,9 @@ class FilteringStoreReader(StoreReader):
         for each in filters:
             column = each.attribute[0] if len(getattr(each, "attribute", ())) == 1 else ""
             narrowed = push_filter(options, type(each).__name__, column, getattr(each, "value", None))
+            if column == "topic" and narrowed is not None and options.mode == "queue" and self.plan is not None:
+                # Spark compares, and no row of a light queue has it as its topic.
+                self.plan.refuse_light_queues(narrowed.selection.topics)
             if column == "phy_offset" and options.tiered is not None:
                 # Each queue of tiered storage counts by itself, so Spark compares.
                 narrowed = None

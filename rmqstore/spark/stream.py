@@ -27,7 +27,7 @@ from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreChangedEr
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.spark.batches import ReadJob
 from rmqstore.spark.options import ReadOptions, store_config, tells_segment_size
-from rmqstore.spark.plan import LogPlan, Piece, first_offset, known_end, segment_path
+from rmqstore.spark.plan import LogPlan, Piece, first_offset, segment_path
 from rmqstore.spark.reader import PiecePartition, checked_schema, read_partition
 
 try:
@@ -133,7 +133,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return log
                 # Records follow after something that is none.
                 log.follow()
-                log.set_end(max(known_end(log), before))
+                log.set_end(max(log.known_end(), before))
                 return log
             except (StoreChangedError, OffsetOutOfRangeError) as error:
                 self._lost(f"the store was cut or replaced since the stream began ({error})")
@@ -141,7 +141,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 log.close()
         log = self._opened()
         log.follow()
-        log.set_end(known_end(log))
+        log.set_end(log.known_end())
         self._log = log
         return log
 
