@@ -55,7 +55,7 @@ from rmqstore.console.rendering import duration, render, url
 from rmqstore.console.settings_answers import SETTINGS_COLUMNS
 from rmqstore.console.verify_run import VerifyRun
 from rmqstore.errors import GeometryError, StoreError
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.store.message_store import MessageStore
 from rmqstore.texts import escape, format_size
 
@@ -130,7 +130,7 @@ def answering(endpoint: _Endpoint) -> _Endpoint:
             return response
         except (StoreError, OSError) as error:
             text = error_text(error)
-            if isinstance(error, OSError) and is_not_given_out(error):
+            if is_unreadable(error):
                 text += ": let the user that the console runs as read it, or restore it from a copy where the disk fails"
             if isinstance(error, GeometryError):
                 text += ". Options are given to rmqstore serve as -o NAME=VALUE, or with --config broker.conf."

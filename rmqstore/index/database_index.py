@@ -18,11 +18,11 @@ from collections.abc import Iterator
 
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.rocksdb.index import HOUR, IndexDatabase, IndexKind, index_folder, keys_of_message, may_have_entries
-from rmqstore.rocksdb.places import may_be_database
+from rmqstore.rocksdb.places import may_be_database, state_of_files
 from rmqstore.selection import Selection
 
 __all__ = ["DatabaseIndex"]
@@ -106,19 +106,11 @@ class DatabaseIndex:
 
     def _files(self) -> tuple[tuple[str, int, int], ...]:
         try:
-            with os.scandir(index_folder(self.root)) as entries:
-                found = [
-                    (entry.name, status.st_size, status.st_mtime_ns)
-                    for entry in entries
-                    if (entry.name == "CURRENT" or entry.name.endswith((".sst", ".log"))) and (status := entry.stat())
-                ]
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
+            return state_of_files(index_folder(self.root))
         except OSError as error:
-            if not is_not_given_out(error):
+            if not is_unreadable(error):
                 raise
             return (("", -1, -1),)
-        return tuple(sorted(found))
 
     def _open(self) -> IndexDatabase | None:
         if self._state is not None:

@@ -20,7 +20,7 @@ from rmqstore._core import Verdict, doubtful_entry
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MemoryFile
+from rmqstore.files.memory_file import MemoryFile
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_file import IndexFile

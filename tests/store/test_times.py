@@ -388,7 +388,7 @@ def test_frames(stores):
 
 def test_pieces_of_spark(stores):
     # What tasks do; needs neither Spark nor Java.
-    from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+    from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
     from rmqstore.spark.options import ReadOptions
     from rmqstore.spark.plan import LogPlan
 
@@ -398,7 +398,7 @@ def test_pieces_of_spark(stores):
         options = ReadOptions(plan.root, selection=Selection(begin=begin, end=end))
         found = []
         for piece in plan.pieces(3000):
-            for batch in piece_batches(plan.root, plan.config, piece, options, schema, plan.end):
+            for batch in piece_batches(ReadJob.of(plan, options, schema), piece):
                 found += batch.column("store_timestamp").cast("int64").to_pylist()
         low, high = begin or 0, end or 2**63
         assert found == [1000 * time for time in CLOCKS[name] if low <= time <= high]
