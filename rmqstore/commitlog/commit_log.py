@@ -14,11 +14,13 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from rmqstore import _core, _read
+from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore._rows import RowBatch
 from rmqstore._shown import shows
+from rmqstore.commitlog.located import Located, located
 from rmqstore.commitlog.log_end import LogEnd
 from rmqstore.commitlog.log_walk import Blank, Damage, LogWalk, Stretch
 from rmqstore.config import AssumedSizes, StoreConfig, is_usual_size
@@ -289,6 +291,10 @@ class CommitLog(NotCopied):
                 pos,
             )
         return message
+
+    def located(self, phy_offsets: np.ndarray) -> Iterator[Located]:
+        """Yield these offsets in parts that are in few segments each, see `rmqstore.commitlog.located`."""
+        return located(self, phy_offsets)
 
     def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
         """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""

@@ -6,20 +6,26 @@ Owns finding the segments of many phy offsets at once. It reads no record.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
-from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore._core import Region
 from rmqstore.errors import OffsetOutOfRangeError
 
-__all__ = ["located"]
+if TYPE_CHECKING:
+    from rmqstore.commitlog.commit_log import CommitLog
+
+__all__ = ["Located", "located"]
+
+Located = tuple[slice, list[Region], "np.ndarray", "np.ndarray"]
+"""A part of some offsets, the files that it is in, their base offsets, and for each offset the number of its file, -1 for none."""
 
 # The number of segments that the core takes in one call.
 _REGIONS = 64
 
 
-def located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
-    """Phy offsets in parts that lie in few segments each.
+def located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[Located]:
+    """Yield phy offsets in parts that are in few segments each.
 
     Yields
     ------
@@ -38,7 +44,7 @@ def located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, li
         yield slice(0, len(phy_offsets)), regions, bases, np.full(len(phy_offsets), number, np.int32)
         return
     inside = (phy_offsets >= low) & (phy_offsets < high)
-    # Counted from 1 on; 0 where the log holds nothing.
+    # Numbers begin with 1; 0 where the log holds nothing.
     before_first = low // size - 1
     segments = np.where(inside, phy_offsets // size - before_first, 0)
     held = np.bincount(segments) > 0

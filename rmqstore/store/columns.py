@@ -19,7 +19,6 @@ from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
 from rmqstore._core import PRE_FILL_SIZE, Region, Verdict, check_record
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.commitlog.located import located
 from rmqstore.commitlog.pieces import Pieces, ScanProgress
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
@@ -495,7 +494,7 @@ def rows_at(
     batches = []
     taken = np.zeros(len(phy_offsets), np.uint8)
     nowhere = np.empty(0, np.int32)
-    for part, regions, bases, numbers in located(log, phy_offsets):
+    for part, regions, bases, numbers in log.located(phy_offsets):
         first, num = 0, len(numbers)
         while first < num:
             first = columns.out.fill_at(

@@ -377,7 +377,6 @@ def writing_calls(store: MessageStore) -> dict:
         "index.write_header": lambda: index.write_header(1, 1, 1, 1, 1, 1),
         "index.relink": lambda: index.relink(1),
         "index.flush": index.flush,
-        "build_index": lambda: store.index_service.build_index("T", ["k"], None, None, 2**40, 1),
         "mapped_file.flush": flush_dirty,
         "mapped_file.destroy": mapped_file.destroy,
         "region.write": lambda: mapped_file.region.write(0, b"x"),
