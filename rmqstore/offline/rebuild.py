@@ -31,7 +31,11 @@ from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import look_at_files
 from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors, open_regular
+from rmqstore.files.durable import fsync_directory, make_directories
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import naming_errors
 from rmqstore.files.output_file import check_outside, make_part
 from rmqstore.files.store_lock import StoreLock, is_held
 from rmqstore.index.index_service import IndexService
@@ -39,7 +43,8 @@ from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.verify import verify_parts
 from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
-from rmqstore.store.dispatcher import IndexProgress, LogDispatcher, QueueKindError, without_unit
+from rmqstore.store.dispatch_rules import without_unit
+from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
 from rmqstore.store.lost_log import end_of_known, refuse_loss
 from rmqstore.store.opening import REBUILD_COMPLETE, REBUILD_DIRECTORY, is_swapping
 
@@ -514,18 +519,12 @@ def _dispatch_log(
     resume: bool = True,
 ) -> tuple[int, Verdict | None]:
     # Dispatches the records from `begin` to `end`, past damage or up to it; where it stopped, and what is there.
-    damaged = RecordColumns(1)
     for stretch, columns in commit_log.scans(begin, end, resume=resume):
-        verdict = stretch.verdict
-        if verdict is Verdict.RECORD:
+        if stretch.verdict is Verdict.RECORD:
             refuse_assumed(columns, commit_log.config, report.what, report.output)
-            dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
-        elif verdict is not Verdict.BLANK and not resume:
-            return stretch.begin, verdict
-        elif verdict is not None and verdict.name in _CORRUPT:
-            # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
-            for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
-                dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
+        elif stretch.verdict is not Verdict.BLANK and not resume:
+            return stretch.begin, stretch.verdict
+        dispatcher.dispatch_stretch(stretch, columns)
         if stretch.is_damage:
             report.damage.append(stretch.as_damage)
         if progress is not None:
@@ -649,7 +648,7 @@ def _move_aside(root: str, folder: str, kind: str) -> str:
 def moved_aside(root: str, kinds: tuple[str, ...] = ("rocksdb",)) -> tuple[str, ...]:
     """tuple of str: the folders of queues that rebuilds moved aside, of these kinds ("rocksdb", "files")."""
     found = []
-    for name in os.listdir(root):
+    for name in listing(root).checked().names:
         folder, _, end = name.rpartition(".")
         kind, _, number = end.partition("-")
         path = os.path.join(root, name)
@@ -665,7 +664,7 @@ def _has_been_swapped(work: str, folder: str) -> bool:
 def _raise_checkpoint(root: str) -> None:
     # A real broker that finds an abort file deletes index files newer than this time (RocketMQ 5.5.0).
     directory = os.path.join(root, "index")
-    names = sorted(name for name in os.listdir(directory) if name.isdigit()) if os.path.isdir(directory) else []
+    names = listing(directory, lambda entry: entry.name.isdigit()).existing().names
     try:
         checkpoint = Checkpoint.load(os.path.join(root, "checkpoint"))
     except GeometryError as error:

@@ -23,7 +23,8 @@ from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, Collecte
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, fsync_tree, make_directories
+from rmqstore.files.durable import fsync_directory, fsync_tree, make_directories
+from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.message import encode_java_utf8
 from rmqstore.offline.rebuild import (
@@ -42,7 +43,6 @@ from rmqstore.offline.rebuild import (
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
-from rmqstore.store.completion import dispatch_stretch
 from rmqstore.store.dispatcher import LogDispatcher
 
 __all__ = ["rebuild_queue_database"]
@@ -150,7 +150,7 @@ def _build(
         for stretch, columns in commit_log.scans(begin, end, keys=False):
             if stretch.verdict is Verdict.RECORD:
                 refuse_assumed(columns, config, _WHAT, root)
-            dispatch_stretch(commit_log, dispatcher, stretch, columns)
+            dispatcher.dispatch_stretch(stretch, columns)
             if stretch.is_damage:
                 report.damage.append(stretch.as_damage)
             if progress is not None:

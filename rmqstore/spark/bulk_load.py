@@ -29,7 +29,9 @@ from rmqstore._rows import RowBatch
 from rmqstore.config import StoreConfig, system_clock
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFile, fsync_directory, make_directories, name_of_offset
+from rmqstore.files.durable import fsync_directory, make_directories
+from rmqstore.files.listing import is_empty
+from rmqstore.files.mapped_file import MappedFile, name_of_offset
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, host_to_bytes
 from rmqstore.offline.rebuild import RebuildJob, delete_tree
 from rmqstore.spark.batches import without_marks
@@ -418,7 +420,7 @@ def _count(rows: _Rows, following: dict[QueueKey, int]) -> None:
 def _new_store(path: str) -> Iterator[str]:
     # The folder in which the store is made; it gets its name at the end, or goes.
     root = os.path.abspath(path)
-    if os.path.exists(root) and (not os.path.isdir(root) or os.listdir(root)):
+    if os.path.exists(root) and not (os.path.isdir(root) and is_empty(root)):
         raise StoreError(
             "there is something already; bulk_load makes a new store, df.write.format('rocketmq-store') appends to one",
             root,

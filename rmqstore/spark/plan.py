@@ -28,7 +28,9 @@ from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name, open_regular
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name
+from rmqstore.files.open_file import open_regular
 from rmqstore.message import MessageExt, is_light_queue
 from rmqstore.selection import Selection
 from rmqstore.spans import Span
@@ -330,7 +332,7 @@ def _unit_before(directory: str, file_size: int, cut: int) -> tuple[int, int, in
     # Number, phy offset and size of the last unit of a queue whose phy offset is not above the cut, None without one.  The
     # files are read and not mapped: some twenty units are looked at.
     try:
-        bases = sorted(offset for name in os.listdir(directory) if (offset := offset_of_name(name)) is not None)
+        bases = sorted(offset for name in listing(directory).checked().names if (offset := offset_of_name(name)) is not None)
         place = bisect_right(bases, cut, key=lambda base: _read_unit(directory, base, 0)[0]) - 1
         if place < 0:
             return None

@@ -29,7 +29,7 @@ from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.reader import spark_schema
 from rmqstore.spark.task import spare_collector
 from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, chosen_columns, import_pyarrow
-from rmqstore.store.key_columns import key_table, text_buffers
+from rmqstore.store.key_columns import AskedKeys, key_table, text_buffers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,22 +86,17 @@ class _KeyJob:
                     "the index files were replaced since the query was made; make the query again", index_service.path
                 )
             index_service.take([name for name in (self.files if names is None else names) if name in left])
+            index = LogIndex(self.plan.root, log, index_service)
             if names is None or (self.with_log and len(names) == len(self.files)):
-                log_index = LogIndex(self.plan.root, log, index_service)
-                log_index.cover(DEFAULT_LOG_BYTES)
+                index.cover(DEFAULT_LOG_BYTES)
                 if names is None:
-                    log_index.only_log()
+                    index.only_log()
             for first in range(0, len(keys), _KEYS_AT_ONCE):
                 part = slice(first, first + _KEYS_AT_ONCE)
+                texts = pa.array(keys[part], pa.string()), pa.array(topics[part], pa.string())
+                asked = AskedKeys(*texts, self.selection)
                 while True:
-                    table = key_table(
-                        log,
-                        index_service,
-                        pa.array(keys[part], pa.string()),
-                        pa.array(topics[part], pa.string()),
-                        self.selection,
-                        ColumnOptions(self.columns),
-                    )
+                    table = key_table(log, index, asked, ColumnOptions(self.columns))
                     if not index_service.note_damage():
                         break
                     # What a damaged file hides is in the log; all others say what is not.  A row may come from two tasks.

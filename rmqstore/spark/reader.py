@@ -150,7 +150,7 @@ class StoreReader(DataSourceReader):
         if not ends or options.mode == "queue":
             # Units may have been lost along with their messages.
             self.plan.warn_of_lost()
-        if not os.path.isdir(os.path.join(options.path, "commitlog")):
+        if ends and not os.path.isdir(os.path.join(options.path, "commitlog")):
             # A name that is spelled wrongly would give no rows.
             raise StoreError("there is no store here; give the folder that holds commitlog/", options.path)
         self.job = ReadJob.of(self.plan, options, arrow_schema)

@@ -31,7 +31,10 @@ from rmqstore.config import StoreConfig, system_clock
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories, queue_directory
 from rmqstore.errors import CorruptionError, Finding, StoreError
-from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, read_small_file
+from rmqstore.files.durable import fsync_directory, make_directories
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.open_file import read_small_file
 from rmqstore.index.index_service import index_name_after
 from rmqstore.offline.rebuild import RebuildJob, RebuildReport, delete_tree, folders_of, refuse_findings
 from rmqstore.spark.mapper import Mapper, spark_mapper
@@ -48,7 +51,7 @@ from rmqstore.spark.rebuild_plan import (
     RebuildPlan,
 )
 from rmqstore.spark.rebuild_records import dispatch_alone, fill_units, scan_pieces
-from rmqstore.store.dispatcher import without_unit
+from rmqstore.store.dispatch_rules import without_unit
 from rmqstore.store.queue_lives import DeletedTopics
 
 if TYPE_CHECKING:
@@ -157,8 +160,7 @@ def _make_plan(job: RebuildJob, work: str, piece_size: int, by_queues: bool) -> 
 
 def _start(plan: RebuildPlan) -> None:
     # What an earlier attempt at the very same left is gone on with; anything else goes.
-    names = os.listdir(plan.work) if os.path.isdir(plan.work) else []
-    if os.path.basename(plan.build) not in names:
+    if os.path.basename(plan.build) not in listing(plan.work).existing().names:
         delete_tree(plan.work, ignore_errors=True)
         make_directories(plan.build)
     else:

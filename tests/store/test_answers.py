@@ -759,7 +759,7 @@ def test_many_keys_in_one_process(tmp_path):
 def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
     testclient = pytest.importorskip("starlette.testclient")
     from rmqstore import console
-    from rmqstore.console import paging
+    from rmqstore.store import pages as store_pages
 
     path = tmp_path / "s"
     puts = put_some(path)
@@ -776,7 +776,7 @@ def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
 
     found, value = pages()
     assert found == [put.phy_offset for put in puts[::2]][::-1] and value["complete"] and value["uncovered"] == []
-    monkeypatch.setattr(paging, "_LOG_BYTES", 0)
+    monkeypatch.setattr(store_pages, "_LOG_BYTES", 0)
     client = testclient.TestClient(console.app(path, config=StoreConfig(**SMALL)), base_url="http://localhost")
     less, value = pages()
     assert not value["complete"] and value["uncovered"] and set(less) < set(found)

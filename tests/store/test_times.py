@@ -17,11 +17,11 @@ from click.testing import CliRunner
 from rmqstore import Message, MessageStore, StoreConfig, pending
 from rmqstore.cli import main
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.console.paging import time_page
 from rmqstore.consumequeue import unit_times
 from rmqstore.consumequeue.unit_times import UnitTimes
 from rmqstore.offline.export import export
 from rmqstore.selection import Selection
+from rmqstore.store.pages import time_page
 from rmqstore.tiered import TieredStore
 
 T0, HOUR, DAY = 1_700_000_000_000, 3_600_000, 86_400_000
@@ -160,7 +160,8 @@ def test_every_selection(stores, name, tmp_path):
 def paged(store, topic, begin, end, newest_first):
     found, cursor = [], None
     while True:
-        page = time_page(store, topic, begin, end, newest_first, cursor, 7, lambda message: {"at": message.phy_offset})
+        asked = Selection((topic,), begin=begin, end=end, max_num=7)
+        page = time_page(store, asked, cursor, lambda message: {"at": message.phy_offset}, newest_first=newest_first)
         found += [row["at"] for row in page.rows]
         cursor = page.following
         if cursor is None:
