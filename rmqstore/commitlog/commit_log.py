@@ -531,7 +531,6 @@ class CommitLog(NotCopied):
         begin : int
             Where a record begins, or a segment.
         goal : int
-            An offset in the same segment, or its end.
 
         Returns
         -------
@@ -539,6 +538,14 @@ class CommitLog(NotCopied):
             Where `fill` goes on when it began at `begin`: a record, a blank record, a damaged stretch, or the segment's end.
         """
         return self._walk.step_to(begin, goal)
+
+    def step_before(self, begin: int, goal: int) -> int:
+        """Step as `step_to` does, to the last place at or before `goal`; at least `begin`, or its segment's start."""
+        return self._walk.step_before(begin, goal)
+
+    def step_over(self, begin: int, goal: int, num: int) -> int:
+        """Step as `step_to` does, over `num` records, but not past `goal`."""
+        return self._walk.step_over(begin, goal, num)
 
     def flush(self) -> None:
         """Force everything written to the disk."""
