@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rmqstore import _core, _read
+from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
@@ -34,6 +35,7 @@ from rmqstore.errors import (
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, is_directory, name_of_offset
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MessageExt
+from rmqstore.sources import Located, located
 
 __all__ = ["CommitLog", "check_store_root"]
 
@@ -565,6 +567,37 @@ class CommitLog(NotCopied):
             Where the pass goes on, whenever the columns are full and at the end; they must be taken by then.
         """
         return self._walk.fill(columns, begin, end, on_damage)
+
+    def located(self, phy_offsets: np.ndarray) -> Iterator[Located]:
+        """Yield phy offsets in parts that are in few segments each, see `rmqstore.sources.LogSource`.
+
+        A segment that is not there (any more) is named in a warning.
+        """
+        if not len(phy_offsets):
+            return
+        lowest, highest = int(phy_offsets.min()), int(phy_offsets.max())
+        if self.files.read_only and highest >= self.max_offset:
+            self.refresh()
+        low, high, size = self.min_offset, self.max_offset, self.segment_size
+        # Files are counted from the oldest segment.
+        first = low // size
+        if low <= lowest and highest < high and lowest // size == highest // size:
+            files = np.full(len(phy_offsets), lowest // size - first)
+        else:
+            inside = (phy_offsets >= low) & (phy_offsets < high)
+            files = np.where(inside, phy_offsets // size - first, -1)
+        yield from located(files, lambda number: self._segment_at((first + number) * size))
+
+    def _segment_at(self, offset: int) -> tuple[_core.Region, int] | None:
+        # The segment that begins there, as `located` wants it.
+        mapped_file = self.files.find(offset)
+        try:
+            if mapped_file is not None:
+                return mapped_file.region, mapped_file.file_from_offset
+        except OffsetOutOfRangeError:
+            pass  # It expired in the meantime.
+        self.warn_of_missing(offset, offset + self.segment_size)
+        return None
 
     def warn_of_missing(self, begin: int, end: int) -> None:
         """Say, once for each segment that is not there, that somebody reads past what it held.

@@ -397,6 +397,5 @@ def queue_pieces(
             wanted_ids is not None and queue.queue_id not in wanted_ids
         ):
             continue
-        part = step if isinstance(queue, ConsumeQueue) else max(end - begin, 1)
-        for at in range(begin, end, part):
-            yield QueuePiece(queue.topic, queue.queue_id, at, min(at + part, end))
+        for first, last in queue.cuts(begin, end, step):
+            yield QueuePiece(queue.topic, queue.queue_id, first, last)

@@ -24,7 +24,6 @@ from rmqstore.store.columns import (
     chosen_columns,
     doubt_entries,
     import_pyarrow,
-    located,
     scan_schema,
 )
 
@@ -177,7 +176,7 @@ def _matching(
     batches = []
     taken = np.zeros(len(phy_offsets), np.uint8)
     out.choose(begin_timestamp=sought.times[0], end_timestamp=sought.times[1])
-    for part, regions, bases, places in located(log, phy_offsets):
+    for part, regions, bases, places in log.located(phy_offsets):
         at, num = 0, len(places)
         while at < num:
             first = part.start + at

@@ -213,9 +213,9 @@ class LogQuestions:
         try:
             return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))
         except (InvalidMessageError, OffsetOutOfRangeError):
-            if self.tiered is not None:
+            for older in self._state.older:
                 for name in self._state.topics() if topic is None else [topic]:
-                    for message in self.tiered.find_messages(name, msg_id, "U"):
+                    for message in older.find_messages(name, msg_id, "U"):
                         return message
             raise
 
@@ -324,8 +324,8 @@ class LogQuestions:
         )
         refuse_light_queues(self.commit_log, state.queue, selection.topics)
         options = ColumnOptions(columns, batch_size, views, read_dictionary)
-        if self.tiered is not None and selection.begin_phy_offset is None and selection.end_phy_offset is None:
+        if state.older and selection.begin_phy_offset is None and selection.end_phy_offset is None:
             from rmqstore.store.tiered_scan import scan_both
 
-            return scan_both(state, self.tiered, selection, options, use_threads=use_threads)
+            return scan_both(state, selection, options, use_threads=use_threads)
         return scan_log(self.commit_log, selection, options, use_threads=use_threads, refresh=state.read_only)

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmqstore import _numpy as np
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import SCAN_WINDOW, usable_cpus
-from rmqstore.errors import Finding
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
-from rmqstore.message import encode_java_utf8
 from rmqstore.selection import Selection
-from rmqstore.store.columns import ColumnOptions, Columns, rows_at
+from rmqstore.sources import Places
+from rmqstore.store.columns import ColumnOptions, Columns
 from rmqstore.store.key_columns import query_schema
+from rmqstore.store.queue_columns import chosen, read_places, rows_at
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     import pyarrow as pa
 
-__all__ = ["FlatRange", "Stretch", "flat_batches", "flat_ranges", "flat_rows_at", "key_rows_table", "stretch_batches"]
+__all__ = ["FlatRange", "flat_batches", "flat_ranges", "key_rows_table"]
 
 # Units that one thread decodes at a time, about so many bytes of records at most, and how many threads decode at most.
 _STRETCH_UNITS = 32768
@@ -46,14 +46,8 @@ class FlatRange(NamedTuple):
     end: int
 
 
-class Stretch(NamedTuple):
-    """Units of a queue that follow each other: the first queue offset; log offsets, sizes and tags codes."""
-
-    queue: FlatQueue
-    first: int
-    log_offsets: np.ndarray
-    sizes: np.ndarray
-    codes: np.ndarray
+# Places of a queue that one thread decodes.
+_Stretch = tuple[FlatQueue, Places]
 
 
 def flat_ranges(flat_store: FlatStore, selection: Selection) -> Iterator[FlatRange]:
@@ -113,35 +107,36 @@ class _Passed:
         self.size = 0
         self.parts: list[tuple[FlatQueue, int, int]] = []
 
-    def add(self, stretch: Stretch, columns: Columns) -> None:
+    def add(self, stretch: _Stretch, columns: Columns) -> None:
         """Say that nothing of `stretch` is needed any more; views of it may be."""
-        begin, end = int(stretch.log_offsets.min()), int((stretch.log_offsets + stretch.sizes).max())
+        queue, places = stretch
+        begin, end = int(places.phy_offsets.min()), int((places.phy_offsets + places.sizes).max())
         if columns.views or end <= begin:
             return
-        self.parts.append((stretch.queue, begin, end))
+        self.parts.append((queue, begin, end))
         self.size += end - begin
         if self.size >= SCAN_WINDOW:
             for queue, first, last in self.parts:
-                queue.release_pages(first, last)
+                queue.log.release_pages(first, last)
             self.parts, self.size = [], 0
 
 
 def _in_turn(
-    stretches: Iterator[Stretch],
+    stretches: Iterator[_Stretch],
     columns: Columns,
     selection: Selection,
     check_open: Callable[[], object],
     passed: _Passed,
 ) -> Iterator[pa.RecordBatch]:
     for stretch in stretches:
-        batches, findings = stretch_batches(columns, stretch, selection)
+        batches, unread = _read(columns, stretch, selection)
         yield from _given(batches, check_open)
-        _told(stretch, findings)
+        stretch[0].report_unread(unread)
         passed.add(stretch, columns)
 
 
 def _ahead(
-    stretches: Iterator[Stretch],
+    stretches: Iterator[_Stretch],
     spare: list[Columns],
     make: Callable[[], Columns],
     selection: Selection,
@@ -152,12 +147,12 @@ def _ahead(
     from concurrent.futures import ThreadPoolExecutor
 
     thread_num = min(usable_cpus(), _THREADS)
-    waiting: deque[tuple[Stretch, Columns, Future[tuple[list[pa.RecordBatch], list[Finding]]]]] = deque()
+    waiting: deque[tuple[_Stretch, Columns, Future[tuple[list[pa.RecordBatch], Places]]]] = deque()
     threads = ThreadPoolExecutor(thread_num, "rmqstore-scan")
 
-    def launch(stretch: Stretch) -> None:
+    def launch(stretch: _Stretch) -> None:
         columns = spare.pop() if spare else make()
-        waiting.append((stretch, columns, threads.submit(stretch_batches, columns, stretch, selection)))
+        waiting.append((stretch, columns, threads.submit(_read, columns, stretch, selection)))
 
     try:
         for stretch in stretches:
@@ -174,10 +169,10 @@ def _next(
     waiting: deque[Any], spare: list[Columns], check_open: Callable[[], object], passed: _Passed
 ) -> Iterator[pa.RecordBatch]:
     stretch, columns, done = waiting.popleft()
-    batches, findings = done.result()
+    batches, unread = done.result()
     spare.append(columns)
     yield from _given(batches, check_open)
-    _told(stretch, findings)
+    stretch[0].report_unread(unread)
     passed.add(stretch, columns)
 
 
@@ -188,53 +183,20 @@ def _given(batches: list[pa.RecordBatch], check_open: Callable[[], object]) -> I
         yield batches.pop()
 
 
-def _told(stretch: Stretch, findings: list[Finding]) -> None:
-    # What was read is given before what could not be, which may end the scan.
-    for finding in findings:
-        stretch.queue.report(finding)
-
-
-def _stretches(part: FlatRange) -> Iterator[Stretch]:
-    for first, log_offsets, sizes, codes in part.queue.unit_arrays(part.begin, part.end, _STRETCH_UNITS):
-        at, num = 0, len(log_offsets)
-        ends = np.cumsum(np.clip(sizes, 0, None).astype(np.int64))
-        while at < num:
+def _stretches(part: FlatRange) -> Iterator[_Stretch]:
+    for places in part.queue.places(part.begin, part.end, _STRETCH_UNITS):
+        at = 0
+        ends = np.cumsum(np.clip(places.sizes, 0, None).astype(np.int64))
+        while at < len(places):
             done = int(ends[at - 1]) if at else 0
             until = max(int(np.searchsorted(ends, done + _STRETCH_BYTES)), at + 1)
-            cut = slice(at, until)
-            yield Stretch(part.queue, first + at, log_offsets[cut], sizes[cut], codes[cut])
+            yield part.queue, places[at:until]
             at = until
 
 
-def stretch_batches(
-    columns: Columns, stretch: Stretch, selection: Selection
-) -> tuple[list[pa.RecordBatch], list[Finding]]:
-    """The chosen messages of some units, and what could not be read."""
-    queue, first, log_offsets, sizes, codes = stretch
-    queue_offsets = np.arange(first, first + len(log_offsets))
-    if selection.tags is not None:
-        kept = selection.may_have_codes(codes)
-        log_offsets, sizes, queue_offsets = log_offsets[kept], sizes[kept], queue_offsets[kept]
-    topic = encode_java_utf8(queue.topic)
-    taken = np.zeros(len(log_offsets), np.uint8)
-    batches = []
-    for part, regions, bases, numbers in queue.located(log_offsets):
-        at, num = 0, len(numbers)
-        while at < num:
-            at = columns.out.fill_at(
-                regions, bases, numbers, log_offsets[part], sizes[part], taken[part], at, topic, queue.queue_id,
-                queue_offsets[part],
-            )  # fmt: skip
-            if at < num:
-                batches.append(columns.take())
-    if columns.out.count:
-        batches.append(columns.take())
-    rest = np.flatnonzero(taken == 0)
-    lacking = rest[queue.without_record(log_offsets[rest], sizes[rest])] if len(rest) else rest
-    findings = [
-        queue.judge(int(log_offsets[place]), int(sizes[place]), int(queue_offsets[place])) for place in lacking.tolist()
-    ]
-    return batches, findings
+def _read(columns: Columns, stretch: _Stretch, selection: Selection) -> tuple[list[pa.RecordBatch], Places]:
+    queue, places = stretch
+    return read_places(queue, columns, chosen(queue, places, selection))
 
 
 def key_rows_table(
@@ -261,10 +223,8 @@ def key_rows_table(
         sources.setdefault(source, []).append(row)
     for source, places in sources.items():
         offsets = np.array([rows[row][2] for row in places], np.int64)
-        if source is None:
-            batches, taken = rows_at(log, made, offsets)
-        else:
-            batches, taken = flat_rows_at(made, flat_store.queue(*source), offsets)
+        queue = None if source is None else flat_store.queue(*source)
+        batches, taken = rows_at(log if queue is None else queue.log, made, offsets)
         tables += batches
         order[done : done + len(taken)] = np.array(places)[taken]
         done += len(taken)
@@ -279,20 +239,3 @@ def key_rows_table(
     numbers = np.array([rows[row][0] for row in np.sort(order[:done]).tolist()], np.int32)
     first = [pa.array([keys[number] for number in numbers.tolist()], pa.string()), pa.array(numbers, pa.int32())]
     return pa.Table.from_arrays([*first, *table.columns], schema=query_schema(options.names, options.views))
-
-
-def flat_rows_at(
-    columns: Columns, queue: FlatQueue | None, offsets: np.ndarray
-) -> tuple[list[pa.RecordBatch], np.ndarray]:
-    """(list of pyarrow.RecordBatch, array): the records at these offsets of a tiered log, and the numbers of those with a row."""
-    taken = np.zeros(len(offsets), np.uint8)
-    batches = []
-    for part, regions, bases, numbers in () if queue is None else queue.located(offsets):
-        at, num = 0, len(numbers)
-        while at < num:
-            at = columns.out.fill_at(regions, bases, numbers, offsets[part], np.empty(0, np.int32), taken[part], at)
-            if at < num:
-                batches.append(columns.take())
-    if columns.out.count:
-        batches.append(columns.take())
-    return batches, np.flatnonzero(taken)

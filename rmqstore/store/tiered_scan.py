@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.selection import Selection
 from rmqstore.store.columns import ColumnOptions, Columns, scan_log
 from rmqstore.store.store_state import StoreState
@@ -44,12 +43,12 @@ def scan_flat(
 
 
 def scan_both(
-    state: StoreState, flat_store: FlatStore, selection: Selection, options: ColumnOptions, *, use_threads: bool
+    state: StoreState, selection: Selection, options: ColumnOptions, *, use_threads: bool
 ) -> pa.RecordBatchReader:
     """The messages of a store and its tiered storage, each once, see `MessageStore.scan`."""
     state.refresh()
     # What only tiered storage has is settled now: what the local log loses meanwhile, it lacks in both.
-    ranges = tiered_ranges(state, flat_store, selection)
+    ranges = [each for flat_store in state.older for each in tiered_ranges(state, flat_store, selection)]
     older = scan_flat(
         ranges,
         selection,
