@@ -1,6 +1,6 @@
 """Sources of messages: the shapes that every kind of queue and log has for its readers.
 
-A reader asks a queue for `Places` and the queue's log for the records there; it needs to know no more of either.  To add a kind
+A reader asks a queue for `Places` and the queue's log for the records there, and depends on nothing else.  To add a kind
 of queue, write a class with the methods of `QueueSource`, over a log with those of `LogSource`.
 """
 
@@ -50,7 +50,7 @@ class Places:
     Attributes
     ----------
     phy_offsets : array of int64
-        Where in the log of its queue the record begins.
+        Offset of the record in the log of its queue.
     queue_offsets : array of int64
     sizes : array of int32
         Bytes of the record; 0 or less in a unit that was never written.
@@ -224,7 +224,7 @@ class Joined:
             at = until
 
     def find_in_times(self, times: Span, *, newest: bool) -> int | None:
-        """Return the queue offset of the first message stored in a range of times, as of `QueueSource.find_in_times`."""
+        """Return the queue offset of the first message stored in a range of times, see `QueueSource.find_in_times`."""
         for queue, begin, end, _ in reversed(self.parts) if newest else self.parts:
             found = queue.find_in_times(begin, end, times, newest=newest)
             if found is not None:
@@ -233,7 +233,7 @@ class Joined:
 
 
 def located(files: np.ndarray, region_of: Callable[[int], tuple[Region, int] | None]) -> Iterator[Located]:
-    """Yield offsets in parts, as of `LogSource.located`, by the files that they are in.
+    """Yield offsets in parts as `LogSource.located` does, by the files that they are in.
 
     Parameters
     ----------

@@ -8,15 +8,12 @@ one that they had.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from rmqstore import _core, _read
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
-from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.flatfile.flat_files import FlatFiles
-from rmqstore.flatfile.metadata import FlatFileMetadata
 from rmqstore.message import MessageExt
 from rmqstore.sources import Located, located
 
@@ -24,27 +21,9 @@ __all__ = ["FlatLog"]
 
 
 class FlatLog(FlatFiles):
-    """The records of one queue.
+    """The records of one queue; parameters as for `FlatFiles`."""
 
-    Parameters
-    ----------
-    path, pool, metadata, goes_on
-        As of `FlatFiles`.
-    crc_check : int
-        As of `_core.decode_record`.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        pool: MappedFilePool,
-        metadata: Mapping[int, FlatFileMetadata] | None = None,
-        crc_check: int = 1,
-        *,
-        goes_on: bool = False,
-    ):
-        self.crc_check = crc_check
-        super().__init__(path, pool, metadata, goes_on=goes_on)
+    crc_check = 1
 
     def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
         """Return the message at an offset of this log; None where no record of this size begins."""

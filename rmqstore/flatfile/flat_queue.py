@@ -52,8 +52,6 @@ class FlatQueue(NotCopied):
         Takes a `Finding` of what an answer had to pass over; it may raise.
     log_metadata, unit_metadata : mapping, optional
         As of `FlatFiles`.
-    crc_check : int
-        As of `_core.decode_record`.
     goes_on : bool
         As of `FlatFiles`.
 
@@ -74,14 +72,13 @@ class FlatQueue(NotCopied):
         report: Callable[[Finding], object],
         log_metadata: Mapping[int, FlatFileMetadata] | None = None,
         unit_metadata: Mapping[int, FlatFileMetadata] | None = None,
-        crc_check: int = 1,
         *,
         goes_on: bool = False,
     ):
         self.path = os.fspath(path)
         self.topic, self.queue_id = topic, queue_id
         self.report = report
-        self.log = FlatLog(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata, crc_check, goes_on=goes_on)
+        self.log = FlatLog(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata, goes_on=goes_on)
         self.units = FlatFiles(os.path.join(self.path, "CONSUME_QUEUE"), pool, unit_metadata, goes_on=goes_on)
         self.min_queue_offset = self.max_queue_offset = 0
         self._known_times = UnitTimes()
@@ -295,12 +292,19 @@ class FlatQueue(NotCopied):
             log = self.log.region_of(units[0].get_i64(pos))
             if log is None:
                 return None
-            region, base = log
+            (region, base), before = log, len(messages)
             done, last, size, full, gone = _read.read_queued(
                 units[0], pos, num - at, region, base, base, base + region.size, MessageExt, messages, size, max_num, max_bytes,
                 self.log.crc_check, codes, tags, self.topic, self.queue_id, queue_offset + at,
             )  # fmt: skip
             if gone or not (done or full):
+                return None
+            chosen = done
+            if codes is not None:
+                read = np.frombuffer(units[0].read(pos, done * UNIT_SIZE), _unit_type())
+                chosen = int(np.count_nonzero(selection.may_have_codes(read["c"].astype(np.int64))))
+            if len(messages) - before < chosen:
+                # A record between them is damaged, or a hash is that of another tag.
                 return None
             if last >= 0:
                 following = queue_offset + at + last + 1

@@ -82,12 +82,11 @@ class FlatStore(NotCopied):
         cluster: str | None = None,
         broker: str | None = None,
         on_damage: Callable[[Finding], object] | None = None,
-        crc_check: int = 1,
         goes_on: bool = False,
     ):
         self.path = os.fspath(path)
         self.store_path = None if store_path is None else os.fspath(store_path)
-        self.on_damage, self._crc_check, self.goes_on = on_damage, crc_check, goes_on
+        self.on_damage, self.goes_on = on_damage, goes_on
         self._warned_of: set[str] = set()
         self._pool = MappedFilePool(1024)
         self.metadata: TieredMetadata | None = None
@@ -196,9 +195,7 @@ class FlatStore(NotCopied):
         log, units = self.said("COMMIT_LOG", topic, queue_id), self.said("CONSUME_QUEUE", topic, queue_id)
         if log is None and units is None and not _may_be_there(path):
             return None
-        queue = FlatQueue(
-            path, topic, queue_id, self._pool, self.report, log, units, self._crc_check, goes_on=self.goes_on
-        )
+        queue = FlatQueue(path, topic, queue_id, self._pool, self.report, log, units, goes_on=self.goes_on)
         return self._queues.setdefault((topic, queue_id), queue)
 
     def queues(self, topic: str | None = None) -> Iterator[FlatQueue]:

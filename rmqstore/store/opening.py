@@ -126,7 +126,7 @@ def readers_of(state: StoreState) -> tuple[Reading, Querying]:
 
 
 def older_of(tiered: str | os.PathLike[str] | FlatStore | None, root: str) -> tuple[FlatStore, ...]:
-    """Return tiered storage as `StoreState.older` has it; `tiered` as of `MessageStore.open`."""
+    """Return tiered storage as `StoreState.older` has it; for `tiered` see `MessageStore.open`."""
     if tiered is None:
         return ()
     from rmqstore.flatfile.flat_store import FlatStore

@@ -34,7 +34,7 @@ _SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.5
 
 
 def local_queue(state: StoreState, topic: str, queue_id: int, known_to: int = INT64_MAX) -> Joined:
-    """Return a queue of a store with the messages that its commit log has; `known_to` as of `StoreState.queue`."""
+    """Return a queue of a store with the messages that its commit log has; for `known_to` see `StoreState.queue`."""
     queue = state.queue(topic, queue_id, known_to)
     if queue is None:
         return Joined(())
@@ -65,7 +65,7 @@ def get_from(queue: Joined, selection: Selection, max_bytes: int | None) -> GetM
 
 
 def table_from(queue: Joined, selection: Selection, options: ColumnOptions, crc_check: int) -> pa.Table:
-    """Read messages of a queue as a table, see `MessageStore.get_table`; of `selection` as of `get_from`."""
+    """Read messages of a queue as a table, see `MessageStore.get_table`; of `selection` the same as `get_from`."""
     columns = Columns(options, crc_check, selection, by_place=True)
     batches = list(queue_batches(queue.between(selection.begin_queue_offset or 0), columns, selection))
     return columns.pa.Table.from_batches(batches, schema=columns.schema).slice(0, selection.max_num)

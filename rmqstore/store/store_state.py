@@ -68,7 +68,7 @@ class StoreState(StateFields):
     last_store_timestamp : int
         Of the newest message, ms since epoch.
     older : tuple of FlatStore
-        Where messages are that the log no longer has: tiered storage, if it is read with the store.
+        The stores of messages that the log no longer has: tiered storage, if it is read with this one.
     waiting : int
         How many wait for `arrived`, which is told of every put.
     lost_log : tuple of (int, int)

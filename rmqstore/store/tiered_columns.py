@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmqstore import _numpy as np
 from rmqstore.commitlog.commit_log import CommitLog
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["FlatRange", "flat_batches", "flat_ranges", "key_rows_table"]
+__all__ = ["FlatRange", "FlatScan", "flat_ranges", "key_rows_table"]
 
 # Units that one thread decodes at a time, about so many bytes of records at most, and how many threads decode at most.
 _STRETCH_UNITS = 32768
@@ -48,6 +48,8 @@ class FlatRange(NamedTuple):
 
 # Places of a queue that one thread decodes.
 _Stretch = tuple[FlatQueue, Places]
+# Its batches, and the places at which there is no record.
+_Decoded = tuple[list["pa.RecordBatch"], Places]
 
 
 def flat_ranges(flat_store: FlatStore, selection: Selection) -> Iterator[FlatRange]:
@@ -66,38 +68,84 @@ def flat_ranges(flat_store: FlatStore, selection: Selection) -> Iterator[FlatRan
             yield FlatRange(queue, queue.min_queue_offset, queue.max_queue_offset)
 
 
-def flat_batches(
-    ranges: Iterable[FlatRange],
-    make: Callable[[], Columns],
-    selection: Selection,
-    *,
-    use_threads: bool,
-    check_open: Callable[[], object],
-) -> Iterator[pa.RecordBatch]:
-    """The chosen messages of these ranges as record batches, none of them empty, in the order of the ranges.
+class FlatScan:
+    """Decodes messages of tiered storage in order, on further threads ahead of the caller where there is more than a little.
 
     Parameters
     ----------
-    make : callable
-        Makes columns of the same selection.
-    use_threads : bool
-        Decode ahead of the caller.
+    selection : Selection
+    options : ColumnOptions
+    crc_check : int
+        See `CommitLog.crc_check`.
     check_open : callable
         Raises when the store was closed.
     """
-    stretches = (each for part in ranges for each in _stretches(part))
-    thread_num = min(usable_cpus(), _THREADS) if use_threads else 1
-    columns, passed = make(), _Passed()
-    if thread_num < 2:
-        yield from _in_turn(stretches, columns, selection, check_open, passed)
-        return
-    # The first stretch is decoded before there is any thread: small storages, and who wants one batch, need none.
-    first = next(stretches, None)
-    if first is not None:
-        yield from _in_turn(iter((first,)), columns, selection, check_open, passed)
+
+    def __init__(
+        self, selection: Selection, options: ColumnOptions, crc_check: int, check_open: Callable[[], object]
+    ):
+        self.selection, self.options, self.crc_check, self.check_open = selection, options, crc_check, check_open
+        self._passed = _Passed()
+        # Errors of the arguments come at once.
+        self._spare = [self._columns()]
+
+    def _columns(self) -> Columns:
+        return Columns(self.options, self.crc_check, self.selection, by_place=True)
+
+    def read(self, ranges: Iterable[FlatRange], *, use_threads: bool) -> pa.RecordBatchReader:
+        """Return the chosen messages of these ranges as record batches, none of them empty; `use_threads` decodes ahead."""
+        (columns,) = self._spare
+        return columns.pa.RecordBatchReader.from_batches(columns.schema, self._batches(ranges, use_threads))
+
+    def _batches(self, ranges: Iterable[FlatRange], use_threads: bool) -> Iterator[pa.RecordBatch]:
+        stretches = (each for part in ranges for each in _stretches(part))
+        thread_num = min(usable_cpus(), _THREADS) if use_threads else 1
+        # The first stretch is decoded before there is any thread: small storages, and callers that want one batch, need none.
+        for stretch in stretches if thread_num < 2 else itertools.islice(stretches, 1):
+            (columns,) = self._spare
+            yield from self._given(stretch, columns, self._decoded(stretch, columns))
         second = next(stretches, None)
         if second is not None:
-            yield from _ahead(itertools.chain((second,), stretches), [columns], make, selection, check_open, passed)
+            yield from self._ahead(itertools.chain((second,), stretches), thread_num)
+
+    def _ahead(self, stretches: Iterator[_Stretch], thread_num: int) -> Iterator[pa.RecordBatch]:
+        # Imported here because most scans of tiered storage are small.
+        from concurrent.futures import ThreadPoolExecutor
+
+        waiting: deque[tuple[_Stretch, Columns, Future[_Decoded]]] = deque()
+        threads = ThreadPoolExecutor(thread_num, "rmqstore-scan")
+
+        def next_batches() -> Iterator[pa.RecordBatch]:
+            stretch, columns, decoded = waiting.popleft()
+            batches, unread = decoded.result()
+            self._spare.append(columns)
+            yield from self._given(stretch, columns, (batches, unread))
+
+        try:
+            for stretch in stretches:
+                columns = self._spare.pop() if self._spare else self._columns()
+                waiting.append((stretch, columns, threads.submit(self._decoded, stretch, columns)))
+                if len(waiting) > thread_num:
+                    yield from next_batches()
+            while waiting:
+                yield from next_batches()
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    def _decoded(self, stretch: _Stretch, columns: Columns) -> _Decoded:
+        queue, places = stretch
+        return read_places(queue, columns, chosen(queue, places, self.selection))
+
+    def _given(self, stretch: _Stretch, columns: Columns, decoded: _Decoded) -> Iterator[pa.RecordBatch]:
+        # What was read is given before what could not be, which may end the scan.
+        batches, unread = decoded
+        batches.reverse()
+        while batches:
+            self.check_open()
+            yield batches.pop()
+        stretch[0].report_unread(unread)
+        if not columns.views:
+            self._passed.add(stretch)
 
 
 class _Passed:
@@ -107,11 +155,11 @@ class _Passed:
         self.size = 0
         self.parts: list[tuple[FlatQueue, int, int]] = []
 
-    def add(self, stretch: _Stretch, columns: Columns) -> None:
-        """Say that nothing of `stretch` is needed any more; views of it may be."""
+    def add(self, stretch: _Stretch) -> None:
+        """Say that nothing of `stretch` is needed any more."""
         queue, places = stretch
         begin, end = int(places.phy_offsets.min()), int((places.phy_offsets + places.sizes).max())
-        if columns.views or end <= begin:
+        if end <= begin:
             return
         self.parts.append((queue, begin, end))
         self.size += end - begin
@@ -119,68 +167,6 @@ class _Passed:
             for queue, first, last in self.parts:
                 queue.log.release_pages(first, last)
             self.parts, self.size = [], 0
-
-
-def _in_turn(
-    stretches: Iterator[_Stretch],
-    columns: Columns,
-    selection: Selection,
-    check_open: Callable[[], object],
-    passed: _Passed,
-) -> Iterator[pa.RecordBatch]:
-    for stretch in stretches:
-        batches, unread = _read(columns, stretch, selection)
-        yield from _given(batches, check_open)
-        stretch[0].report_unread(unread)
-        passed.add(stretch, columns)
-
-
-def _ahead(
-    stretches: Iterator[_Stretch],
-    spare: list[Columns],
-    make: Callable[[], Columns],
-    selection: Selection,
-    check_open: Callable[[], object],
-    passed: _Passed,
-) -> Iterator[pa.RecordBatch]:
-    # Imported here because most scans of tiered storage are small.
-    from concurrent.futures import ThreadPoolExecutor
-
-    thread_num = min(usable_cpus(), _THREADS)
-    waiting: deque[tuple[_Stretch, Columns, Future[tuple[list[pa.RecordBatch], Places]]]] = deque()
-    threads = ThreadPoolExecutor(thread_num, "rmqstore-scan")
-
-    def launch(stretch: _Stretch) -> None:
-        columns = spare.pop() if spare else make()
-        waiting.append((stretch, columns, threads.submit(_read, columns, stretch, selection)))
-
-    try:
-        for stretch in stretches:
-            launch(stretch)
-            if len(waiting) > thread_num:
-                yield from _next(waiting, spare, check_open, passed)
-        while waiting:
-            yield from _next(waiting, spare, check_open, passed)
-    finally:
-        threads.shutdown(wait=True, cancel_futures=True)
-
-
-def _next(
-    waiting: deque[Any], spare: list[Columns], check_open: Callable[[], object], passed: _Passed
-) -> Iterator[pa.RecordBatch]:
-    stretch, columns, done = waiting.popleft()
-    batches, unread = done.result()
-    spare.append(columns)
-    yield from _given(batches, check_open)
-    stretch[0].report_unread(unread)
-    passed.add(stretch, columns)
-
-
-def _given(batches: list[pa.RecordBatch], check_open: Callable[[], object]) -> Iterator[pa.RecordBatch]:
-    batches.reverse()
-    while batches:
-        check_open()
-        yield batches.pop()
 
 
 def _stretches(part: FlatRange) -> Iterator[_Stretch]:
@@ -192,11 +178,6 @@ def _stretches(part: FlatRange) -> Iterator[_Stretch]:
             until = max(int(np.searchsorted(ends, done + _STRETCH_BYTES)), at + 1)
             yield part.queue, places[at:until]
             at = until
-
-
-def _read(columns: Columns, stretch: _Stretch, selection: Selection) -> tuple[list[pa.RecordBatch], Places]:
-    queue, places = stretch
-    return read_places(queue, columns, chosen(queue, places, selection))
 
 
 def key_rows_table(

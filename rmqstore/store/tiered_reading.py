@@ -98,7 +98,7 @@ class TieredQueues:
         self.state, self.flat_store = state, flat_store
 
     def queue(self, topic: str, queue_id: int, known_to: int = INT64_MAX) -> Joined:
-        """Return a queue with the messages of tiered storage and of the local log; `known_to` as of `StoreState.queue`."""
+        """Return a queue with the messages of tiered storage and of the local log; for `known_to` see `StoreState.queue`."""
         flat = self.flat_store.queue(topic, queue_id)
         if flat is None:
             return local_queue(self.state, topic, queue_id, known_to)

@@ -34,10 +34,9 @@ from rmqstore.sources import Joined, Part
 from rmqstore.store.columns import ColumnOptions, table_options
 from rmqstore.store.reading import get_from, offset_by_time, table_from
 from rmqstore.store.results import GetMessageResult, QueryResult
-from rmqstore.store.tiered_columns import flat_ranges
+from rmqstore.store.tiered_columns import FlatScan, flat_ranges
 from rmqstore.store.tiered_querying import query_flat
 from rmqstore.store.tiered_reading import gap_finding
-from rmqstore.store.tiered_scan import scan_flat
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -322,10 +321,8 @@ class TieredStore(NotCopied):
         flat_store = self.flat_store
         flat_store.check_open()
         flat_store.refresh()
-        return scan_flat(
-            flat_ranges(flat_store, selection), selection, options,
-            use_threads=use_threads, crc_check=1, check_open=flat_store.check_open,
-        )  # fmt: skip
+        scan = FlatScan(selection, options, 1, flat_store.check_open)
+        return scan.read(flat_ranges(flat_store, selection), use_threads=use_threads)
 
     def get_table(
         self,
