@@ -15,6 +15,7 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `columns`: messages as Arrow columns: schema, arrays over the core's buffers; `queue_columns`: those of a queue, whatever its
   kind; `key_columns`: those that keys find
 - `local_queue`: a queue and the commit log as a source of messages: the walk of a get, the filter by tag, store times
+- `pages`: cursors: pages of a key, a time range, a queue
 - `flushing`: what is on the disk, group commit, the checkpoint; `progress`: that of consumer groups
 - `upkeep`: timers, files prepared ahead, retention; `housekeeping`: the threads and when a task is due; `populating`: how
   far ahead of the writer pages are made ready; `retention`: which files have had their time, and deleting them

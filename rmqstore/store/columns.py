@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
-from rmqstore._core import Region, Verdict, doubtful_entry
+from rmqstore._core import Region, Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import Pieces, ScanProgress
 from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
-from rmqstore.index.index_service import IndexService
 from rmqstore.message import decompress_body, host_from_bytes
 from rmqstore.selection import Selection
 
@@ -470,14 +468,3 @@ def _put_together(columns: Columns, batches: list[pa.RecordBatch]) -> list[pa.Re
     if len(batches) < 2:
         return batches
     return [columns.pa.concat_batches(batches)]
-
-
-def doubt_entries(log: CommitLog, index_service: IndexService, key_hashes: np.ndarray, phy_offsets: np.ndarray) -> None:
-    """Have the index service distrust the files whose entries with these hashes cannot lead to these phy offsets."""
-    for place in np.flatnonzero(phy_offsets >= log.max_offset).tolist():
-        index_service.distrust_entry(int(key_hashes[place]), int(phy_offsets[place]))
-    for part, regions, bases, numbers in log.located(phy_offsets):
-        hashes, offsets = key_hashes[part], phy_offsets[part]
-        place = -1
-        while (place := doubtful_entry(regions, bases, numbers, offsets, hashes, place + 1)) >= 0:
-            index_service.distrust_entry(int(hashes[place]), int(offsets[place]))
