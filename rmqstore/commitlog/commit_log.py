@@ -20,7 +20,6 @@ from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore._rows import RowBatch
 from rmqstore._shown import shows
-from rmqstore.commitlog.located import Located, located
 from rmqstore.commitlog.log_end import LogEnd
 from rmqstore.commitlog.log_walk import Blank, Damage, LogWalk, Stretch
 from rmqstore.config import AssumedSizes, StoreConfig, is_usual_size
@@ -37,6 +36,7 @@ from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.open_file import is_directory
 from rmqstore.files.stream_files import Handling
 from rmqstore.message import MessageExt
+from rmqstore.sources import Located, located
 
 __all__ = ["CommitLog", "check_store_root"]
 
@@ -292,10 +292,6 @@ class CommitLog(NotCopied):
             )
         return message
 
-    def located(self, phy_offsets: np.ndarray) -> Iterator[Located]:
-        """Yield these offsets in parts that are in few segments each, see `rmqstore.commitlog.located`."""
-        return located(self, phy_offsets)
-
     def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
         """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
         known = _read.read_recent(self.files, phy_offset, MessageExt, self.crc_check)
@@ -505,6 +501,37 @@ class CommitLog(NotCopied):
             Where the pass goes on, whenever the columns are full and at the end; they must be taken by then.
         """
         return self._walk.fill(columns, begin, end, on_damage)
+
+    def located(self, phy_offsets: np.ndarray) -> Iterator[Located]:
+        """Yield phy offsets in parts that are in few segments each, see `rmqstore.sources.LogSource`.
+
+        A segment that is not there (any more) is named in a warning.
+        """
+        if not len(phy_offsets):
+            return
+        lowest, highest = int(phy_offsets.min()), int(phy_offsets.max())
+        if self.files.read_only and highest >= self.max_offset:
+            self.refresh()
+        low, high, size = self.min_offset, self.max_offset, self.segment_size
+        # Files are counted from the oldest segment.
+        first = low // size
+        if low <= lowest and highest < high and lowest // size == highest // size:
+            files = np.full(len(phy_offsets), lowest // size - first)
+        else:
+            inside = (phy_offsets >= low) & (phy_offsets < high)
+            files = np.where(inside, phy_offsets // size - first, -1)
+        yield from located(files, lambda number: self._segment_at((first + number) * size))
+
+    def _segment_at(self, offset: int) -> tuple[_core.Region, int] | None:
+        # The segment that begins there, as `located` wants it.
+        mapped_file = self.files.find(offset)
+        try:
+            if mapped_file is not None:
+                return mapped_file.region, mapped_file.file_from_offset
+        except OffsetOutOfRangeError:
+            pass  # It expired in the meantime.
+        self.warn_of_missing(offset, offset + self.segment_size)
+        return None
 
     def warn_of_missing(self, begin: int, end: int) -> None:
         """Say, once for each segment that is not there, that somebody reads past what it held.

@@ -83,12 +83,11 @@ class FlatStore(NotCopied):
         cluster: str | None = None,
         broker: str | None = None,
         on_damage: Callable[[Finding], object] | None = None,
-        crc_check: int = 1,
         goes_on: bool = False,
     ):
         self.path = os.fspath(path)
         self.store_path = None if store_path is None else os.fspath(store_path)
-        self.on_damage, self._crc_check, self.goes_on = on_damage, crc_check, goes_on
+        self.on_damage, self.goes_on = on_damage, goes_on
         self._warned_of: set[str] = set()
         self._pool = MappedFilePool(1024)
         self.metadata: TieredMetadata | None = None
@@ -197,9 +196,7 @@ class FlatStore(NotCopied):
         log, units = self.said("COMMIT_LOG", topic, queue_id), self.said("CONSUME_QUEUE", topic, queue_id)
         if log is None and units is None and not _may_be_there(path):
             return None
-        queue = FlatQueue(
-            path, topic, queue_id, self._pool, self.report, log, units, self._crc_check, goes_on=self.goes_on
-        )
+        queue = FlatQueue(path, topic, queue_id, self._pool, self.report, log, units, goes_on=self.goes_on)
         return self._queues.setdefault((topic, queue_id), queue)
 
     def queues(self, topic: str | None = None) -> Iterator[FlatQueue]:
@@ -306,14 +303,14 @@ class FlatStore(NotCopied):
             units = Selection(tags=(key,) if index_type == "T" else None)
             for begin, end in parts:
                 for log_offset in queue.find_keys(texts, KEY_BITS[index_type], begin, end, units):
-                    message = queue.look_up(log_offset)
+                    message = queue.log.look_up(log_offset)
                     if message is not None:
                         take(queue, message)
         return sorted(found.values(), key=lambda each: (-each.store_timestamp, each.queue_id, -each.queue_offset))
 
     def _message_of(self, topic: str, item: IndexItem) -> MessageExt | None:
         queue = self.queue(topic, item.queue_id) if item.queue_id >= 0 else None
-        return None if queue is None or item.log_offset < 0 else queue.look_up(item.log_offset)
+        return None if queue is None or item.log_offset < 0 else queue.log.look_up(item.log_offset)
 
     def _is_explained(self, topic: str, item: IndexItem, message: MessageExt | None, key_hash: int) -> bool:
         # Why an item with the hash does not lead to a message with the key: another topic, another key, or retention.
@@ -380,7 +377,7 @@ class FlatStore(NotCopied):
     def _is_indexed(self, queue: FlatQueue, queue_offset: int, unread: bool | None = False) -> bool | None:
         # None for a message without a key; what cannot be read counts as not indexed, so that it is looked at and told.
         unit = queue.unit_at(queue_offset)
-        message = None if unit is None else queue.look_up(unit[0], unit[1])
+        message = None if unit is None else queue.log.look_up(unit[0], unit[1])
         if message is None:
             return unread
         keys = _keys_of(message)

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns, KeyTexts
 from rmqstore.arguments import KEY_BITS
-from rmqstore.commitlog.located import Located
 from rmqstore.message import encode_java_utf8
 from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.sources import Located
 from rmqstore.spans import Span, joined
 
 __all__ = ["Candidates", "KeySource", "Locate", "Merged", "SoughtKeys"]

@@ -13,17 +13,16 @@ from rmqstore import _numpy as np
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
+from rmqstore.sources import STEP
 from rmqstore.store.columns import Columns
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.tiered_columns import flat_rows_at
+from rmqstore.store.queue_columns import chosen, rows_at
 from rmqstore.store.tiered_only import only_tiered
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["older_batches", "older_messages"]
-
-_ROWS = 8192
 
 
 def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQueue, list[int]]]:
@@ -37,16 +36,17 @@ def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQue
             for message in store.tiered.find_messages(Selection((topic,), keys=(key,)))
         }
     for queue, begin, end in only_tiered(store, selection):
-        for first, offsets, sizes, unit_codes in queue.unit_arrays(begin, end, _ROWS):
+        for each in queue.places(begin, end, STEP):
+            places = chosen(queue, each, selection)
             found = []
-            for row in np.flatnonzero(selection.may_have_codes(unit_codes)).tolist():
-                if wanted is not None and (queue.topic, queue.queue_id, first + row) not in wanted:
+            for row, queue_offset in enumerate(places.queue_offsets.tolist()):
+                if wanted is not None and (queue.topic, queue.queue_id, queue_offset) not in wanted:
                     continue
-                message = queue.look_up(int(offsets[row]), int(sizes[row]))
-                if message is None or not message.check_queue(queue.topic, queue.queue_id, first + row):
-                    queue.report(queue.judge(int(offsets[row]), int(sizes[row]), first + row))
+                message = queue.log.look_up(int(places.phy_offsets[row]), int(places.sizes[row]))
+                if message is None or not message.check_queue(queue.topic, queue.queue_id, queue_offset):
+                    queue.report_unread(places[row : row + 1])
                 elif selection.has(message):
-                    found.append(int(offsets[row]))
+                    found.append(int(places.phy_offsets[row]))
             if found:
                 yield queue, found
 
@@ -63,7 +63,7 @@ def older_messages(
     """
     for queue, offsets in _places(store, selection):
         for offset in offsets:
-            message = queue.look_up(offset)
+            message = queue.log.look_up(offset)
             if message is None:
                 _report_gone(queue, offset)
             elif is_sound(queue, message):
@@ -75,7 +75,7 @@ def older_batches(
 ) -> Iterator[tuple[FlatQueue, pa.RecordBatch]]:
     """The same as record batches of these columns, each of one queue."""
     for queue, offsets in _places(store, selection):
-        batches, taken = flat_rows_at(columns, queue, np.array(offsets, np.int64))
+        batches, taken = rows_at(queue.log, columns, np.array(offsets, np.int64))
         for batch in batches:
             yield queue, batch
         for number in np.setdiff1d(np.arange(len(offsets)), taken).tolist():

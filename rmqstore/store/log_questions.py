@@ -318,8 +318,8 @@ class LogQuestions:
         )
         refuse_light_queues(self.commit_log, state.queue, selection.topics)
         options = ColumnOptions(columns, batch_size, views, read_dictionary)
-        if self.tiered is not None and selection.begin_phy_offset is None and selection.end_phy_offset is None:
+        if state.older and selection.begin_phy_offset is None and selection.end_phy_offset is None:
             from rmqstore.store.tiered_scan import scan_both
 
-            return scan_both(state, self.tiered, selection, options, use_threads=use_threads)
+            return scan_both(state, selection, options, use_threads=use_threads)
         return scan_log(self.commit_log, selection, options, use_threads=use_threads, refresh=state.read_only)
