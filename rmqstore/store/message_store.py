@@ -25,7 +25,8 @@ from rmqstore.config import StoreConfig
 from rmqstore.config.dledger import refuse_dledger
 from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import ReadOnlyError, StoreError
-from rmqstore.files.mapped_file import NotCopied, make_directories
+from rmqstore.files.durable import make_directories
+from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.message import Message

@@ -16,7 +16,7 @@ from rmqstore.commitlog.pieces import ScanProgress
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_times import BLOCK_UNITS
-from rmqstore.store.columns import located, queue_places
+from rmqstore.store.columns import queue_places
 
 __all__ = ["find_in_times"]
 
@@ -46,7 +46,7 @@ def find_in_times(
             if len(phy_offsets):
                 passed.reach(int(phy_offsets[0]))
             taken = np.zeros(len(phy_offsets), np.uint8)
-            for part, regions, bases, numbers in located(log, phy_offsets):
+            for part, regions, bases, numbers in log.located(phy_offsets):
                 out.fill_at(regions, bases, numbers, phy_offsets[part], sizes[part], taken[part])
             num, parts, _ = out.take()
             stored = np.frombuffer(parts["store_timestamp"][0], np.int64)[:num]

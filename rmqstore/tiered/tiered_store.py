@@ -34,7 +34,6 @@ from rmqstore.selection import Selection, of_key, of_queue, of_scan, row_num
 from rmqstore.store.columns import ColumnOptions, table_options
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
 from rmqstore.store.tiered_columns import flat_ranges
-from rmqstore.store.tiered_querying import query_flat
 from rmqstore.store.tiered_reading import flat_table, gap_finding, get_flat
 from rmqstore.store.tiered_scan import scan_flat
 
@@ -306,7 +305,7 @@ class TieredStore(NotCopied):
         topic, key, max_num = selection.topic, selection.key, selection.max_num or 0
         if compat:
             return QueryResult(self._settled(lambda: self.flat_store.like_java(topic, key, max_num, *selection.times)))
-        found = query_flat(self.flat_store, selection)
+        found = self.flat_store.find_messages(selection)
         return QueryResult(found[: max(max_num, 0)], len(found) > max(max_num, 0))
 
     # ------------------------------------------------------------------------------------------------------ columns
