@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rmqstore.cli.group import CannotOpenError, of_error
+from rmqstore.cli.errors import CannotOpenError, of_error
 from rmqstore.config.dledger import without_log
 from rmqstore.files.mapped_file import is_directory
 

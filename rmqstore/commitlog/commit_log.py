@@ -34,6 +34,7 @@ from rmqstore.errors import (
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, is_directory, name_of_offset
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MessageExt
+from rmqstore.remedies import Sentence
 
 __all__ = ["CommitLog", "check_store_root"]
 
@@ -342,8 +343,9 @@ class CommitLog(NotCopied):
         message = _read.read_message(region, pos, mapped_file.file_from_offset, MessageExt, self.crc_check)
         if isinstance(message, Verdict):
             raise CorruptionError(
-                f"no record begins at phy offset {phy_offset} ({message.name}); take offsets from a queue, the index or "
-                "a scan",
+                Sentence(
+                    f"no record begins at phy offset {phy_offset} (", message, "); take offsets from a queue, the index or a scan"
+                ),
                 mapped_file.path,
                 pos,
             )

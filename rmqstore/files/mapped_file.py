@@ -31,6 +31,7 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreError,
 )
+from rmqstore.remedies import InferConfig, Sentence
 
 __all__ = [
     "STAGING_PREFIX",
@@ -602,8 +603,11 @@ class MappedFile(NotCopied):
                 self._inode = (status.st_dev, status.st_ino)
                 if length != self.size and not self.padded:
                     raise GeometryError(
-                        f"the file has {length} bytes where the configuration says {self.size}; open the store with "
-                        "the sizes that it was written with, or StoreConfig.infer(path)",
+                        Sentence(
+                            f"the file has {length} bytes where the configuration says {self.size}; open the store with "
+                            "the sizes that it was written with",
+                            InferConfig(),
+                        ),
                         self.path,
                         min(length, self.size),
                     )

@@ -19,6 +19,7 @@ import threading
 
 from rmqstore.errors import StoreLockedError
 from rmqstore.files.mapped_file import NotCopied, naming_errors, open_regular
+from rmqstore.remedies import OpenReadOnly, Sentence
 
 __all__ = ["StoreLock", "abort_mark", "abort_process", "is_held"]
 
@@ -121,8 +122,10 @@ class StoreLock(NotCopied):
         with _held_lock:
             if self._key in _held:
                 raise StoreLockedError(
-                    f"this process ({os.getpid()}) has the store open for writing already; close it first, or open it with "
-                    "read_only=True",
+                    Sentence(
+                        f"this process ({os.getpid()}) has the store open for writing already; close it first",
+                        OpenReadOnly(),
+                    ),
                     self.path,
                 )
             file = io.FileIO(open_regular(self.path, os.O_RDWR | os.O_CREAT), "r+")
@@ -135,7 +138,7 @@ class StoreLock(NotCopied):
                 file.close()
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     raise StoreLockedError(
-                        f"{holder} has the store open for writing; stop it, or open the store with read_only=True",
+                        Sentence(f"{holder} has the store open for writing; stop it", OpenReadOnly("the store")),
                         self.path,
                     ) from None
                 raise

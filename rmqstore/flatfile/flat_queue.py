@@ -25,6 +25,7 @@ from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.metadata import FlatFileMetadata
 from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import without
 
@@ -201,8 +202,8 @@ class FlatQueue(NotCopied):
                     return Finding(unit_path, unit_pos, "bad_unit", detail)
             return Finding(path, pos, "bad_record", detail)
         verdict, actual, _ = _core.check_record(found[0], log_offset - found[1], found[1], 0)
-        what = f"a record of {actual} bytes" if verdict is Verdict.RECORD else f"no record ({verdict.name})"
-        detail = f"{what} where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}"
+        what = (f"a record of {actual} bytes",) if verdict is Verdict.RECORD else ("no record (", verdict, ")")
+        detail = Sentence(*what, f" where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}")
         return Finding(path, pos, "bad_record", detail)
 
     def blank(self, queue_offset: int, num: int) -> Finding:

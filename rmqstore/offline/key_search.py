@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rmqstore.arguments import IndexType
+from rmqstore.arguments import IndexType, Moment
 from rmqstore.errors import StoreError
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
@@ -66,8 +66,8 @@ def find_in_all_topics(
     store: MessageStore,
     key: str,
     max_num: int = 64,
-    begin: int | None = None,
-    end: int | None = None,
+    begin: Moment | None = None,
+    end: Moment | None = None,
     *,
     index_type: IndexType | None = None,
     max_log_bytes: int = DEFAULT_LOG_BYTES,

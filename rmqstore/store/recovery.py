@@ -39,6 +39,7 @@ from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
+from rmqstore.remedies import ChooseRecovery, Sentence
 from rmqstore.store.dispatcher import (
     Agreement,
     DispatchCounts,
@@ -407,9 +408,7 @@ def _judge(
         )
         if mode == "strict":
             raise CorruptionError(
-                f"the commit log is damaged at phy offset {at} ({verdict.name}), and {behind}; nothing was changed. "
-                'Open it read-only to get out what is whole, with recovery="skip" to go on after the damage, or with '
-                'recovery="truncate" to cut the log there as RocketMQ does, which deletes everything after it',
+                Sentence(f"the commit log is damaged at phy offset {at} (", verdict, f"), and {behind}", ChooseRecovery()),
                 mapped_file.path,
                 pos,
             )
