@@ -38,7 +38,8 @@ from rmqstore.offline.verify import verify_parts
 from rmqstore.remedies import GiveOptions, Sentence, UseBrokerConf
 from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
-from rmqstore.store.dispatcher import IndexProgress, LogDispatcher, QueueKindError, without_unit
+from rmqstore.store.dispatch_rules import without_unit
+from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
 from rmqstore.store.lost_log import end_of_known, refuse_loss
 from rmqstore.store.opening import REBUILD_COMPLETE, REBUILD_DIRECTORY, is_swapping
 
@@ -441,18 +442,12 @@ def _dispatch_log(
     resume: bool = True,
 ) -> tuple[int, Verdict | None]:
     # Dispatches the records from `begin` to `end`, past damage or up to it; where it stopped, and what is there.
-    damaged = RecordColumns(1)
     for stretch, columns in commit_log.scans(begin, end, resume=resume):
-        verdict = stretch.verdict
-        if verdict is Verdict.RECORD:
+        if stretch.verdict is Verdict.RECORD:
             refuse_assumed(columns, commit_log.config, report.what, report.output)
-            dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
-        elif verdict is not Verdict.BLANK and not resume:
-            return stretch.begin, verdict
-        elif verdict is not None and verdict.name in _CORRUPT:
-            # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
-            for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
-                dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
+        elif stretch.verdict is not Verdict.BLANK and not resume:
+            return stretch.begin, stretch.verdict
+        dispatcher.dispatch_stretch(stretch, columns)
         if stretch.is_damage:
             report.damage.append(stretch.as_damage)
         if progress is not None:

@@ -44,7 +44,7 @@ from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_units import QueueCheck, unread_database, unread_file, unread_folder
 from rmqstore.remedies import Sentence
-from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 from rmqstore.store.queue_lives import DeletedTopics, gone_text
