@@ -1,20 +1,19 @@
 """rmqstore completion: the script for a shell; and what the Tab key completes: paths, topics, groups, options.
 
-Owns the candidates, and which known name is near a wrong one.  Candidates come from the names of directories and one small
-file, never from an opened store, and one that cannot be found is not an error: a shell in the middle of a line must not show
-one.
+Owns the candidates.  They come from the names of directories and one small file, never from an opened store, and a
+candidate that cannot be found is not an error: a shell in the middle of a line must not show one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import os
-from collections.abc import Iterable
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
+
+from rmqstore.files.listing import listing
 
 _SHELLS = ("bash", "zsh", "fish")
 
@@ -44,20 +43,12 @@ def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _names_in(directory: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
-    return []
+    return listing(directory, os.DirEntry.is_dir).names
 
 
 def _items(names: set[str], incomplete: str) -> list[CompletionItem]:
     # A name that could break the shell's line of candidates, or the terminal, is left out.
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and name.isprintable()]
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the question whether one of the `known` names was meant; "" where none is near."""
-    near = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def _argument(ctx: click.Context, name: str, place: int) -> str | None:

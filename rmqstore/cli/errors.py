@@ -1,15 +1,16 @@
 """Errors, findings and warnings as a person at a shell reads them, and the exit code of a store that cannot be read.
 
-Owns the command line's spelling of remedies and verdicts, which come as data from `rmqstore.remedies`. Programs that ask for
-JSON get Python's.
+Owns the command line's spelling of remedies and verdicts, which come as data from `rmqstore.remedies`, and which known name is
+near a wrong one. Programs that ask for JSON get Python's.
 """
 
 from __future__ import annotations
 
-import errno
+import difflib
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from rmqstore._core import Verdict
 from rmqstore.cli.terminal import discard, escape
 from rmqstore.commitlog.log_walk import VERDICT_WORDS
 from rmqstore.errors import GeometryError, StoreError, placed
+from rmqstore.files.os_errors import is_denied, is_full
 from rmqstore.remedies import (
     ChooseRecovery,
     DeclareQueue,
@@ -68,11 +70,11 @@ def of_error(error: Exception) -> CannotOpenError:
     if isinstance(error, OSError) and error.filename is not None:
         return CannotOpenError(
             placed(error.strerror or type(error).__name__, from_here(os.fsdecode(error.filename)), None),
-            "Run the command as a user who may, such as the one that the broker runs as." if error.errno == errno.EACCES else "",
+            "Run the command as a user who may, such as the one that the broker runs as." if is_denied(error) else "",
         )
     if isinstance(error, MemoryError):
         return CannotOpenError("there is not enough memory", "Ask for less at once, or run it where more memory is free.")
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if is_full(error):
         # Without a name it is most likely what the command prints.
         return CannotOpenError(f"{error.strerror}, where the output goes", "Make room, or send the output elsewhere.")
     return CannotOpenError(error_text(error))
@@ -136,3 +138,9 @@ def _typed_part(part: object) -> str:
         case DeclareQueue():
             return "--declared"
     return str(part)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the question whether one of the `known` names was meant; "" where none is near."""
+    near = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else ""

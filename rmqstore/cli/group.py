@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from rmqstore.cli.completion import did_you_mean
-from rmqstore.cli.errors import of_error, warning_text
+from rmqstore.cli.errors import did_you_mean, of_error, warning_text
 from rmqstore.cli.examples import epilog_of
 from rmqstore.cli.terminal import discard, escape, note
 from rmqstore.errors import StoreError

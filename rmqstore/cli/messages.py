@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from rmqstore.cli.completion import did_you_mean
+from rmqstore.cli.errors import did_you_mean
 from rmqstore.cli.formats import LineFormat, format_option
 from rmqstore.cli.options import gathered, optioned
 from rmqstore.cli.terminal import Printer, escape, format_time

@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from rmqstore.cli.completion import complete_group, complete_queue, complete_topic, did_you_mean
+from rmqstore.cli.completion import complete_group, complete_queue, complete_topic
+from rmqstore.cli.errors import did_you_mean
 from rmqstore.cli.group import StoreGroup, nothing
 from rmqstore.cli.messages import about_queues, about_topic
 from rmqstore.cli.options import Given, gathered, optioned, path_argument, store_options

@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 import click
 
 from rmqstore.arguments import IndexType
-from rmqstore.cli.completion import complete_option, complete_path, complete_topic, did_you_mean
+from rmqstore.cli.completion import complete_option, complete_path, complete_topic
+from rmqstore.cli.errors import did_you_mean
 from rmqstore.cli.paths import FILE_THERE, FOLDER_THERE, STORE_PATH, check_store_path
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, escape, note
 from rmqstore.config import StoreConfig
@@ -161,7 +162,7 @@ class Given:
     def open(self, path: str) -> MessageStore:
         """Open the store at `path` read-only with these options."""
         # A broker may delete a file that was listed just before.
-        return ask_again(lambda: self._opened(path), lambda: None, FileNotFoundError)
+        return ask_again(lambda: self._opened(path), gone=FileNotFoundError)
 
     def _opened(self, path: str) -> MessageStore:
         store = MessageStore.open(path, config=self.config(path, read_only=True), read_only=True, tiered=self.tiered)

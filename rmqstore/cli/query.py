@@ -44,6 +44,7 @@ from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
 from rmqstore.selection import Selection
 from rmqstore.spans import without
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.querying import LogLook
 from rmqstore.store.results import GetMessageResult
 
 # So many units that lead to no message are looked for at most.
@@ -151,10 +152,8 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
                     absent += 1
                     continue
                 if topic is None:
-                    everywhere = find_in_all_topics(
-                        store, key, max_num, selection.begin, selection.end, index_type=selection.index_type,
-                        max_log_bytes=asked.max_log_bytes, topics=every, progress=progress,
-                    )  # fmt: skip
+                    question = dataclasses.replace(selection, keys=(key,))
+                    everywhere = find_in_all_topics(store, question, LogLook(asked.max_log_bytes, progress), every)
                     messages, truncated, uncovered = everywhere.messages, everywhere.truncated, everywhere.uncovered
                     what = f"no message of {_topics_text(everywhere.topics)}"
                 else:

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from rmqstore.cli.completion import did_you_mean
-from rmqstore.cli.errors import CannotOpenError
+from rmqstore.cli.errors import CannotOpenError, did_you_mean
 from rmqstore.cli.group import FOUND_NOTHING, StoreGroup, nothing, orderly_end
 from rmqstore.cli.options import force_option, gathered, json_option, optioned
 from rmqstore.cli.paths import STORE_PATH, check_vhost_path

@@ -22,7 +22,8 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.plain_queue import files_in_a_row
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import GeometryError
-from rmqstore.files.mapped_file import name_of_offset, open_regular
+from rmqstore.files.mapped_file import name_of_offset
+from rmqstore.files.open_file import open_regular
 
 __all__ = ["QueueLook", "look_at_files", "look_at_queue", "unit_in_files"]
 
@@ -272,7 +273,7 @@ def look_at_queue(queue: ConsumeQueue | BatchConsumeQueue, min_phy_offset: int, 
     low, high = queue.bounds(min_phy_offset)
     log_bytes, exact = _log_bytes_of_open(queue, low, high) if sizes else (-1, True)
     files = queue.files
-    ext = queue.ext.files if isinstance(queue, ConsumeQueue) and queue.ext is not None else None
+    ext = None if queue.ext is None else queue.ext.files
     return QueueLook(
         queue.cq_type,
         low,

@@ -32,7 +32,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError, StoreError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.listing import is_empty
+from rmqstore.files.open_file import open_regular
 from rmqstore.files.output_file import OutputFolder, format_of
 from rmqstore.offline.export import MANIFEST
 from rmqstore.offline.import_bounds import bounded_parts, check_messages, parquet_batches
@@ -742,7 +743,7 @@ def import_files(
     if [os.fspath(each) for each in files].count("-") > 1:
         raise StoreError("standard input is given twice; give - once")
     created = not _is_store(root)
-    if created and os.path.lexists(root) and not (os.path.isdir(root) and not os.listdir(root)):
+    if created and os.path.lexists(root) and not (os.path.isdir(root) and is_empty(root)):
         raise StoreError(
             "there is no store here, and the folder is not empty; give a store's root (the folder that holds commitlog/), or a "
             "name that is free",

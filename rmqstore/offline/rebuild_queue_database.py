@@ -23,7 +23,8 @@ from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, Collecte
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, fsync_tree, make_directories
+from rmqstore.files.durable import fsync_directory, fsync_tree, make_directories
+from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.message import encode_java_utf8
 from rmqstore.offline.rebuild import (
@@ -248,13 +249,10 @@ class _WrittenQueue(_Written, CollectedQueue):
 class _WrittenBatchQueue(_Written, CollectedBatchQueue):
     # As RocketMQ 5.5.0 writes it: one unit an inner batch, at its base.
 
-    def put(
-        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1
-    ) -> bool:
-        """Write one unit, as of `BatchConsumeQueue.put`."""
-        columns = [np.array([each], np.int64) for each in (queue_offset, phy_offset, size, tags_code, store_timestamp)]
+    def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
+        """Write one unit."""
+        columns = [np.array([each], np.int64) for each in (*unit[:4], store_timestamp)]
         self.writer.put(self.name, self.queue_id, *columns)
-        unit = Unit(queue_offset, phy_offset, size, tags_code, num)
         self._note(unit, unit, 1)
         return True
 

@@ -35,7 +35,10 @@ from rmqstore.errors import (
     finding_of,
 )
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out, why_not_given_out
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.open_file import why_unreadable
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.files.unread import UnreadPart
 from rmqstore.index.index_service import IndexService, is_index_name
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag, body_findings, decode_java_utf8, is_queued
@@ -243,7 +246,7 @@ def _may_be_file(path: str) -> bool:
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError as error:
-        return is_not_given_out(error)
+        return is_unreadable(error)
 
 
 class _Checker:
@@ -374,7 +377,7 @@ class _Checker:
         good = []
         for base in files.offsets:
             path = files.file(base).path
-            error = why_not_given_out(path)
+            error = why_unreadable(path)
             if error is None:
                 good.append(base)
                 continue
@@ -397,23 +400,19 @@ class _Checker:
     def load_index(self) -> list[Finding]:
         """What is wrong with the names and lengths of index files; the others are taken."""
         problems: list[Finding] = []
-        try:
-            names = sorted(os.listdir(self.index_service.path))
-        except FileNotFoundError:
-            return problems
-        except OSError as failure:
-            if not is_not_given_out(failure):
-                raise
+        found = listing(self.index_service.path)
+        if found.unreadable is not None:
             self.index_is_unread = True
             path = self.index_service.path
-            return [finding_of(self.index_service.folder_not_given_out(failure), "file", path)]
+            return [finding_of(self.index_service.folder_not_given_out(found.unreadable), "file", path)]
+        if found.problem is not None:
+            raise found.problem
         good = []
-        for name in names:
-            path = os.path.join(self.index_service.path, name)
+        for name, path in zip(found.names, found.paths):
             if not is_index_name(name) or not _may_be_file(path):
                 problems.append(Finding(path, 0, "file", "no part of the store; a directory here stops a real broker"))
                 continue
-            error = why_not_given_out(path)
+            error = why_unreadable(path)
             if error is not None:
                 self.index_is_unread = True
                 problems.append(finding_of(self.index_service.not_given_out(error, path), "file", path))
@@ -666,7 +665,7 @@ class _Checker:
         try:
             checkpoint = Checkpoint.load(path, read_only=True)
         except (StoreError, OSError) as error:
-            if isinstance(error, OSError) and is_not_given_out(error):
+            if is_unreadable(error):
                 yield unread_file(path, error, "its times and offsets are not compared with the log")
             else:
                 yield Finding(path, 0, "bad_checkpoint", str(error))

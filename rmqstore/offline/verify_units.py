@@ -18,8 +18,9 @@ from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore, unseen_text
 from rmqstore.errors import Finding, StoreError, finding_of
-from rmqstore.files.mapped_file import is_not_given_out, why_not_given_out
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.open_file import why_unreadable
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 from rmqstore.store.dispatch_rules import names_further_queue
 from rmqstore.store.queue_lives import QueueLife, life_of
@@ -100,7 +101,7 @@ class QueueCheck:
         except (StoreError, OSError) as error:
             named = getattr(error, "path", None) or getattr(error, "filename", None)
             where = os.fsdecode(named) if named else root
-            if isinstance(error, OSError) and is_not_given_out(error):
+            if is_unreadable(error):
                 self.problem = unread_file(where, error, _NOT_COMPARED)
                 # That was said of the folder, once for all that may lie in it.
                 self._files_told = where in queues.unseen
@@ -115,7 +116,7 @@ class QueueCheck:
         for files in self._lists():
             for base in files.offsets:
                 path = files.file(base).path
-                error = why_not_given_out(path)
+                error = why_unreadable(path)
                 if error is not None:
                     yield unread_file(path, error, _NOT_COMPARED)
 
@@ -401,7 +402,7 @@ def _needed(queue: ConsumeQueue, tags_code: int, store_timestamp: int) -> str:
 
 def unread_database(path: str, error: StoreError | OSError, what: str) -> Finding:
     """Finding: that `what` is in a database which was not looked at, because of `error`."""
-    if isinstance(error, OSError) and is_not_given_out(error):
+    if is_unreadable(error):
         where = path if error.filename is None else os.fsdecode(error.filename)
         text = f"{what}: this cannot be read ({error.strerror or error}), and is not compared with the log; let this user read "
         return Finding(where, 0, "file", text + "it, or restore it from a copy where the disk fails")

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmqstore import _core, _dispatch
+from rmqstore import _core
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreChangedError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.spark.batches import ReadJob
 from rmqstore.spark.options import ReadOptions, store_config, tells_segment_size
-from rmqstore.spark.plan import LogPlan, Piece, first_offset, known_end, segment_path
+from rmqstore.spark.plan import LogPlan, Piece, first_offset, segment_path
 from rmqstore.spark.reader import PiecePartition, checked_schema, read_partition
 
 try:
@@ -49,6 +50,7 @@ __all__ = ["StoreStreamReader"]
 
 logger = logging.getLogger(__name__)
 
+# As the end of the log for a piece that ends before it.
 _FAR = 2**62
 
 
@@ -78,7 +80,6 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.root = check_store_root(options.path)
         self._raw = raw
         self._take_config()
-        self.log_end = _FAR
         self._target: int | None = None
         # Offsets at which records of this log surely begin; what a checkpoint says may be of another one.
         self._places: deque[int] = deque(maxlen=8)
@@ -132,7 +133,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return log
                 # Records follow after something that is none.
                 log.follow()
-                log.set_end(max(known_end(log), before))
+                log.set_end(max(log.known_end(), before))
                 return log
             except (StoreChangedError, OffsetOutOfRangeError) as error:
                 self._lost(f"the store was cut or replaced since the stream began ({error})")
@@ -140,7 +141,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 log.close()
         log = self._opened()
         log.follow()
-        log.set_end(known_end(log))
+        log.set_end(log.known_end())
         self._log = log
         return log
 
@@ -173,47 +174,12 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _place_at_or_after(self, log: CommitLog, begin: int, goal: int) -> int:
         # The first place of a scan at or after `goal`, coming from the place `begin`.
-        at = begin
-        while at < min(goal, log.max_offset):
-            base = at - at % log.segment_size
-            if goal >= base + log.segment_size:
-                # A scan comes by at the start of every segment.
-                at = max(goal - goal % log.segment_size, base + log.segment_size)
-                continue
-            at = log.step_to(at, goal)
-        return min(at, log.max_offset)
+        return min(log.step_to(begin, min(goal, log.max_offset)), log.max_offset)
 
     def _place_before(self, log: CommitLog, begin: int, goal: int) -> int:
         # The last place of a scan at or before `goal`, but after `begin`.
-        answer = at = max(begin, goal - goal % log.segment_size)
-        mapped_file = log.files.find(at)
-        while mapped_file is not None and at < goal:
-            first = mapped_file.file_from_offset
-            pos, verdict, _, last = _dispatch.walk(mapped_file.region, at - first, goal - first, first)
-            if verdict == Verdict.LIMIT:
-                answer = goal if first + pos == goal else first + last
-                break
-            answer = first + pos
-            at = log.step_to(answer, answer + 1)
-            if at > goal:
-                break
-            answer = at
-        return answer if answer > begin else self._place_at_or_after(log, begin, begin + 1)
-
-    def _place_after_records(self, log: CommitLog, begin: int, goal: int, num: int) -> int:
-        # Where `num` records after `begin` end, `goal` if there are fewer.
-        at = begin
-        while at < goal and num > 0:
-            mapped_file = log.files.find(at)
-            if mapped_file is None:
-                at = min((base for base in log.files.offsets if base > at), default=goal)
-                continue
-            first = mapped_file.file_from_offset
-            pos, verdict, passed, _ = _dispatch.walk(mapped_file.region, at - first, goal - first, first, 0, num)
-            at, num = first + pos, num - passed
-            if verdict != Verdict.LIMIT:
-                at = log.step_to(at, at + 1)
-        return min(at, goal)
+        place = log.step_before(begin, goal)
+        return place if place > begin else self._place_at_or_after(log, begin, begin + 1)
 
     # -------------------------------------------------------------------------------------------------- what Spark asks
 
@@ -257,7 +223,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if LIMITS and limit is not None and not isinstance(limit, ReadAllAvailable):
             max_bytes, max_rows = self.options.max_bytes_per_trigger, self.options.max_rows_per_trigger
             if max_rows is not None:
-                goal = self._place_after_records(log, begin, goal, max_rows)
+                goal = log.step_over(begin, goal, max_rows)
             if max_bytes is not None and goal - begin > max_bytes:
                 goal = min(goal, self._place_before(log, begin, begin + max_bytes))
         return self._at(goal)
@@ -309,7 +275,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of one piece."""
-        return read_partition(self, partition)
+        return read_partition(ReadJob(self.root, self.config, _FAR, self.options, self.schema), partition)
 
     def stop(self) -> None:
         """Let the store go."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from rmqstore import _core
 from rmqstore._core import Verdict
-from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError, Finding, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
@@ -22,12 +21,13 @@ from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.metadata import FlatFileMetadata
-from rmqstore.selection import Selection
+from rmqstore.sources import Part
 from rmqstore.spans import Span, without
-from rmqstore.spark.batches import PieceReader, marked_verdict
+from rmqstore.spark.batches import PieceReader, ReadJob, marked_verdict
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
-from rmqstore.store.tiered_columns import Stretch, flat_ranges, stretch_batches
+from rmqstore.store.queue_columns import queue_batches
+from rmqstore.store.tiered_columns import flat_ranges
 from rmqstore.store.tiered_reading import report_gap
 from rmqstore.store.tiered_shares import in_log
 from rmqstore.store.undispatched import Undispatched
@@ -39,7 +39,6 @@ __all__ = ["TieredPiece", "tiered_piece_batches", "tiered_pieces"]
 
 logger = logging.getLogger(__name__)
 
-_STEP = 8192
 _INT64_MAX = 2**63 - 1
 
 
@@ -64,30 +63,18 @@ class TieredPiece:
     unit_metadata: dict[int, FlatFileMetadata]
 
 
-def tiered_pieces(
-    plan: LogPlan,
-    tiered: str,
-    selection: Selection,
-    size: int,
-    *,
-    strict: bool = True,
-    by_log: bool = True,
-) -> Iterator[TieredPiece]:
-    """Cut what only tiered storage has into pieces whose records take about `size` bytes, none of more than one COMMIT_LOG file.
+def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
+    """Cut what only tiered storage has into pieces of about `options.partition_bytes`, none of more than one COMMIT_LOG file.
+
+    Queues that cannot be listed or have no units, and queue offsets that are in neither part, are an error with
+    ``corrupt=fail``; otherwise they have no piece, and are named in a warning.
 
     Parameters
     ----------
     plan : LogPlan
         Of the broker's local store.
-    tiered : str
-        The root of tiered storage.
-    selection : Selection
-        Of it topics and queue ids.
-    strict : bool
-        Queues that cannot be listed or have no units, and queue offsets that are in neither part, are an error; otherwise they
-        have no piece, and are named in a warning.
-    by_log : bool
-        The local part is read from the log; otherwise by the units of its queues.
+    options : ReadOptions
+        Without the root of tiered storage, or with a range of phy offsets, there are no pieces.
 
     Raises
     ------
@@ -95,18 +82,23 @@ def tiered_pieces(
         There is no tiered storage; or queues of the local store are gone, so that nobody knows what is in both.
     """
     # Files that go while the plan is made are told by the tasks.
-    flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else _warn, goes_on=True)
+    selection = options.selection
+    # A range of phy offsets is one of the local log.
+    if options.tiered is None or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
+        return
+    on_damage = None if options.corrupt == "fail" else _warn
+    flat_store = FlatStore(options.tiered, plan.root, on_damage=on_damage, goes_on=True)
     for text in flat_store.notes:
         logger.warning("tiered storage: %s", text)
     try:
         queues = [part.queue for part in flat_ranges(flat_store, selection)]
-        for queue, spans in zip(queues, _local_spans(plan, queues, by_log)):
+        for queue, spans in zip(queues, _local_spans(plan, queues, by_log=options.mode != "queue")):
             begin, end = queue.min_queue_offset, queue.max_queue_offset
             if spans and end < spans[0][0]:
                 report_gap(queue, end, spans[0][0])
             said = [flat_store.said(kind, queue.topic, queue.queue_id) for kind in ("COMMIT_LOG", "CONSUME_QUEUE")]
             for first, last in without(begin, end, spans):
-                for at, until in _cut(queue, first, last, size):
+                for at, until in _cut(queue, first, last, options.partition_bytes):
                     ends = [queue.unit_at(number) for number in (at, until - 1)]
                     # Where units do not say where their records are, these may be anywhere.
                     low = 0 if ends[0] is None else ends[0][0]
@@ -205,8 +197,8 @@ class _TieredReader(PieceReader):
         found = self.queue.log.region_of(phy_offset)
         if found is None:
             return "MISSING"
-        verdict = _core.check_record(found[0], phy_offset - found[1], found[1], self.queue.crc_check)[0]
-        return marked_verdict(self.queue.look_up(phy_offset)) if verdict is Verdict.RECORD else verdict.name
+        verdict = _core.check_record(found[0], phy_offset - found[1], found[1], self.queue.log.crc_check)[0]
+        return marked_verdict(self.queue.log.look_up(phy_offset)) if verdict is Verdict.RECORD else verdict.name
 
     def finding(self, finding: Finding) -> None:
         if self.options.corrupt == "fail":
@@ -222,9 +214,7 @@ class _TieredReader(PieceReader):
             logger.warning("%s: %s; what lay there is left out", finding.path, finding.detail)
 
 
-def tiered_piece_batches(
-    root: str, config: StoreConfig, piece: TieredPiece, options: ReadOptions, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def tiered_piece_batches(job: ReadJob, piece: TieredPiece) -> Iterator[pa.RecordBatch]:
     """The chosen messages of a piece of tiered storage, in queue order; otherwise as `piece_batches`.
 
     Raises
@@ -234,20 +224,16 @@ def tiered_piece_batches(
         planned is damage too, so that what is read and what is named is what was planned.
     """
     pool = MappedFilePool(64)
-    reader = _TieredReader(root, config, options, schema, 1, 0, 0)
+    reader = _TieredReader(job)
     queue = FlatQueue(
         piece.path, piece.topic, piece.queue_id, pool, reader.finding, piece.log_metadata, piece.unit_metadata,
         goes_on=True,
     )  # fmt: skip
     reader.queue, reader.warned_of = queue, set()
     try:
-        options.selection.choose(reader.made.out, by_place=True)
-        for units in queue.unit_arrays(piece.begin, piece.end, _STEP):
-            batches, findings = stretch_batches(reader.made, Stretch(queue, *units), options.selection)
-            for batch in batches:
-                reader.add(batch)
-            for finding in findings:
-                reader.finding(finding)
+        job.options.selection.choose(reader.made.out, by_place=True)
+        for batch in queue_batches([Part(queue, piece.begin, piece.end)], reader.made, job.options.selection):
+            reader.add(batch)
             ready, reader.ready = reader.ready, []
             yield from ready
         yield from reader.ready

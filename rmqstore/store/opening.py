@@ -9,17 +9,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from functools import partial
+from typing import TYPE_CHECKING
 
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config.dledger import dledger_folders, without_log
 from rmqstore.errors import StoreChangedError, StoreError, UnsupportedFormatError
-from rmqstore.files.mapped_file import STAGING_PREFIX, fsync_directory, fsync_tree, naming_errors, open_regular
+from rmqstore.files.durable import fsync_directory, fsync_tree
+from rmqstore.files.listing import is_empty, listing
+from rmqstore.files.mapped_file import STAGING_PREFIX
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import naming_errors
 from rmqstore.files.store_lock import abort_process
 from rmqstore.remedies import OpenReadOnly, Sentence
 from rmqstore.rocksdb.places import check_queue_databases, queue_databases
 from rmqstore.store.flushing import Flushing
+from rmqstore.store.querying import Querying
+from rmqstore.store.reading import Reading, local_queue
 from rmqstore.store.recovery import RecoveryReport, recover
 from rmqstore.store.store_state import StoreState
+
+if TYPE_CHECKING:
+    from rmqstore.flatfile.flat_store import FlatStore
 
 __all__ = [
     "REBUILD_COMPLETE",
@@ -29,6 +40,8 @@ __all__ = [
     "close_in_order",
     "has_store",
     "is_swapping",
+    "older_of",
+    "readers_of",
     "recover_state",
     "refuse_rocksdb",
     "warn_of_dledger",
@@ -77,7 +90,7 @@ def refuse_rocksdb(root: str) -> None:
 def warn_of_dledger(state: StoreState) -> None:
     """Log that the log of a store that is read goes on by DLedger; UnsupportedFormatError where all of it is there."""
     if not len(state.commit_log.files):
-        if state.tiered is None:
+        if not state.older:
             without_log(state.path)
         return
     for folder in dledger_folders(state.path):
@@ -91,7 +104,7 @@ def warn_of_dledger(state: StoreState) -> None:
 def has_store(root: str) -> bool:
     """bool: the directory has files of a store."""
     return any(
-        os.path.isdir(os.path.join(root, name)) and bool(os.listdir(os.path.join(root, name)))
+        os.path.isdir(os.path.join(root, name)) and not is_empty(os.path.join(root, name))
         for name in ("commitlog", "consumequeue", "batchconsumequeue", "index")
     )
 
@@ -103,6 +116,30 @@ def check_has_store(root: str) -> None:
         raise StoreError(
             "there is no store in this directory, and create=False makes none; give the folder that holds commitlog/", root
         )
+
+
+def readers_of(state: StoreState) -> tuple[Reading, Querying]:
+    """Return what reads a store by queue and by key: its log alone, or its log and tiered storage."""
+    for flat_store in state.older:
+        # Imported here because few stores have tiered storage.
+        from rmqstore.store.tiered_querying import TieredQuerying
+        from rmqstore.store.tiered_reading import TieredQueues
+
+        reading = Reading(state, TieredQueues(state, flat_store).queue)
+        # The short way knows the queues of the log alone.
+        assert state.queue_gets is not None
+        state.queue_gets.closed = True
+        return reading, TieredQuerying(state, flat_store)
+    return Reading(state, partial(local_queue, state)), Querying(state)
+
+
+def older_of(tiered: str | os.PathLike[str] | FlatStore | None, root: str) -> tuple[FlatStore, ...]:
+    """Return tiered storage as `StoreState.older` has it; for `tiered` see `MessageStore.open`."""
+    if tiered is None:
+        return ()
+    from rmqstore.flatfile.flat_store import FlatStore
+
+    return (tiered if isinstance(tiered, FlatStore) else FlatStore(os.path.abspath(os.fspath(tiered)), root),)
 
 
 def recover_state(state: StoreState, flushing: Flushing, mode: str, drop_units: int) -> RecoveryReport:
@@ -140,9 +177,8 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str, drop_units: 
         if not clean:
             # The process that died may have made folders and files whose names it did not come to force.
             fsync_tree(state.path)
-        for name in os.listdir(state.path):
-            if name.startswith(STAGING_PREFIX):
-                os.unlink(os.path.join(state.path, name))
+        for entry in listing(state.path, lambda entry: entry.name.startswith(STAGING_PREFIX)).checked():
+            os.unlink(entry.path)
 
     report = recover(state, clean=clean, mode=mode, drop_units=drop_units, before_writing=before_writing)
     last = checkpoint.confirm_phy_offset

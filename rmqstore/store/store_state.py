@@ -27,7 +27,8 @@ from rmqstore.errors import (
 )
 from rmqstore.files.again import ask_again
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool, is_no_file, is_not_given_out
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.os_errors import is_not_a_file, is_unreadable
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
@@ -67,8 +68,8 @@ class StoreState(StateFields):
         Appends one plain message; None while the store takes no writes.
     last_store_timestamp : int
         Of the newest message, ms since epoch.
-    tiered : FlatStore or None
-        Tiered storage that is read with it.
+    older : tuple of FlatStore
+        The stores of messages that the log no longer has: tiered storage, if it is read with this one.
     waiting : int
         How many wait for `arrived`, which is told of every put.
     lost_log : tuple of (int, int)
@@ -102,7 +103,7 @@ class StoreState(StateFields):
         self.progress = GroupProgress(path, config, read_only=read_only)
         self._sizes = AssumedSizes(path)
         self.appender = None
-        self.tiered: FlatStore | None = None
+        self.older: tuple[FlatStore, ...] = ()
         self.last_store_timestamp = 0
         self.waiting = 0
         # When the log was looked at last for queues in RocksDB (`time.monotonic`).
@@ -158,12 +159,12 @@ class StoreState(StateFields):
             # Whoever only reads asks the files themselves.
             logger.warning("%s: %s", error.path, error.message)
         except OSError as error:
-            if not (self.read_only and (is_not_given_out(error) or is_no_file(error))):
+            if not (self.read_only and (is_unreadable(error) or is_not_a_file(error))):
                 raise
             advice = "let this user read it, or restore it from a copy where the disk fails"
             logger.warning(
                 "%s: the checkpoint cannot be read (%s) and counts as zeros; %s",
-                self.checkpoint.path, error.strerror or error, "move it away" if is_no_file(error) else advice,
+                self.checkpoint.path, error.strerror or error, "move it away" if is_not_a_file(error) else advice,
             )  # fmt: skip
         if self.read_only:
             claimed = claimed_end(self.path, self.checkpoint)
@@ -222,8 +223,11 @@ class StoreState(StateFields):
             self.poison = error
             logger.error("%s takes no more writes: %s", self.path, error if str(error) else type(error).__name__)
 
-    def refresh(self) -> None:
-        """Take in what another process did since, see `MessageStore.refresh`."""
+    def refresh(self, *, uploads: bool = False) -> None:
+        """Take in what another process did since, see `MessageStore.refresh`.
+
+        Tiered storage is listed at most once a second, unless `uploads` asks for what was uploaded in the meantime.
+        """
         self.check_open()
         if self.read_only:
             self.learn()
@@ -239,8 +243,8 @@ class StoreState(StateFields):
             if self.log_index is not None:
                 self.log_index.look_again()
             self.database_index.look_again()
-            if self.tiered is not None:
-                self.tiered.refresh()
+            for older in self.older:
+                (older.load if uploads else older.refresh)()
             self.progress.forget()
 
     def learn(self) -> None:
@@ -298,7 +302,7 @@ class StoreState(StateFields):
     def keys(self) -> list[tuple[str, int]]:
         """list of (str, int): topic and queue id of every queue, sorted; those of tiered storage too."""
         local = self.queues.keys()
-        return list(local) if self.tiered is None else sorted({*local, *self.tiered.keys()})
+        return sorted({*local, *(key for each in self.older for key in each.keys())}) if self.older else local
 
     def bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
         """(int, int): first queue offset of `queue` that is still there, and the one to come; 0 and 0 for None."""
@@ -306,14 +310,7 @@ class StoreState(StateFields):
 
     def settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
         """What `ask` answers, asked again where a file goes meanwhile."""
-        def refresh() -> None:
-            self.check_open()
-            if self.read_only:
-                self.refresh()
-            if self.tiered is not None:
-                self.tiered.load()
-
-        return ask_again(lambda: ask(*arguments), refresh)
+        return ask_again(lambda: ask(*arguments), lambda: self.refresh(uploads=True))
 
     def checkpoint_now(self) -> Checkpoint:
         """The checkpoint as it is on disk now."""

@@ -28,8 +28,8 @@ PACKAGE = ROOT / "rmqstore"
 ORDER = (
     "_unbuilt _version _shown remedies errors arguments texts spans _numpy _bytes _crc32 _python _java_text _properties _core "
     "_record _dispatch _column_sink _columns _rows _append _read "
-    "files message selection config rocksdb timer commitlog consumequeue index consumer flatfile store tiered offline polars "
-    "console cli demo spark __main__"
+    "files message selection sources config rocksdb timer commitlog consumequeue index consumer flatfile store tiered offline "
+    "polars console cli demo spark __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.
 SHARED_WITH_RABBITMQ = {"_shown", "_version", "remedies", "errors", "_bytes", "_core", "_crc32", "files"}
@@ -204,6 +204,41 @@ def test_the_rule_sees_imports(tmp_path, monkeypatch):
     probe = tmp_path / "rmqstore" / "probe.pyx"
     probe.write_text("from .config cimport (\n    a,\n    b)\n# from .cli import x\ncimport rmqstore.message\n")
     assert imported_parts(probe) == {"config", "message"}
+
+
+# How a directory is listed, each of which leaves it to the caller to tell errors apart.
+LISTS = {"glob", "iglob", "iterdir", "listdir", "rglob", "scandir"}
+MAY_LIST = {
+    "console/pages.py": "the package's own resources, which may lie in an archive",
+    "demo.py": "the store that it just made, as a user's program would",
+}
+
+
+def listing_faults(source: str) -> set[str]:
+    """The ways around `files/` that a Python file takes: errno, and its own listing of directories."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & {"errno", "glob"}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or ""} & {"errno", "glob"} | {alias.name for alias in node.names} & LISTS
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found |= {node.func.attr} & LISTS
+    return found
+
+
+def test_only_files_tests_errno_and_lists_directories():
+    others = [path for path in module_files() if path.suffix == ".py" and package_part(path) != "files"]
+    listing = {}
+    for path in others:
+        if found := listing_faults(path.read_text(encoding="utf-8")):
+            listing[path.relative_to(PACKAGE).as_posix()] = found
+    assert listing.keys() == MAY_LIST.keys(), "ask files/os_errors and files/listing"
+    assert not any("errno" in found for found in listing.values())
+    # The rule sees each way.
+    assert listing_faults("import errno\nfrom glob import glob\nos.listdir('.')\nfor e in os.scandir('.'): e.x()") == {
+        "errno", "glob", "listdir", "scandir"
+    }  # fmt: skip
 
 
 def test_importing_the_package_needs_no_extra_and_loads_no_web_and_no_spark():

@@ -31,7 +31,10 @@ from rmqstore.index.index_service import IndexService
 from rmqstore.offline.export import export
 from rmqstore.offline.rebuild import rebuild
 from rmqstore.selection import Selection, of_queue
-from rmqstore.store.columns import ColumnOptions, Columns, rows_at
+from rmqstore.sources import Places
+from rmqstore.store.columns import ColumnOptions, Columns
+from rmqstore.store.local_queue import LocalQueue
+from rmqstore.store.queue_columns import read_places
 
 pyarrow = importlib.util.find_spec("pyarrow")
 
@@ -215,8 +218,8 @@ def test_a_record_that_is_not_the_units_message_is_damaged(tmp_path, what):
         tagged = store.get_message("A", 1, tags="t1")
         assert [message.corrupt for message in tagged] == [message.body == b"10" for message in tagged]
         queue = store.queues.find("A", 1)
-        walked = store._reading.walk(queue, of_queue(queue.topic, queue.queue_id, 0, 32, None), None, (0, 15))
-        assert [message.corrupt for message in walked] == [i == 2 for i in range(15)]
+        walked = LocalQueue(queue, store.commit_log).walk(of_queue(queue.topic, queue.queue_id, 0, 32, None), 2**20)
+        assert [message.corrupt for message in walked.messages] == [i == 2 for i in range(15)]
         with store.consume("A", "g2", offsets=ConsumerOffsets.load(tmp_path / "o.json", read_only=False), timeout=0) as consumer:
             assert [message.body for message in consumer if message.corrupt] == [b"10"]
     options = [each for name in ("max_hash_slot_num=10", "max_index_num=40") for each in ("-o", name)]
@@ -249,10 +252,8 @@ def queue_rows(path, config, columns, size=10**9, **more):
     options = ReadOptions(str(path), mode="queue", selection=selection, **more)
     return [
         row
-        for piece in plan.queue_pieces(chosen, selection.topics, selection.queue_ids, size)
-        for batch in batches.queue_piece_batches(
-            chosen.root, config, piece, options, schema, chosen.end
-        )
+        for piece in plan.queue_pieces(chosen, selection, size)
+        for batch in batches.queue_piece_batches(batches.ReadJob.of(chosen, options, schema), piece)
         for row in batch.to_pylist()
     ]
 
@@ -300,7 +301,8 @@ def test_messages_of_further_queues_are_whole(tmp_path, names):
             num = len(places)
             assert num > 10
             for offsets, wrong in ((np.arange(num), 0), (np.arange(num) + 1, num)):
-                (batch,), _ = rows_at(store.commit_log, made, places, sizes, queue, offsets)
+                given = Places(places, offsets, sizes, np.zeros(len(places), np.int64))
+                (batch,), _ = read_places(LocalQueue(queue, store.commit_log), made, given)
                 assert batch["corrupt"].true_count == wrong
 
 
@@ -603,10 +605,10 @@ def console_pages_show_all(path, config, places):
 def spark_finds_all(path, config, keys, places):
     pytest.importorskip("pyspark")
     from rmqstore.spark.plan import LogPlan
-    from rmqstore.spark.query import _KeyTask
+    from rmqstore.spark.query import _KeyJob
 
     files = sorted(os.listdir(path / "index"))
-    search = _KeyTask(LogPlan.of(path, config), files, ("phy_offset",), Selection(begin=0, end=2**62, max_num=100))
+    search = _KeyJob(LogPlan.of(path, config), files, ("phy_offset",), Selection(begin=0, end=2**62, max_num=100))
     for names in (files, files[1:4]):
         found = [row for batch in search.batches(names, keys, ["A"] * len(keys)) for row in batch.to_pylist()]
         if names == files:
@@ -761,7 +763,7 @@ def test_many_keys_in_one_process(tmp_path):
 def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
     testclient = pytest.importorskip("starlette.testclient")
     from rmqstore import console
-    from rmqstore.console import paging
+    from rmqstore.store import pages as store_pages
 
     path = tmp_path / "s"
     puts = put_some(path)
@@ -778,7 +780,7 @@ def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
 
     found, value = pages()
     assert found == [put.phy_offset for put in puts[::2]][::-1] and value["complete"] and value["uncovered"] == []
-    monkeypatch.setattr(paging, "_LOG_BYTES", 0)
+    monkeypatch.setattr(store_pages, "_LOG_BYTES", 0)
     client = testclient.TestClient(console.app(path, config=StoreConfig(**SMALL)), base_url="http://localhost")
     less, value = pages()
     assert not value["complete"] and value["uncovered"] and set(less) < set(found)
