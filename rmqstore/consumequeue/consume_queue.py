@@ -111,6 +111,11 @@ class ConsumeQueue(UnitQueue):
         self.ext.truncate(int(addresses.max()))
         return True
 
+    @property
+    def takes_short_way(self) -> bool:
+        """bool: there is no extension."""
+        return self.ext is None
+
     def whole_end(self) -> int:
         """int: `unit_num` without the units at the end that lost power left only in part.
 
