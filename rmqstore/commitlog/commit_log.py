@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from rmqstore import _core, _read
+from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
@@ -35,6 +36,7 @@ from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.open_file import is_directory
 from rmqstore.files.stream_files import Handling
 from rmqstore.message import MessageExt
+from rmqstore.sources import Located, located
 
 __all__ = ["CommitLog", "check_store_root"]
 
@@ -500,6 +502,37 @@ class CommitLog(NotCopied):
         """
         return self._walk.fill(columns, begin, end, on_damage)
 
+    def located(self, phy_offsets: np.ndarray) -> Iterator[Located]:
+        """Yield phy offsets in parts that are in few segments each, see `rmqstore.sources.LogSource`.
+
+        A segment that is not there (any more) is named in a warning.
+        """
+        if not len(phy_offsets):
+            return
+        lowest, highest = int(phy_offsets.min()), int(phy_offsets.max())
+        if self.files.read_only and highest >= self.max_offset:
+            self.refresh()
+        low, high, size = self.min_offset, self.max_offset, self.segment_size
+        # Files are counted from the oldest segment.
+        first = low // size
+        if low <= lowest and highest < high and lowest // size == highest // size:
+            files = np.full(len(phy_offsets), lowest // size - first)
+        else:
+            inside = (phy_offsets >= low) & (phy_offsets < high)
+            files = np.where(inside, phy_offsets // size - first, -1)
+        yield from located(files, lambda number: self._segment_at((first + number) * size))
+
+    def _segment_at(self, offset: int) -> tuple[_core.Region, int] | None:
+        # The segment that begins there, as `located` wants it.
+        mapped_file = self.files.find(offset)
+        try:
+            if mapped_file is not None:
+                return mapped_file.region, mapped_file.file_from_offset
+        except OffsetOutOfRangeError:
+            pass  # It expired in the meantime.
+        self.warn_of_missing(offset, offset + self.segment_size)
+        return None
+
     def warn_of_missing(self, begin: int, end: int) -> None:
         """Say, once for each segment that is not there, that somebody reads past what it held.
 
@@ -525,7 +558,6 @@ class CommitLog(NotCopied):
         begin : int
             Where a record begins, or a segment.
         goal : int
-            An offset in the same segment, or its end.
 
         Returns
         -------
@@ -533,6 +565,14 @@ class CommitLog(NotCopied):
             Where `fill` goes on when it began at `begin`: a record, a blank record, a damaged stretch, or the segment's end.
         """
         return self._walk.step_to(begin, goal)
+
+    def step_before(self, begin: int, goal: int) -> int:
+        """Step as `step_to` does, to the last place at or before `goal`; at least `begin`, or its segment's start."""
+        return self._walk.step_before(begin, goal)
+
+    def step_over(self, begin: int, goal: int, num: int) -> int:
+        """Step as `step_to` does, over `num` records, but not past `goal`."""
+        return self._walk.step_over(begin, goal, num)
 
     def flush(self) -> None:
         """Force everything written to the disk."""
