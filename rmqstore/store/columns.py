@@ -19,7 +19,7 @@ from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
 from rmqstore._core import PRE_FILL_SIZE, Region, Verdict, check_record, doubtful_entry
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.commitlog.pieces import Pieces, ScanProgress
+from rmqstore.commitlog.pieces import Division, Pieces, ScanProgress
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
@@ -343,7 +343,7 @@ def record_batches(
     # Without columns a batch has no rows that could be counted.
     if more is not None and size >= _PIECE and stop - at >= 2 * size and columns.out.columns:
         pieces: Pieces[Columns, tuple[list[pa.RecordBatch], int]] = Pieces(
-            log.files, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS, caller_works=True
+            log.files, stop, more, Division(size, _PIECE_SEARCH, _THREADS, caller_works=True)
         )
         if pieces.thread_num > 1:
             batches = _batches_of_pieces(log, pieces, columns, at, stop, size)
