@@ -122,7 +122,7 @@ def index_name_after(last: str | None, now: int) -> str:
 
 
 @shows(
-    "candidates", "config", "distrusted", "entries", "file", "files", "index_error", "names", "newest",
+    "config", "distrusted", "entries", "file", "files", "index_error", "names", "newest",
     "passed_over", "path", "query_offset", "read_only", "root",
 )  # fmt: skip
 class IndexService(NotCopied, OpenedIndexes):
@@ -677,21 +677,8 @@ class IndexService(NotCopied, OpenedIndexes):
                     page, at = index.select_chain(key_hash, at)
                     index.damaged |= phy_offset in page
 
-    def candidates(self, topic: str, key: str) -> Iterator[int]:
-        """The phy offset of every entry with the key's hash, newest entry first, whatever its time.
-
-        Other keys with the same hash are among them, and a key that was indexed twice comes twice.
-        """
-        key_hash = index_key_hash(topic, key)
-        for index in self.newest_first():
-            page, at = index.select_chain(key_hash)
-            yield from page
-            while at:
-                page, at = index.select_chain(key_hash, at)
-                yield from page
-
     def entries(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Every entry with one of these index hashes, as `candidates` gives them for one.
+        """Return every entry with one of these index hashes, whatever its time.
 
         Parameters
         ----------

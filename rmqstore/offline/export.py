@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
-from rmqstore._core import PRE_FILL_SIZE, Verdict, check_record, index_key_hash
+from rmqstore._core import PRE_FILL_SIZE, Verdict, check_record
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
@@ -42,6 +42,8 @@ from rmqstore.errors import (
 from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.files.output_file import OutputFile, OutputFolder, format_of
 from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.index.key_source import SoughtKeys
+from rmqstore.index.log_index import LogIndex
 from rmqstore.message import (
     OTHER_MESSAGE,
     BodyText,
@@ -56,7 +58,6 @@ from rmqstore.store.columns import (
     ColumnOptions,
     Columns,
     chosen_columns,
-    doubt_entries,
     import_pyarrow,
     may_match,
     queue_places,
@@ -336,12 +337,11 @@ class _Source:
     def _indexed(self) -> Iterator[np.ndarray]:
         service = self.store.index_service
         assert service is not None
-        hits = []
-        for topic in dict.fromkeys(self.selection.topics or ()):
-            for key in dict.fromkeys(self.selection.keys or ()):
-                hits.append(np.fromiter(service.candidates(topic, key), np.int64))
-                hashes = np.full(len(hits[-1]), index_key_hash(topic, key), np.int32)
-                doubt_entries(self.log, service, hashes, hits[-1])
+        pairs = itertools.product(dict.fromkeys(self.selection.topics or ()), dict.fromkeys(self.selection.keys or ()))
+        sought = SoughtKeys.of_pairs(list(pairs), self.selection)
+        index = LogIndex(self.store.path, self.log, service)
+        candidates = index.candidates(sought)
+        index.doubt(sought, candidates)
         service.note_damage()
         spans = []
         for name in service.names:
@@ -350,7 +350,7 @@ class _Source:
                 continue
             if header.index_count > 1 and header.begin_phy_offset <= header.end_phy_offset:
                 spans.append((header.begin_phy_offset, header.end_phy_offset))
-        found = np.unique(np.concatenate([np.empty(0, np.int64), *hits]))
+        found = np.unique(candidates.phy_offsets)
         at = self.begin
         # What lies between the spans of the index files was perhaps never indexed, or its file is lost.
         for first, last in sorted(spans):

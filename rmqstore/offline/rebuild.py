@@ -11,11 +11,13 @@ queues (RocksDB) is never deleted: it is moved aside, and queue files take its p
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rmqstore import _core
@@ -46,7 +48,7 @@ from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
 from rmqstore.store.lost_log import end_of_known, refuse_loss
 from rmqstore.store.opening import REBUILD_COMPLETE, REBUILD_DIRECTORY, is_swapping
 
-__all__ = ["REBUILD_DIRECTORY", "RebuildReport", "check_config", "rebuild"]
+__all__ = ["REBUILD_DIRECTORY", "RebuildJob", "RebuildReport", "check_config", "rebuild"]
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,114 @@ class RebuildReport:
     moved_aside: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RebuildJob:
+    """What is rebuilt, of which store, and where to.
+
+    Attributes
+    ----------
+    root : str
+        The store's directory.
+    kinds : tuple of str
+        "index", "consumequeue" or both.
+    config, output, drop_units
+        As for `rebuild`.
+    """
+
+    root: str
+    kinds: tuple[str, ...]
+    config: StoreConfig | None = None
+    output: str | os.PathLike[str] | None = None
+    drop_units: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        path: str | os.PathLike[str],
+        what: Iterable[str] = ("index", "consumequeue"),
+        config: StoreConfig | None = None,
+        output: str | os.PathLike[str] | None = None,
+        drop_units: int = 0,
+    ) -> RebuildJob:
+        """Check the arguments of `rebuild`."""
+        return cls(check_store_root(path), kinds_of(what), config, output, drop_units)
+
+    @property
+    def known_config(self) -> StoreConfig:
+        """StoreConfig: the geometry of a job that is being run."""
+        assert self.config is not None
+        return self.config
+
+    def run(self, build: Callable[[RebuildJob, str], RebuildReport], *, resumable: bool = False) -> RebuildReport:
+        """Have the files built next to the old ones, and put them in place.
+
+        Parameters
+        ----------
+        build : callable
+            Called with this job, its geometry known, and the directory to build in.
+        resumable : bool
+            `build` continues with what an earlier run left in that directory, so that it stays after a failure.
+        """
+        started = time.perf_counter()
+        if self.output is not None:
+            report = self._run_to(self.output, build, resumable)
+        else:
+            with StoreLock(self.root):
+                report = self._run_in_place(build, resumable)
+        report.seconds = time.perf_counter() - started
+        return report
+
+    def _with_config(self) -> RebuildJob:
+        return dataclasses.replace(self, config=known_config(self.root, self.config, self.kinds))
+
+    def _run_to(
+        self,
+        output: str | os.PathLike[str],
+        build: Callable[[RebuildJob, str], RebuildReport],
+        resumable: bool,
+    ) -> RebuildReport:
+        job = self._with_config()
+        target = free_output(output, self.kinds, self.root)
+        work = os.path.join(target, REBUILD_DIRECTORY) if resumable else make_part(target, "rebuild")
+        if os.path.islink(work):
+            raise StoreError("a link is where the rebuild keeps what it builds; remove it", work)
+        with _deleted_on_failure(work, resumable):
+            report = build(job, work)
+            move_built(work, target, self.kinds)
+        delete_tree(work, ignore_errors=True)
+        report.output = target
+        return report
+
+    def _run_in_place(self, build: Callable[[RebuildJob, str], RebuildReport], resumable: bool) -> RebuildReport:
+        root, kinds = self.root, self.kinds
+        work = os.path.join(root, REBUILD_DIRECTORY)
+        complete = finish_swap(root, work)
+        if complete and set(kinds) <= set(complete):
+            return RebuildReport(complete, root, resumed=True, moved_aside=moved_aside(root))
+        job = self._with_config()
+        refuse_lost_log(root, job.known_config, kinds, self.drop_units)
+        if not resumable:
+            delete_tree(work, ignore_errors=True)
+            make_directories(work)
+        with _deleted_on_failure(work, resumable):
+            report = build(job, work)
+        mark_complete(work, kinds)
+        swap(root, work, kinds)
+        if "consumequeue" in kinds:
+            report.moved_aside = moved_aside(root)
+        return report
+
+
+@contextlib.contextmanager
+def _deleted_on_failure(work: str, resumable: bool) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if not resumable:
+            delete_tree(work, ignore_errors=True)
+        raise
+
+
 def rebuild(
     path: str | os.PathLike[str],
     what: Iterable[str] = ("index", "consumequeue"),
@@ -138,42 +248,7 @@ def rebuild(
     CorruptionError
         What was built does not agree with the log; the old files are untouched.
     """
-    started = time.perf_counter()
-    root = check_store_root(path)
-    kinds = kinds_of(what)
-    if output is not None:
-        config = known_config(root, config, kinds)
-        target = free_output(output, kinds, root)
-        work = make_part(target, "rebuild")
-        try:
-            report = _build(root, work, kinds, config, progress)
-            move_built(work, target, kinds)
-        finally:
-            delete_tree(work, ignore_errors=True)
-        report.output = target
-        report.seconds = time.perf_counter() - started
-        return report
-    with StoreLock(root):
-        work = os.path.join(root, REBUILD_DIRECTORY)
-        complete = finish_swap(root, work)
-        if complete and set(kinds) <= set(complete):
-            seconds = time.perf_counter() - started
-            return RebuildReport(complete, root, resumed=True, seconds=seconds, moved_aside=moved_aside(root))
-        config = known_config(root, config, kinds)
-        refuse_lost_log(root, config, kinds, drop_units)
-        delete_tree(work, ignore_errors=True)
-        make_directories(work)
-        try:
-            report = _build(root, work, kinds, config, progress)
-        except BaseException:
-            delete_tree(work, ignore_errors=True)
-            raise
-        mark_complete(work, kinds)
-        swap(root, work, kinds)
-        if "consumequeue" in kinds:
-            report.moved_aside = moved_aside(root)
-    report.seconds = time.perf_counter() - started
-    return report
+    return RebuildJob.of(path, what, config, output, drop_units).run(functools.partial(_build, progress=progress))
 
 
 def kinds_of(what: Iterable[str] | str) -> tuple[str, ...]:
@@ -336,19 +411,17 @@ def check_config(
         log.close()
 
 
-def _build(
-    root: str, target: str, kinds: tuple[str, ...], config: StoreConfig, progress: Callable[[int, int], None] | None
-) -> RebuildReport:
-    batch_topics = {topic for topic, _, _ in queue_directories(root, "batchconsumequeue")}
+def _build(job: RebuildJob, target: str, progress: Callable[[int, int], None] | None) -> RebuildReport:
+    batch_topics = {topic for topic, _, _ in queue_directories(job.root, "batchconsumequeue")}
     while True:
         try:
-            return _build_once(root, target, kinds, config, progress, batch_topics)
+            return _build_once(job, target, progress, batch_topics)
         except QueueKindError as error:
             # The first records of the topic were single ones: begin again, knowing its kind.
             if error.topic in batch_topics:
                 raise
             batch_topics.add(error.topic)
-            _remove(target, kinds)
+            _remove(target, job.kinds)
 
 
 def delete_tree(path: str, ignore_errors: bool = False) -> None:
@@ -365,16 +438,12 @@ def _remove(target: str, kinds: tuple[str, ...]) -> None:
 
 
 def _build_once(
-    root: str,
-    target: str,
-    kinds: tuple[str, ...],
-    config: StoreConfig,
-    progress: Callable[[int, int], None] | None,
-    batch_topics: set[str],
+    job: RebuildJob, target: str, progress: Callable[[int, int], None] | None, batch_topics: set[str]
 ) -> RebuildReport:
     # Imported here because the command line imports this module for every command.
     from concurrent.futures import ThreadPoolExecutor
 
+    root, kinds, config = job.root, job.kinds, job.known_config
     report = RebuildReport(kinds, root)
     # Nobody writes to most of the files that are built, so that their holes may stay what they are.
     log_pool, pool = MappedFilePool(4), MappedFilePool(config.max_mapped_files, sparse=True)
@@ -415,7 +484,17 @@ def _build_once(
             # The disk has time until the new files take their place.
             flushed = thread.submit(_flush, queues, index_service)
             misplaced = without_unit(dispatcher.counts.misplaced)
-            _verify(root, target, config, queues is not None, index_service is not None, end, corrupt, misplaced)
+            wrong = verify_parts(
+                root,
+                target,
+                config,
+                queues=queues is not None,
+                index=index_service is not None,
+                end=end,
+                check_crc=corrupt,
+                without_unit=misplaced,
+            )
+            refuse_findings(wrong)
             flushed.result()
     finally:
         commit_log.close()
@@ -458,23 +537,6 @@ def _flush(queues: ConsumeQueueStore | None, index_service: IndexService | None)
         queues.flush()
     if index_service is not None:
         index_service.flush()
-
-
-def _verify(
-    root: str,
-    target: str,
-    config: StoreConfig,
-    queues: bool,
-    index: bool,
-    end: int,
-    check_crc: bool,
-    misplaced: frozenset[int],
-) -> None:
-    refuse_findings(
-        verify_parts(
-            root, target, config, queues=queues, index=index, end=end, check_crc=check_crc, without_unit=misplaced
-        )
-    )
 
 
 def refuse_findings(findings: Iterable[Finding]) -> None:

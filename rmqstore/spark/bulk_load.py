@@ -33,9 +33,9 @@ from rmqstore.files.durable import fsync_directory, make_directories
 from rmqstore.files.listing import is_empty
 from rmqstore.files.mapped_file import MappedFile, name_of_offset
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, host_to_bytes
-from rmqstore.offline.rebuild import delete_tree
+from rmqstore.offline.rebuild import RebuildJob, delete_tree
 from rmqstore.spark.batches import without_marks
-from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
+from rmqstore.spark.mapper import Mapper, spark_mapper
 from rmqstore.spark.rebuild import rebuild_with
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
@@ -463,16 +463,8 @@ def start_plan(work: str, config: StoreConfig | None, *, keep_timestamps: bool) 
     return plan
 
 
-def load_spooled(
-    mapper: Mapper, plan: LoadPlan, summaries: Sequence[PartitionSummary], *, parallelism: int = 1
-) -> BulkLoadReport:
-    """Make the store of the spooled rows in `plan.work`: log, queues, index, checkpoint.
-
-    Parameters
-    ----------
-    mapper : callable
-        As of `rmqstore.spark.rebuild.rebuild_with`.
-    """
+def load_spooled(mapper: Mapper, plan: LoadPlan, summaries: Sequence[PartitionSummary]) -> BulkLoadReport:
+    """Make the store of the spooled rows in `plan.work`: log, queues, index, checkpoint."""
     report = BulkLoadReport(plan.work)
     segments, report.log_bytes = lay_out(plan, summaries)
     report.segments, report.records = len(segments), sum(summary.rows for summary in summaries)
@@ -482,7 +474,7 @@ def load_spooled(
     fsync_directory(os.path.join(plan.work, "commitlog"))
     if segments:
         what = ("index", "consumequeue") if plan.config.message_index_enable else ("consumequeue",)
-        rebuilt = rebuild_with(mapper, plan.work, what, plan.config, parallelism=parallelism)
+        rebuilt = rebuild_with(mapper, RebuildJob.of(plan.work, what, plan.config))
         report.index_entries = rebuilt.index_entries
         if rebuilt.records != report.records or rebuilt.damage:
             raise StoreError(
@@ -559,12 +551,7 @@ def bulk_load(
     with _new_store(os.fspath(path)) as work:
         plan = start_plan(work, config, keep_timestamps="store_timestamp" in df.columns)
         summaries = _spool(ordered, plan)
-        report = load_spooled(
-            spark_mapper(spark),
-            plan,
-            summaries,
-            parallelism=default_parallelism(spark) if parallelism is None else parallelism,
-        )
+        report = load_spooled(spark_mapper(spark, parallelism), plan, summaries)
     report.path = os.path.abspath(path)
     return report
 

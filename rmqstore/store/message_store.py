@@ -336,7 +336,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         StoreChangedError
             What was seen before is gone: the writer recovered and cut the log, or replaced it.
         """
-        self._state.refresh()
+        self._state.refresh(uploads=True)
 
     def delete_expired_files(self) -> RetentionReport:
         """Delete expired files now; a thread does so by itself in the hours of `delete_when`.

@@ -223,8 +223,11 @@ class StoreState(StateFields):
             self.poison = error
             logger.error("%s takes no more writes: %s", self.path, error if str(error) else type(error).__name__)
 
-    def refresh(self) -> None:
-        """Take in what another process did since, see `MessageStore.refresh`."""
+    def refresh(self, *, uploads: bool = False) -> None:
+        """Take in what another process did since, see `MessageStore.refresh`.
+
+        Tiered storage is listed at most once a second, unless `uploads` asks for what was uploaded in the meantime.
+        """
         self.check_open()
         if self.read_only:
             self.learn()
@@ -241,7 +244,7 @@ class StoreState(StateFields):
                 self.log_index.look_again()
             self.database_index.look_again()
             if self.tiered is not None:
-                self.tiered.refresh()
+                (self.tiered.load if uploads else self.tiered.refresh)()
             self.progress.forget()
 
     def learn(self) -> None:
@@ -307,14 +310,7 @@ class StoreState(StateFields):
 
     def settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
         """What `ask` answers, asked again where a file goes meanwhile."""
-        def refresh() -> None:
-            self.check_open()
-            if self.read_only:
-                self.refresh()
-            if self.tiered is not None:
-                self.tiered.load()
-
-        return ask_again(lambda: ask(*arguments), refresh)
+        return ask_again(lambda: ask(*arguments), lambda: self.refresh(uploads=True))
 
     def checkpoint_now(self) -> Checkpoint:
         """The checkpoint as it is on disk now."""
