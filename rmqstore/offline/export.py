@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
-from rmqstore._core import PRE_FILL_SIZE, Verdict, check_record
+from rmqstore._core import Verdict, check_record
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
@@ -51,7 +51,7 @@ from rmqstore.message import (
     body_text,
     json_pieces,
 )
-from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
+from rmqstore.offline.export_tiered import older_batches, older_messages
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import without
 from rmqstore.store.columns import (
@@ -59,13 +59,12 @@ from rmqstore.store.columns import (
     Columns,
     chosen_columns,
     import_pyarrow,
-    may_match,
-    queue_places,
-    rows_at,
     scan_schema,
 )
+from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_times import find_in_times
+from rmqstore.store.queue_columns import chosen, rows_at
+from rmqstore.store.tiered_only import tiered_spans
 from rmqstore.texts import harmless_cell
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ class _Damage:
 
     def row(self, phy_offset: int) -> bool:
         """bool: as `record`, of a row of columns."""
-        message = (self.log if self.queue is None else self.queue).look_up(phy_offset)
+        message = (self.log if self.queue is None else self.queue.log).look_up(phy_offset)
         if message is None:
             raise CorruptionError(
                 f"the record at phy offset {phy_offset} changed while it was read", *self.where(phy_offset)
@@ -396,7 +395,7 @@ class _Source:
         if queue is None:
             return
         low = max(low, queue.bounds(self.log.min_offset)[0])
-        older = older_parts(self.store, topic, queue_id)
+        older = tiered_spans(self.store, topic, queue_id)
         newest = -1
 
         def on_gone(first: int, last: int) -> None:
@@ -404,21 +403,23 @@ class _Source:
             for begin, end in without(first, last, older):
                 self.damage.units(queue, begin, end)
 
+        source = LocalQueue(queue, self.log)
         high = max(min(high, queue.max_queue_offset), low)
         if self.selection.begin is not None or self.selection.end is not None:
             first, last = (
-                find_in_times(self.log, queue, low, high, (self.selection.times[0], self.selection.times[1]), newest=newest_first)
+                source.find_in_times(low, high, self.selection.times, newest=newest_first)
                 for newest_first in (False, True)
             )
             low, high = (low, low) if first is None or last is None else (first, last + 1)
-        for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, low, high, on_gone):
-            kept = ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE)) & (sizes > 0)
-            kept &= (phy_offsets >= self.begin) & (phy_offsets < self.end)
-            kept &= may_match(queue, self.selection, unit_codes)
+        for each in queue.places(low, high, on_gone):
+            places = chosen(source, each[each.are_real], self.selection)
+            kept = (places.phy_offsets >= self.begin) & (places.phy_offsets < self.end)
             for first, last in older:
-                kept &= (queue_offsets < first) | (queue_offsets >= last)
-            places = zip(phy_offsets[kept].tolist(), queue_offsets[kept].tolist(), sizes[kept].tolist())
-            for phy_offset, queue_offset, size in places:
+                kept &= (places.queue_offsets < first) | (places.queue_offsets >= last)
+            places = places[kept]
+            for phy_offset, queue_offset, size in zip(
+                places.phy_offsets.tolist(), places.queue_offsets.tolist(), places.sizes.tolist()
+            ):
                 message = self.log.look_up(phy_offset, size)
                 if message is None or not message.check_queue(topic, queue_id, queue_offset):
                     self.damage.stretch(phy_offset, phy_offset + max(size, 0), self._judged(phy_offset, size))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmqstore._core import EXT_ADDRESS_MAX
-from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.selection import Selection
-from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow, queue_places, rows_at
+from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow
+from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.queue_columns import queue_rows, rows_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -203,25 +203,12 @@ def records_of_queue(
         And how many units led to no record.
     """
     columns = _columns(store, None, body)
-    for phy_offsets, queue_offsets, sizes, codes in queue_places(queue, begin, end):
-        batches, taken = rows_at(store.commit_log, columns, phy_offsets, sizes, queue, queue_offsets)
-        codes = _without_addresses(queue, codes[taken])
+    source = LocalQueue(queue, store.commit_log)
+    for places in source.places(begin, end):
+        batches, taken = queue_rows(source, columns, places)
+        codes = source.resolved_codes(places.tags_codes[taken])
         records = Records(_one(batches, columns), taken, codes) if len(taken) else None
-        yield records, len(phy_offsets) - len(taken)
-
-
-def _without_addresses(queue: AnyConsumeQueue, codes: np.ndarray) -> np.ndarray:
-    # With an extension a unit holds an address in it; one that leads nowhere stays, and is below all codes.
-    places = np.flatnonzero(codes <= EXT_ADDRESS_MAX)
-    ext = queue.ext if isinstance(queue, ConsumeQueue) else None
-    if not len(places) or ext is None:
-        return codes
-    codes = codes.copy()
-    for place in places.tolist():
-        unit = ext.get(int(codes[place]))
-        if unit is not None:
-            codes[place] = unit[0]
-    return codes
+        yield records, len(places) - len(taken)
 
 
 def records_in_log(
