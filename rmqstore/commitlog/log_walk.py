@@ -15,7 +15,7 @@ from rmqstore import _core, _dispatch, _read
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
-from rmqstore.commitlog.pieces import SCAN_WINDOW, Pieces, ScanProgress, search_in
+from rmqstore.commitlog.pieces import SCAN_WINDOW, Division, Pieces, ScanProgress, search_in
 from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.mapped_file_queue import MappedFileQueue
@@ -164,10 +164,7 @@ class _ScanAhead(_Scan):
             log.files,
             end,
             lambda: RecordColumns(_PIECE_ROWS),
-            size=_PIECE,
-            search=_PIECE_SEARCH,
-            threads=_THREADS,
-            ahead=_PIECES_AHEAD,
+            Division(_PIECE, _PIECE_SEARCH, _THREADS, ahead=_PIECES_AHEAD),
             worth_it=worth_it,
         )
 

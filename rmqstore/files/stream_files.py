@@ -92,11 +92,11 @@ class StreamFiles:
                 else:
                     kind = "file" if entry.is_file() else "directory"
                     detail = f"a {kind} that is not part of the store lies among its files; move it away"
-                # What has a file's name stands where one should be.
+                # A file of this name is missing.
                 yield Listed(GeometryError(detail, entry.path, 0), damaged=offset is not None)
                 continue
             with contextlib.suppress(FileNotFoundError):
-                # What another process deletes meanwhile is not there.
+                # Another process may delete it while this runs.
                 sized.append((offset, entry.stat().st_size, entry.path))
         if sized and sized[-1][1] == 0:
             self.zero_length = sized.pop()[2]
