@@ -36,6 +36,18 @@ _READ_AHEAD_SIZE = 1024 * 1024
 
 DAMAGE_KINDS = {verdict: verdict.name.lower() for verdict in Verdict if verdict.name.startswith("BAD_")}
 """The kind of a `Finding` about bytes that are not a whole record, by the verdict on them."""
+VERDICT_WORDS = {
+    Verdict.EMPTY.name: "nothing but zeros",
+    Verdict.RECORD.name: "a whole record",
+    Verdict.BLANK.name: "the blank that ends a segment",
+    Verdict.BAD_MAGIC.name: "no magic number of a record",
+    Verdict.BAD_SIZE.name: "an impossible size",
+    Verdict.BAD_LENGTH.name: "lengths that do not fit",
+    Verdict.BAD_PHY_OFFSET.name: "a wrong phy offset",
+    Verdict.BAD_BODY_CRC.name: "a wrong body CRC",
+    Verdict.BAD_PROP_CRC.name: "a wrong CRC of the properties",
+}
+"""What was found where a record should be, for people; data has the names."""
 
 
 @dataclass(frozen=True, slots=True)
