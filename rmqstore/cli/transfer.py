@@ -30,15 +30,9 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import format_of
 from rmqstore.message.message import SCHEDULE_TOPIC
-from rmqstore.offline.export import (
-    BODY_FORMS,
-    COMPRESSIONS,
-    CORRUPT_MODES,
-    FORMATS,
-    ExportReport,
-    export,
-)
-from rmqstore.offline.importing import IMPORT_FORMATS, import_files
+from rmqstore.offline.export import ExportReport, export
+from rmqstore.offline.export_options import BODY_FORMS, COMPRESSIONS, CORRUPT_MODES, FORMATS, ExportOptions
+from rmqstore.offline.importing import IMPORT_FORMATS, ImportOptions, import_files
 from rmqstore.selection import Selection
 
 _COMPRESSION_NAMES = sorted({name for names in COMPRESSIONS.values() for name in names})
@@ -157,19 +151,12 @@ def export_command(
                 path,
                 sys.stdout.buffer if to_stdout else output,
                 selection,
-                config=config,
-                format=kind,
-                columns=names,
-                body=body,
-                corrupt=corrupt,
-                compression=compress,
-                force=force,
-                shown=shown,
-                safe_csv=safe_csv,
-                progress=progress,
-                tiered=given.tiered,
-                only_known_topics=True,
-            )
+                ExportOptions(
+                    kind, names, body, corrupt, compress, force, shown, safe_csv,
+                    only_known_topics=True, config=config, tiered=given.tiered,
+                ),
+                progress,
+            )  # fmt: skip
     except StoreError:
         raise
     except ValueError as error:
@@ -291,15 +278,9 @@ def import_command(
             report = import_files(
                 path,
                 files,
-                config=config,
-                format=kind,
-                topic=topic,
-                queue_id=queue_id,
-                tags=tags,
-                keys=keys or None,
-                keep_timestamps=keep_timestamps,
-                progress=progress,
-                on_stop=on_stop,
+                ImportOptions(config, kind, topic, queue_id, tags, keys or None, keep_timestamps),
+                progress,
+                on_stop,
             )
     except StoreError as error:
         raise of_error(error) from None
