@@ -15,14 +15,11 @@ from typing import Any
 
 from rmqstore._core import (
     MAGIC_V2,
-    BatchUnitLayout,
     IndexLayout,
-    UnitLayout,
     crc32,
     index_key_hash,
 )
 from rmqstore.console.errors import error_text
-from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
@@ -182,14 +179,7 @@ def _unit(store: MessageStore, message: MessageExt, topic: str, queue_id: int, q
     queue = store.queues.find(topic, queue_id)
     if queue is None:
         return {"state": "missing", "detail": "there is no such queue"}
-    if isinstance(queue, BatchConsumeQueue):
-        base = message.properties.get("INNER_BASE", "")
-        number = queue._number_of(int(base) if base.isascii() and base.isdigit() and len(base) < 19 else queue_offset)
-        size = int(BatchUnitLayout.BATCH_UNIT_SIZE)
-    else:
-        number, size = queue_offset, int(UnitLayout.UNIT_SIZE)
-        if not queue.first_unit <= number < queue.unit_num:
-            number = None
+    number, size = queue.number_of(queue_offset), queue.unit_size
     mapped_file = None if number is None else queue.files.find(number * size)
     if number is None or mapped_file is None:
         return {"state": "missing", "detail": "the queue has no unit of this queue offset"}

@@ -91,7 +91,7 @@ class BatchConsumeQueue(UnitQueue):
 
     def unit(self, queue_offset: int) -> Unit | None:
         """The unit whose record holds the message with this queue offset, None if there is none."""
-        number = self._number_of(queue_offset)
+        number = self.number_of(queue_offset)
         return None if number is None else self.unit_of(number)
 
     def numbers(self, start: int) -> Iterator[int]:
@@ -151,7 +151,8 @@ class BatchConsumeQueue(UnitQueue):
         # Of the first unit whose base is above this.
         return self._first_where(lambda fields: fields[4] > queue_offset)
 
-    def _number_of(self, queue_offset: int) -> int | None:
+    def number_of(self, queue_offset: int) -> int | None:
+        """Return the number of the unit whose record holds the message with this queue offset, None if there is none."""
         number = self._written_before(self._number_above(queue_offset))
         return number if self._holds(number, queue_offset) else None
 
@@ -229,7 +230,7 @@ class BatchConsumeQueue(UnitQueue):
         """
         if queue_offset >= self.max_queue_offset:
             return self.unit_num
-        number = self._number_of(queue_offset)
+        number = self.number_of(queue_offset)
         if number is None:
             number = self._number_above(queue_offset)
             before = max(self._written_before(number), 0)
@@ -280,7 +281,7 @@ class BatchConsumeQueue(UnitQueue):
 
     def store_timestamp(self, queue_offset: int) -> int:
         """int: store time (ms since epoch) in the unit that holds `queue_offset`, -1 if there is none."""
-        number = self._number_of(queue_offset)
+        number = self.number_of(queue_offset)
         return -1 if number is None else self._read(number)[3]
 
     def consistent_num(self) -> int:
@@ -308,7 +309,7 @@ class BatchConsumeQueue(UnitQueue):
             if at < high:
                 break
         if number >= self.unit_num or self._read(number)[0] != phy_offset:
-            found = self._number_of(queue_offset)
+            found = self.number_of(queue_offset)
             if found is None:
                 return False
             number = found

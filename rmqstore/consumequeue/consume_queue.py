@@ -22,6 +22,7 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import UNIT_SIZE, Unit, UnitQueue
 from rmqstore.errors import InvalidMessageError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
+from rmqstore.files.mapped_file_queue import MappedFileQueue
 
 _EXT_UNIT_MIN_SIZE = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
 
@@ -182,6 +183,10 @@ class ConsumeQueue(UnitQueue):
             else Unit(queue_offset, phy_offset, size, tags_code)
         )
 
+    def number_of(self, queue_offset: int) -> int | None:
+        """Return the number of the unit with this queue offset, which is the same; None if there is no file for it."""
+        return queue_offset if self.first_unit <= queue_offset < self.unit_num else None
+
     def units(self, queue_offset: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Up to `count` units from `queue_offset` on, none beyond the file in which it lies.
 
@@ -203,14 +208,7 @@ class ConsumeQueue(UnitQueue):
         )
 
     def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
-        """bool: the units of these records are there, one after the other, and say exactly what the records need.
-
-        Parameters
-        ----------
-        columns : RecordColumns
-        rows : int64 array
-            Rows of this queue, in order, at least one.
-        """
+        """Return whether the units of these records are there and say what the records need; see `UnitQueue.agrees`."""
         number, done = int(columns.queue_offset[rows[0]]), 0
         while done < len(rows):
             mapped_file = self._file_of_unit(number) if self.first_unit <= number < self.unit_num else None
@@ -508,6 +506,10 @@ class ConsumeQueue(UnitQueue):
         super().forget_prepared()
         if self.ext is not None:
             self.ext.files.prepared.forget()
+
+    def file_lists(self) -> list[MappedFileQueue]:
+        """Return the lists of its files, that of the extension included."""
+        return [self.files] if self.ext is None else [self.files, self.ext.files]
 
     def mapped_files(self) -> Iterator[MappedFile]:
         """The queue's files, then those of the extension."""

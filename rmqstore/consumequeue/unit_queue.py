@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE
+from rmqstore._dispatch import RecordColumns
 from rmqstore.config import StoreConfig, is_usual_size, own_size
 from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_times import UnitTimes
@@ -292,6 +293,19 @@ class UnitQueue(NotCopied, _core.QueueFields):
         """Return tags codes, with codes from the extension in place of addresses; an address without a unit stays."""
         return codes
 
+    def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
+        """Return whether the units of these records are there, one after the other, and say exactly what the records need.
+
+        False also where only a comparison of each unit can say so.
+
+        Parameters
+        ----------
+        columns : RecordColumns
+        rows : int64 array
+            Rows of this queue, in order, at least one.
+        """
+        return False
+
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         raise NotImplementedError
 
@@ -349,6 +363,10 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def forget_prepared(self) -> None:
         """Leave what was prepared to the parent of this forked process."""
         self.files.prepared.forget()
+
+    def file_lists(self) -> list[MappedFileQueue]:
+        """Return the lists of its files, that of the extension included."""
+        return [self.files]
 
     def mapped_files(self) -> Iterator[MappedFile]:
         """Every file, those of the extension included."""

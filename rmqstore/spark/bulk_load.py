@@ -31,7 +31,7 @@ from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFile, fsync_directory, make_directories, name_of_offset
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, host_to_bytes
-from rmqstore.offline.rebuild import delete_tree
+from rmqstore.offline.rebuild_swap import delete_tree
 from rmqstore.spark.batches import without_marks
 from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
 from rmqstore.spark.rebuild import rebuild_with

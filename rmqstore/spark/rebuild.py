@@ -36,17 +36,19 @@ from rmqstore.index.index_service import index_name_after
 from rmqstore.offline.rebuild import (
     REBUILD_DIRECTORY,
     RebuildReport,
-    delete_tree,
-    finish_swap,
-    folders_of,
     free_output,
     kinds_of,
     known_config,
+    refuse_findings,
+    refuse_lost_log,
+)
+from rmqstore.offline.rebuild_swap import (
+    delete_tree,
+    finish_swap,
+    folders_of,
     mark_complete,
     move_built,
     moved_aside,
-    refuse_findings,
-    refuse_lost_log,
     swap,
 )
 from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
