@@ -1,8 +1,7 @@
 # How parsed records become the columns of Arrow: the buffers of one batch (`ColumnSink`), and what writes each column
-# into them, as copies (`write_...`) or as views (`view_...`).  It asks for no memory: a row that does not fit says what
-# it lacks.
+# into them (`write_...`), as copies or as views.  It asks for no memory: a row that does not fit says what it lacks.
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from rmqstore._bytes cimport (
@@ -92,6 +91,10 @@ cdef enum:
     PASSED_OVER = 113
     WRITE_FIRST = 114
     NO_WRITER = 115          # a column that nobody fills: a fault of this source
+
+
+ctypedef uint8_t Copies
+ctypedef uint64_t Views
 
 
 cdef struct StagedRow:
@@ -307,72 +310,155 @@ cdef inline bint repeats(ColumnSink* s, const int32_t* offsets, int64_t n) noexc
     return found
 
 
-cdef inline void write_names(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room,
-                             bint chosen) noexcept nogil:
-    cdef int64_t used = s.data_used[COL_PROPERTIES], num = s.child_used[COL_PROPERTIES], k
-    cdef unsigned char* data = s.data[COL_PROPERTIES]
-    cdef int32_t* offsets = s.child[COL_PROPERTIES]
-    cdef PropertySpan* span
-    if row.layout != NULL:
-        copy_bytes(data + used, row.layout.names, row.layout.names_len, row.layout.names_len + TEXT_SLACK)
-        for k in range(row.span_num):
-            offsets[num + 1 + k] = <int32_t>used + row.layout.name_ends[k]
-        s.data_used[COL_PROPERTIES], s.child_used[COL_PROPERTIES] = used + row.layout.names_len, num + row.span_num
-        return
-    for k in range(row.span_num):
-        if chosen and s.chosen[k] < 0:
-            continue
-        span = row.spans + k
-        used += put_text(data + used, text + span.start, span.split - span.start, room - span.start, row.valid)
-        num += 1
-        offsets[num] = <int32_t>used
-    s.data_used[COL_PROPERTIES], s.child_used[COL_PROPERTIES] = used, num
+ctypedef fused Form:
+    # How texts and bytes are written, for the compiler: copies, or views of the records.
+    Copies
+    Views
 
 
-cdef inline void write_values(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room,
-                              bint chosen) noexcept nogil:
-    cdef int64_t used = s.data_used[COL_VALUES], num = s.child_used[COL_VALUES], k
-    cdef unsigned char* data = s.data[COL_VALUES]
-    cdef int32_t* offsets = s.child[COL_VALUES]
-    cdef PropertySpan* span
-    for k in range(row.span_num):
-        span = row.spans + k
-        if chosen:
-            if s.chosen[k] < 0:
-                continue
-            span = row.spans + s.chosen[k]
-        used += put_text(data + used, text + span.split + 1, span.end - span.split - 1, room - span.split - 1, row.valid)
-        num += 1
-        offsets[num] = <int32_t>used
-    s.data_used[COL_VALUES], s.child_used[COL_VALUES] = used, num
+cdef struct TextOut:
+    # Where the texts or bytes of a column go, or those of a child: their ends or views, and the data that they are copied to.
+    unsigned char* main
+    unsigned char* data
+    int64_t used
 
 
-cdef inline void write_properties(ColumnSink* s) noexcept nogil:
-    cdef int32_t* ends = <int32_t*>s.main[COL_PROPERTIES] + s.count + 1
-    cdef int64_t i, first, used, room
+cdef inline TextOut text_out(ColumnSink* s, int column, Form form) noexcept nogil:
+    # For the rows that are staged.
+    cdef TextOut out
+    out.main = s.main[column] + (VIEW_SIZE * s.count if Form is Views else <int64_t>sizeof(int32_t) * (s.count + 1))
+    out.data, out.used = s.data[column], s.data_used[column]
+    return out
+
+
+cdef inline TextOut child_out(ColumnSink* s, int column, Form form) noexcept nogil:
+    # For the texts of lists, numbered from the batch's first on.
+    cdef TextOut out
+    out.main = <unsigned char*>s.child[column] + (0 if Form is Views else <int64_t>sizeof(int32_t))
+    out.data, out.used = s.data[column], s.data_used[column]
+    return out
+
+
+cdef inline void put_own(TextOut* out, int64_t i, int64_t n, Form form) noexcept nogil:
+    # The `n` bytes that were just written after the data: as the text of row `i`.
+    if Form is Copies:
+        out.used += n
+        (<int32_t*>out.main)[i] = <int32_t>out.used
+    else:
+        put_view(out.main + VIEW_SIZE * i, out.data + out.used, n, n + TEXT_SLACK, 0, out.used)
+        if n > VIEW_INLINE:
+            out.used += n
+
+
+cdef inline void put_value(TextOut* out, int64_t i, StagedRow* row, const unsigned char* p, int64_t n, int64_t room,
+                           bint valid, Form form) noexcept nogil:
+    # A text of the record; with views only one that is not the UTF-8 of what Java reads goes to the data.
+    cdef int64_t taken
+    if Form is Copies:
+        put_own(out, i, put_text(out.data + out.used, p, n, room, valid), form)
+    else:
+        if not valid:
+            taken = put_java_utf8(out.data + out.used, p, n)
+            if taken != n or memcmp(out.data + out.used, p, n) != 0:
+                put_own(out, i, taken, form)
+                return
+        put_view(out.main + VIEW_SIZE * i, p, n, room, row.buffer, p - row.origin)
+
+
+cdef inline void put_bytes(TextOut* out, int64_t i, StagedRow* row, const unsigned char* p, int64_t n, int64_t room,
+                           Form form) noexcept nogil:
+    if Form is Views:
+        put_view(out.main + VIEW_SIZE * i, p, n, room, row.buffer, p - row.origin)
+    else:
+        copy_bytes(out.data + out.used, p, n, room)
+        put_own(out, i, n, form)
+
+
+cdef inline void write_topics(ColumnSink* s, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, COL_TOPIC, form)
+    cdef int64_t i, room
     cdef StagedRow* row
     cdef const unsigned char* text
-    cdef bint chosen
     for i in range(s.row_num):
         row = s.rows + i
-        text, room = row.p + row.r.properties_pos, row.room - row.r.properties_pos
-        first, used = s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES]
-        write_names(s, row, text, room, False)
-        chosen = False
-        # Different malformed names may be read as the same text; those of a layout are known to differ.
-        if row.layout == NULL and row.span_num > 1 and (not row.valid or names_may_repeat(text, row.spans, row.span_num)):
-            chosen = repeats(s, s.child[COL_PROPERTIES] + first, row.span_num)
-            if chosen:
-                s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES] = first, used
-                write_names(s, row, text, room, True)
-        write_values(s, row, text, room, chosen)
-        ends[i] = <int32_t>s.child_used[COL_PROPERTIES]
+        text, room = row.p + row.r.topic_pos, row.room - row.r.topic_pos
+        if Form is Copies and copy_ascii(out.data + out.used, text, row.r.topic_len, room):
+            put_own(&out, i, row.r.topic_len, form)
+        else:
+            put_value(&out, i, row, text, row.r.topic_len, room, is_utf8(text, row.r.topic_len), form)
+    s.data_used[COL_TOPIC] = out.used
 
 
-cdef inline void write_nullable(ColumnSink* s, int column) noexcept nogil:
-    cdef int32_t* ends = <int32_t*>s.main[column] + s.count + 1
-    cdef unsigned char* data = s.data[column]
-    cdef int64_t i, used = s.data_used[column]
+cdef inline int64_t put_message_id(unsigned char* to, StagedRow* row) noexcept nogil:
+    # Upper-case hexadecimal digits of the store host and the phy offset; how many.
+    if row.r.store_host_len == 8:
+        put_hex_8_8(to, row.p + row.r.store_host_pos, row.p + RECORD_PHY_OFFSET)
+        return 32
+    put_hex(to, row.p + row.r.store_host_pos, 20)
+    put_hex(to + 40, row.p + RECORD_PHY_OFFSET, 8)
+    return 56
+
+
+cdef inline void write_message_ids(ColumnSink* s, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, COL_MSG_ID, form)
+    cdef int64_t i
+    for i in range(s.row_num):
+        put_own(&out, i, put_message_id(out.data + out.used, s.rows + i), form)
+    s.data_used[COL_MSG_ID] = out.used
+
+
+cdef inline void put_host(TextOut* out, int64_t i, unsigned char* slot, Form form) noexcept nogil:
+    # With views the text of a host is written once for a batch, as long as no other host takes its slot.
+    cdef int64_t length = slot[HOST_TEXT_LEN]
+    cdef int32_t pos
+    if Form is Views:
+        memcpy(&pos, slot + HOST_POS, sizeof(pos))
+        if 0 <= pos <= out.used - length and memcmp(out.data + pos, slot + HOST_TEXT, length) == 0:
+            put_view(out.main + VIEW_SIZE * i, slot + HOST_TEXT, length, 64, 0, pos)
+            return
+        pos = <int32_t>out.used
+        memcpy(slot + HOST_POS, &pos, sizeof(pos))
+    memcpy(out.data + out.used, slot + HOST_TEXT, 64)
+    put_own(out, i, length, form)
+
+
+cdef inline void view_host(ColumnSink* s, int column, unsigned char* to, const unsigned char* host, int32_t n) noexcept nogil:
+    # The view of one host, which goes to `to`.
+    cdef TextOut out = text_out(s, column, <Views>0)
+    out.main = to
+    put_host(&out, 0, told_host(s, column, host, n), <Views>0)
+    s.data_used[column] = out.used
+
+
+cdef inline void write_hosts(ColumnSink* s, int column, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, column, form)
+    cdef int64_t i
+    cdef int32_t n, last_n = 0
+    cdef uint64_t here, last = 0
+    cdef unsigned char* slot = NULL
+    cdef const unsigned char* host
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if column == COL_BORN_HOST:
+            host, n = row.p + RECORD_BORN_HOST, row.r.born_host_len
+        else:
+            host, n = row.p + row.r.store_host_pos, row.r.store_host_len
+        memcpy(&here, host, 8)
+        # Mostly that of the row before.
+        if n != 8 or last_n != 8 or here != last:
+            slot = told_host(s, column, host, n)
+        elif Form is Views:
+            memcpy(out.main + VIEW_SIZE * i, out.main + VIEW_SIZE * (i - 1), VIEW_SIZE)
+            continue
+        put_host(&out, i, slot, form)
+        last, last_n = here, n
+    s.data_used[column] = out.used
+
+
+cdef inline void write_nullable(ColumnSink* s, int column, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, column, form)
+    cdef int64_t i
     cdef StagedRow* row
     cdef const unsigned char* text
     cdef PropertySpan* span
@@ -383,18 +469,44 @@ cdef inline void write_nullable(ColumnSink* s, int column) noexcept nogil:
         number = row.known.tags if column == COL_TAGS else row.known.unique_key
         if number >= 0:
             span = row.spans + number
-            used += put_text(data + used, text + span.split + 1, span.end - span.split - 1,
-                             row.room - row.r.properties_pos - span.split - 1, row.valid)
+            put_value(&out, i, row, text + span.split + 1, span.end - span.split - 1,
+                      row.room - row.r.properties_pos - span.split - 1, row.valid, form)
+        elif Form is Views:
+            memset(out.main + VIEW_SIZE * i, 0, VIEW_SIZE)
+        else:
+            put_own(&out, i, 0, form)
         mark_valid(s, column, s.count + i, number >= 0)
-        ends[i] = <int32_t>used
-    s.data_used[column] = used
+    s.data_used[column] = out.used
 
 
-cdef inline void write_keys(ColumnSink* s) noexcept nogil:
+cdef inline void write_bodies(ColumnSink* s, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, COL_BODY, form)
+    cdef int64_t i
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if Form is Views and row.body_lent:
+            copy_bytes(out.data + out.used, row.body, row.body_len, row.body_room)
+            put_own(&out, i, row.body_len, form)
+        else:
+            put_bytes(&out, i, row, row.body, row.body_len, row.body_room, form)
+    s.data_used[COL_BODY] = out.used
+
+
+cdef inline void write_stored_bodies(ColumnSink* s, Form form) noexcept nogil:
+    cdef TextOut out = text_out(s, COL_BODY_STORED, form)
+    cdef int64_t i
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        put_bytes(&out, i, row, row.p + row.r.body_pos, row.r.body_len, row.room - row.r.body_pos, form)
+    s.data_used[COL_BODY_STORED] = out.used
+
+
+cdef inline void write_keys(ColumnSink* s, Form form) noexcept nogil:
     cdef int32_t* ends = <int32_t*>s.main[COL_KEYS] + s.count + 1
-    cdef int32_t* offsets = s.child[COL_KEYS]
-    cdef unsigned char* data = s.data[COL_KEYS]
-    cdef int64_t i, used = s.data_used[COL_KEYS], num = s.child_used[COL_KEYS], start, end, room
+    cdef TextOut out = child_out(s, COL_KEYS, form)
+    cdef int64_t i, num = s.child_used[COL_KEYS], start, end, room
     cdef StagedRow* row
     cdef const unsigned char* text
     cdef PropertySpan* span
@@ -408,102 +520,84 @@ cdef inline void write_keys(ColumnSink* s) noexcept nogil:
                 room = row.room - row.r.properties_pos - start
                 end = start + before(text + start, 32, span.end - start, room)
                 if end > start:
-                    used += put_text(data + used, text + start, end - start, room, row.valid)
+                    put_value(&out, num, row, text + start, end - start, room, row.valid, form)
                     num += 1
-                    offsets[num] = <int32_t>used
                 start = end + 1
         ends[i] = <int32_t>num
-    s.data_used[COL_KEYS], s.child_used[COL_KEYS] = used, num
+    s.data_used[COL_KEYS], s.child_used[COL_KEYS] = out.used, num
 
 
-cdef inline void write_topics(ColumnSink* s) noexcept nogil:
-    cdef int32_t* ends = <int32_t*>s.main[COL_TOPIC] + s.count + 1
-    cdef unsigned char* data = s.data[COL_TOPIC]
-    cdef int64_t i, used = s.data_used[COL_TOPIC]
+cdef inline bint names_repeat(ColumnSink* s, TextOut* out, StagedRow* row, const unsigned char* text,
+                              int64_t room) noexcept nogil:
+    # `repeats` of the names of a row, which are written after the names' data for that and left there for nobody.
+    cdef int64_t used = out.used, k
+    cdef PropertySpan* span
+    s.name_ends[0] = <int32_t>used
+    for k in range(row.span_num):
+        span = row.spans + k
+        used += put_text(out.data + used, text + span.start, span.split - span.start, room - span.start, row.valid)
+        s.name_ends[k + 1] = <int32_t>used
+    return repeats(s, s.name_ends, row.span_num)
+
+
+cdef inline int64_t put_property_views(ColumnSink* s, int64_t num, const PropertyLayout* layout,
+                                       const unsigned char* text, int32_t buffer, int64_t pos) noexcept nogil:
+    # The names and values of a text that fits and stands at `pos` of a buffer, as those from `num` on; how many there
+    # are then.
+    cdef unsigned char* names = <unsigned char*>s.child[COL_PROPERTIES] + VIEW_SIZE * num
+    cdef unsigned char* values = <unsigned char*>s.child[COL_VALUES] + VIEW_SIZE * num
+    cdef int32_t k, span_num = layout.span_num
+    for k in range(span_num):
+        put_name_view(names + VIEW_SIZE * k, layout, k, text, buffer, pos)
+        put_value_view(values + VIEW_SIZE * k, layout, k, text, buffer, pos)
+    return num + span_num
+
+
+cdef inline void put_layout_names(TextOut* out, int64_t num, StagedRow* row) noexcept nogil:
+    # The names of a text whose layout is known, from the `num`-th on.
+    cdef int32_t k
+    copy_bytes(out.data + out.used, row.layout.names, row.layout.names_len, row.layout.names_len + TEXT_SLACK)
+    for k in range(row.span_num):
+        (<int32_t*>out.main)[num + k] = <int32_t>out.used + row.layout.name_ends[k]
+    out.used += row.layout.names_len
+
+
+cdef inline void write_properties(ColumnSink* s, Form form) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_PROPERTIES] + s.count + 1
+    cdef TextOut names = child_out(s, COL_PROPERTIES, form), values = child_out(s, COL_VALUES, form)
+    cdef int64_t num = s.child_used[COL_PROPERTIES], i, k, room
     cdef StagedRow* row
+    cdef PropertySpan* span
     cdef const unsigned char* text
+    cdef bint chosen, named
     for i in range(s.row_num):
         row = s.rows + i
-        text = row.p + row.r.topic_pos
-        if copy_ascii(data + used, text, row.r.topic_len, row.room - row.r.topic_pos) or is_utf8(text, row.r.topic_len):
-            used += row.r.topic_len
-        else:
-            used += put_java_utf8(data + used, text, row.r.topic_len)
-        ends[i] = <int32_t>used
-    s.data_used[COL_TOPIC] = used
-
-
-cdef inline int64_t put_message_id(unsigned char* to, StagedRow* row) noexcept nogil:
-    # Upper-case hexadecimal digits of the store host and the phy offset; how many.
-    if row.r.store_host_len == 8:
-        put_hex_8_8(to, row.p + row.r.store_host_pos, row.p + RECORD_PHY_OFFSET)
-        return 32
-    put_hex(to, row.p + row.r.store_host_pos, 20)
-    put_hex(to + 40, row.p + RECORD_PHY_OFFSET, 8)
-    return 56
-
-
-cdef inline void write_message_ids(ColumnSink* s) noexcept nogil:
-    cdef int32_t* ends = <int32_t*>s.main[COL_MSG_ID] + s.count + 1
-    cdef unsigned char* data = s.data[COL_MSG_ID]
-    cdef int64_t i, used = s.data_used[COL_MSG_ID]
-    cdef StagedRow* row
-    for i in range(s.row_num):
-        row = s.rows + i
-        used += put_message_id(data + used, row)
-        ends[i] = <int32_t>used
-    s.data_used[COL_MSG_ID] = used
-
-
-cdef inline void write_hosts(ColumnSink* s, int column) noexcept nogil:
-    cdef int32_t* ends = <int32_t*>s.main[column] + s.count + 1
-    cdef unsigned char* data = s.data[column]
-    cdef int64_t i, used = s.data_used[column]
-    cdef int32_t n
-    cdef uint64_t here, last = 0
-    cdef unsigned char* slot = NULL
-    cdef const unsigned char* host
-    cdef StagedRow* row
-    for i in range(s.row_num):
-        row = s.rows + i
-        if column == COL_BORN_HOST:
-            host, n = row.p + RECORD_BORN_HOST, row.r.born_host_len
-        else:
-            host, n = row.p + row.r.store_host_pos, row.r.store_host_len
-        memcpy(&here, host, 8)
-        # Mostly that of the row before.
-        if slot == NULL or n != 8 or slot[0] != 8 or here != last:
-            slot, last = told_host(s, column, host, n), here
-        memcpy(data + used, slot + HOST_TEXT, 64)
-        used += slot[HOST_TEXT_LEN]
-        ends[i] = <int32_t>used
-    s.data_used[column] = used
-
-
-cdef inline void write_bodies(ColumnSink* s) noexcept nogil:
-    cdef int32_t* ends = <int32_t*>s.main[COL_BODY] + s.count + 1
-    cdef unsigned char* data = s.data[COL_BODY]
-    cdef int64_t i, used = s.data_used[COL_BODY]
-    cdef StagedRow* row
-    for i in range(s.row_num):
-        row = s.rows + i
-        copy_bytes(data + used, row.body, row.body_len, row.body_room)
-        used += row.body_len
-        ends[i] = <int32_t>used
-    s.data_used[COL_BODY] = used
-
-
-cdef inline void write_stored_bodies(ColumnSink* s) noexcept nogil:
-    cdef int32_t* ends = <int32_t*>s.main[COL_BODY_STORED] + s.count + 1
-    cdef unsigned char* data = s.data[COL_BODY_STORED]
-    cdef int64_t i, used = s.data_used[COL_BODY_STORED]
-    cdef StagedRow* row
-    for i in range(s.row_num):
-        row = s.rows + i
-        copy_bytes(data + used, row.p + row.r.body_pos, row.r.body_len, row.room - row.r.body_pos)
-        used += row.r.body_len
-        ends[i] = <int32_t>used
-    s.data_used[COL_BODY_STORED] = used
+        text, room = row.p + row.r.properties_pos, row.room - row.r.properties_pos
+        if Form is Views and row.layout != NULL and row.r.properties_len + VIEW_SIZE <= room:
+            num = put_property_views(s, num, row.layout, text, row.buffer, text - row.origin)
+            ends[i] = <int32_t>num
+            continue
+        named = Form is Copies and row.layout != NULL
+        if named:
+            put_layout_names(&names, num, row)
+        # Different malformed names may be read as the same text; those of a layout are known to differ.
+        chosen = (row.layout == NULL and row.span_num > 1
+                  and (not row.valid or names_may_repeat(text, row.spans, row.span_num))
+                  and names_repeat(s, &names, row, text, room))
+        for k in range(row.span_num):
+            if chosen and s.chosen[k] < 0:
+                continue
+            span = row.spans + k
+            if not named:
+                put_value(&names, num, row, text + span.start, span.split - span.start, room - span.start, row.valid, form)
+            if chosen:
+                span = row.spans + s.chosen[k]
+            put_value(&values, num, row, text + span.split + 1, span.end - span.split - 1, room - span.split - 1, row.valid,
+                      form)
+            num += 1
+        ends[i] = <int32_t>num
+    s.data_used[COL_PROPERTIES], s.data_used[COL_VALUES] = names.used, values.used
+    s.child_used[COL_PROPERTIES] = s.child_used[COL_VALUES] = num
 
 
 cdef inline int write_int64s(ColumnSink* s, int column) noexcept nogil:
@@ -551,254 +645,23 @@ cdef inline int write_int32s(ColumnSink* s, int column) noexcept nogil:
     return RECORD
 
 
-cdef inline void view_text(ColumnSink* s, int column, unsigned char* to, StagedRow* row, const unsigned char* p, int64_t n,
-                           int64_t room, bint valid) noexcept nogil:
-    # A view of a text of the record; one that is not the UTF-8 of what Java reads goes to the column's own data.
-    cdef int64_t used, taken
-    if not valid:
-        used = s.data_used[column]
-        taken = put_java_utf8(s.data[column] + used, p, n)
-        if taken != n or memcmp(s.data[column] + used, p, n) != 0:
-            view_own(s, column, to, taken)
-            return
-    put_view(to, p, n, room, row.buffer, p - row.origin)
-
-
-cdef inline void view_own(ColumnSink* s, int column, unsigned char* to, int64_t n) noexcept nogil:
-    # A view of the `n` bytes that were just written after the column's own data, which keeps them where the view does not.
-    cdef int64_t used = s.data_used[column]
-    put_view(to, s.data[column] + used, n, n + TEXT_SLACK, 0, used)
-    if n > VIEW_INLINE:
-        s.data_used[column] = used + n
-
-
-cdef inline void view_topics(ColumnSink* s) noexcept nogil:
-    cdef unsigned char* to = s.main[COL_TOPIC] + VIEW_SIZE * s.count
-    cdef int64_t i
-    cdef StagedRow* row
-    cdef const unsigned char* text
-    for i in range(s.row_num):
-        row = s.rows + i
-        text = row.p + row.r.topic_pos
-        view_text(s, COL_TOPIC, to + VIEW_SIZE * i, row, text, row.r.topic_len, row.room - row.r.topic_pos,
-                  is_utf8(text, row.r.topic_len))
-
-
-cdef inline void view_message_ids(ColumnSink* s) noexcept nogil:
-    cdef unsigned char* to = s.main[COL_MSG_ID] + VIEW_SIZE * s.count
-    cdef unsigned char* text
-    cdef int64_t i
-    cdef StagedRow* row
-    for i in range(s.row_num):
-        row = s.rows + i
-        text = s.data[COL_MSG_ID] + s.data_used[COL_MSG_ID]
-        view_own(s, COL_MSG_ID, to + VIEW_SIZE * i, put_message_id(text, row))
-
-
-cdef inline void view_host(ColumnSink* s, int column, unsigned char* to, const unsigned char* host,
-                           int32_t n) noexcept nogil:
-    # The text of a host is written once for a batch, as long as nobody else takes its slot.
-    cdef unsigned char* slot = told_host(s, column, host, n)
-    cdef int64_t length = slot[HOST_TEXT_LEN], used = s.data_used[column]
-    cdef int32_t pos
-    memcpy(&pos, slot + HOST_POS, sizeof(pos))
-    if pos < 0 or pos > used - length or memcmp(s.data[column] + pos, slot + HOST_TEXT, length) != 0:
-        pos = <int32_t>used
-        memcpy(s.data[column] + used, slot + HOST_TEXT, 64)
-        memcpy(slot + HOST_POS, &pos, sizeof(pos))
-        view_own(s, column, to, length)
-    else:
-        put_view(to, slot + HOST_TEXT, length, 64, 0, pos)
-
-
-cdef inline void view_hosts(ColumnSink* s, int column) noexcept nogil:
-    cdef unsigned char* to = s.main[column] + VIEW_SIZE * s.count
-    cdef int64_t i
-    cdef int32_t n, last_n = 0
-    cdef uint64_t here, last = 0
-    cdef const unsigned char* host
-    cdef StagedRow* row
-    for i in range(s.row_num):
-        row = s.rows + i
-        if column == COL_BORN_HOST:
-            host, n = row.p + RECORD_BORN_HOST, row.r.born_host_len
-        else:
-            host, n = row.p + row.r.store_host_pos, row.r.store_host_len
-        memcpy(&here, host, 8)
-        # Mostly that of the row before.
-        if n == 8 and last_n == 8 and here == last:
-            memcpy(to + VIEW_SIZE * i, to + VIEW_SIZE * (i - 1), VIEW_SIZE)
-        else:
-            view_host(s, column, to + VIEW_SIZE * i, host, n)
-        last, last_n = here, n
-
-
-cdef inline void view_nullable(ColumnSink* s, int column) noexcept nogil:
-    cdef unsigned char* to = s.main[column] + VIEW_SIZE * s.count
-    cdef int64_t i
-    cdef StagedRow* row
-    cdef const unsigned char* text
-    cdef PropertySpan* span
-    cdef int32_t number
-    for i in range(s.row_num):
-        row = s.rows + i
-        text = row.p + row.r.properties_pos
-        number = row.known.tags if column == COL_TAGS else row.known.unique_key
-        if number >= 0:
-            span = row.spans + number
-            view_text(s, column, to + VIEW_SIZE * i, row, text + span.split + 1, span.end - span.split - 1,
-                      row.room - row.r.properties_pos - span.split - 1, row.valid)
-        else:
-            memset(to + VIEW_SIZE * i, 0, VIEW_SIZE)
-        mark_valid(s, column, s.count + i, number >= 0)
-
-
-cdef inline void view_bodies(ColumnSink* s) noexcept nogil:
-    cdef unsigned char* to = s.main[COL_BODY] + VIEW_SIZE * s.count
-    cdef int64_t i, used
-    cdef StagedRow* row
-    for i in range(s.row_num):
-        row = s.rows + i
-        if row.body_lent:
-            used = s.data_used[COL_BODY]
-            copy_bytes(s.data[COL_BODY] + used, row.body, row.body_len, row.body_room)
-            view_own(s, COL_BODY, to + VIEW_SIZE * i, row.body_len)
-        else:
-            put_view(to + VIEW_SIZE * i, row.body, row.body_len, row.body_room, row.buffer, row.body - row.origin)
-
-
-cdef inline void view_stored_bodies(ColumnSink* s) noexcept nogil:
-    cdef unsigned char* to = s.main[COL_BODY_STORED] + VIEW_SIZE * s.count
-    cdef int64_t i
-    cdef StagedRow* row
-    cdef const unsigned char* body
-    for i in range(s.row_num):
-        row = s.rows + i
-        body = row.p + row.r.body_pos
-        put_view(to + VIEW_SIZE * i, body, row.r.body_len, row.room - row.r.body_pos, row.buffer, body - row.origin)
-
-
-cdef inline void view_keys(ColumnSink* s) noexcept nogil:
-    cdef int32_t* ends = <int32_t*>s.main[COL_KEYS] + s.count + 1
-    cdef unsigned char* views = <unsigned char*>s.child[COL_KEYS]
-    cdef int64_t i, num = s.child_used[COL_KEYS], start, end, room
-    cdef StagedRow* row
-    cdef const unsigned char* text
-    cdef PropertySpan* span
-    for i in range(s.row_num):
-        row = s.rows + i
-        text = row.p + row.r.properties_pos
-        if row.known.keys >= 0:
-            span = row.spans + row.known.keys
-            start = span.split + 1
-            while start < span.end:
-                room = row.room - row.r.properties_pos - start
-                end = start + before(text + start, 32, span.end - start, room)
-                if end > start:
-                    view_text(s, COL_KEYS, views + VIEW_SIZE * num, row, text + start, end - start, room, row.valid)
-                    num += 1
-                start = end + 1
-        ends[i] = <int32_t>num
-    s.child_used[COL_KEYS] = num
-
-
-cdef inline bint names_repeat(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room) noexcept nogil:
-    # `repeats` of the names of a row, which are written after the names' data for that and left there for nobody.
-    cdef int64_t used = s.data_used[COL_PROPERTIES], k
-    cdef PropertySpan* span
-    s.name_ends[0] = <int32_t>used
-    for k in range(row.span_num):
-        span = row.spans + k
-        used += put_text(s.data[COL_PROPERTIES] + used, text + span.start, span.split - span.start, room - span.start, row.valid)
-        s.name_ends[k + 1] = <int32_t>used
-    return repeats(s, s.name_ends, row.span_num)
-
-
-cdef inline int64_t put_property_views(ColumnSink* s, int64_t num, const PropertyLayout* layout,
-                                       const unsigned char* text, int32_t buffer, int64_t pos) noexcept nogil:
-    # The names and values of a text that fits and stands at `pos` of a buffer, as those from `num` on; how many there
-    # are then.
-    cdef unsigned char* names = <unsigned char*>s.child[COL_PROPERTIES] + VIEW_SIZE * num
-    cdef unsigned char* values = <unsigned char*>s.child[COL_VALUES] + VIEW_SIZE * num
-    cdef int32_t k, span_num = layout.span_num
-    for k in range(span_num):
-        put_name_view(names + VIEW_SIZE * k, layout, k, text, buffer, pos)
-        put_value_view(values + VIEW_SIZE * k, layout, k, text, buffer, pos)
-    return num + span_num
-
-
-cdef inline void view_properties(ColumnSink* s) noexcept nogil:
-    cdef int32_t* ends = <int32_t*>s.main[COL_PROPERTIES] + s.count + 1
-    cdef unsigned char* names = <unsigned char*>s.child[COL_PROPERTIES]
-    cdef unsigned char* values = <unsigned char*>s.child[COL_VALUES]
-    cdef int64_t num = s.child_used[COL_PROPERTIES], i, k, room
-    cdef StagedRow* row
-    cdef PropertySpan* span
-    cdef const unsigned char* text
-    cdef bint chosen
-    for i in range(s.row_num):
-        row = s.rows + i
-        text, room = row.p + row.r.properties_pos, row.room - row.r.properties_pos
-        if row.layout != NULL and row.r.properties_len + VIEW_SIZE <= room:
-            num = put_property_views(s, num, row.layout, text, row.buffer, text - row.origin)
-            ends[i] = <int32_t>num
-            continue
-        chosen = (row.layout == NULL and row.span_num > 1
-                  and (not row.valid or names_may_repeat(text, row.spans, row.span_num)) and names_repeat(s, row, text, room))
-        for k in range(row.span_num):
-            if chosen and s.chosen[k] < 0:
-                continue
-            span = row.spans + k
-            view_text(s, COL_PROPERTIES, names + VIEW_SIZE * num, row, text + span.start, span.split - span.start,
-                      room - span.start, row.valid)
-            if chosen:
-                span = row.spans + s.chosen[k]
-            view_text(s, COL_VALUES, values + VIEW_SIZE * num, row, text + span.split + 1, span.end - span.split - 1,
-                      room - span.split - 1, row.valid)
-            num += 1
-        ends[i] = <int32_t>num
-    s.child_used[COL_PROPERTIES] = s.child_used[COL_VALUES] = num
-
-
-cdef inline int write_views(ColumnSink* s, int column) noexcept nogil:
+cdef inline int write_texts(ColumnSink* s, int column, Form form) noexcept nogil:
     if column == COL_TOPIC:
-        view_topics(s)
+        write_topics(s, form)
     elif column == COL_MSG_ID:
-        view_message_ids(s)
+        write_message_ids(s, form)
     elif column == COL_KEYS:
-        view_keys(s)
+        write_keys(s, form)
     elif column == COL_PROPERTIES:
-        view_properties(s)
+        write_properties(s, form)
     elif column == COL_BODY:
-        view_bodies(s)
+        write_bodies(s, form)
     elif column == COL_BODY_STORED:
-        view_stored_bodies(s)
+        write_stored_bodies(s, form)
     elif column == COL_TAGS or column == COL_UNIQUE_KEY:
-        view_nullable(s, column)
+        write_nullable(s, column, form)
     elif column == COL_BORN_HOST or column == COL_STORE_HOST:
-        view_hosts(s, column)
-    else:
-        return NO_WRITER
-    return RECORD
-
-
-cdef inline int write_copies(ColumnSink* s, int column) noexcept nogil:
-    if column == COL_TOPIC:
-        write_topics(s)
-    elif column == COL_MSG_ID:
-        write_message_ids(s)
-    elif column == COL_KEYS:
-        write_keys(s)
-    elif column == COL_PROPERTIES:
-        write_properties(s)
-    elif column == COL_BODY:
-        write_bodies(s)
-    elif column == COL_BODY_STORED:
-        write_stored_bodies(s)
-    elif column == COL_TAGS or column == COL_UNIQUE_KEY:
-        write_nullable(s, column)
-    elif column == COL_BORN_HOST or column == COL_STORE_HOST:
-        write_hosts(s, column)
+        write_hosts(s, column, form)
     else:
         return NO_WRITER
     return RECORD
@@ -849,10 +712,8 @@ cdef inline int write_rows(ColumnSink* s) noexcept nogil:
             verdict = write_int32s(s, column)
         elif not HAS_OFFSETS >> column & 1:
             verdict = write_bits(s, column)
-        elif s.views:
-            verdict = write_views(s, column)
         else:
-            verdict = write_copies(s, column)
+            verdict = write_texts(s, column, <Views>0) if s.views else write_texts(s, column, <Copies>0)
         if verdict != RECORD:
             s.wanting = column
             return verdict

@@ -317,7 +317,7 @@ def order_of(number: int) -> tuple[str, int, str, bytes]:
     """(key, queue id, tag, body) of message `number`; an order makes three messages, its queue keeps them in order."""
     order, event = divmod(number, len(EVENTS))
     # A cheap mixer, so that neighbours differ and the same number always gives the same order.
-    mixed = (order * 2654435761 + 40503) & 0xFFFFFFFF
+    mixed = (order * 2654435761 + 40503) % 2**32
     quantity, cents = mixed % 9 + 1, mixed // 7 % 50_000 + 199
     key = f"ORD-{order:08d}"
     body = (

@@ -39,6 +39,11 @@ _LIGHT = ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
 _OFFSETS = ("begin_phy_offset", "end_phy_offset", "begin_queue_offset", "end_queue_offset")
 
 
+def _compared(code: Any) -> Any:
+    # What RocketMQ 5.5.0 compares of a tags code, or of an array of them.
+    return code & 0xFFFFFFFF
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which messages; every condition must hold, and None is no condition.
@@ -168,11 +173,11 @@ class Selection:
     @functools.cached_property
     def tag_codes(self) -> frozenset[int] | None:
         """frozenset of int or None: the low 32 bits of the tags codes, which RocketMQ 5.5.0 compares; None for all."""
-        return None if self.tags is None else frozenset(tags_code(name) & 0xFFFFFFFF for name in self.tags)
+        return None if self.tags is None else frozenset(_compared(tags_code(name)) for name in self.tags)
 
     def may_have_code(self, code: int | None) -> bool:
         """Return whether a unit with this tags code may lead to a message that is asked for; None is a code that is lost."""
-        return self.tag_codes is None or code is None or code & 0xFFFFFFFF in self.tag_codes
+        return self.tag_codes is None or code is None or _compared(code) in self.tag_codes
 
     def may_have_codes(self, codes: np.ndarray) -> np.ndarray:
         """Return, as an array of bool, which units may lead to a message that is asked for.
@@ -182,7 +187,7 @@ class Selection:
         if self.tag_codes is None:
             return np.ones(len(codes), bool)
         wanted = np.array(sorted(self.tag_codes), np.int64)
-        found: np.ndarray = np.isin(codes & 0xFFFFFFFF, wanted) | (codes <= EXT_ADDRESS_MAX)
+        found: np.ndarray = np.isin(_compared(codes), wanted) | (codes <= EXT_ADDRESS_MAX)
         return found
 
     def choose(self, out: ArrowColumns, *, by_place: bool = False) -> None:

@@ -42,11 +42,10 @@ from rmqstore.rabbitmq import (
     verify,
 )
 from rmqstore.rabbitmq.importing import import_messages
-from rmqstore.rabbitmq.node import unread_parts
+from rmqstore.rabbitmq.node import store_path, unread_parts
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, unreadable_file
 from rmqstore.rabbitmq.transfer import FORMATS, export, found_object, message_object, object_message
 from rmqstore.rabbitmq.unreferenced import count_unreferenced, is_message_file
-from rmqstore.rabbitmq.vhost import store_path
 
 __all__ = ["main"]
 

@@ -24,7 +24,6 @@ __all__ = [
 
 DEFAULT_STORE_HOST = "127.0.0.1:10911"
 _ODD_OPTION_NAMES = {
-    "check_crc_on_recover": "checkCRCOnRecover",
     "enabled_append_prop_crc": "enabledAppendPropCRC",
     "force_verify_prop_crc": "forceVerifyPropCRC",
 }

@@ -79,13 +79,11 @@ class StoreConfig:
     mapper_file_size_batch_consume_queue: int = 13_800_000
     enable_consume_queue_ext: bool = False
     mapped_file_size_consume_queue_ext: int = 50_331_648
-    bit_map_length_consume_queue_ext: int = 64  # bits
     max_hash_slot_num: int = 5_000_000
     max_index_num: int = 20_000_000
 
     # What is written.
     message_index_enable: bool = True
-    message_index_safe: bool = False
     max_message_size: int = 4_194_304
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     enabled_append_prop_crc: bool = False
@@ -106,21 +104,8 @@ class StoreConfig:
     flush_consumer_offset_interval: int = 5000
     consumer_offset_update_version_step: int = 500
 
-    # Recovery.
-    check_crc_on_recover: bool = True
-    commit_log_recover_max_num: int = 10
-    check_commit_log_offset_on_recover: bool = False
-    recheck_reput_offset_from_cq: bool = False
-
     # Reading.
     max_msgs_num_batch: int = 64
-    default_query_max_num: int = 32
-    max_transfer_bytes_on_message_in_memory: int = 262_144
-    max_transfer_count_on_message_in_memory: int = 32
-    max_transfer_bytes_on_message_in_disk: int = 65_536
-    max_transfer_count_on_message_in_disk: int = 8
-    access_message_in_memory_max_ratio: int = 40  # percent of RAM
-    travel_cq_file_num_when_get_message: int = 1
 
     # Retention.
     delete_when: str = "04"  # local hours joined by ';'
@@ -132,7 +117,6 @@ class StoreConfig:
     clean_resource_interval: int = 10_000
     delete_file_batch_max: int = 10
     delete_commit_log_files_interval: int = 100
-    delete_consume_queue_files_interval: int = 100
 
     # Ours.
     index_tags: bool = field(default=True, metadata=_OWN)
@@ -271,7 +255,6 @@ _BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("mapper_file_size_batch_consume_queue", 1, _MAX_FILE_SIZE),
     # One unit without a bitmap (20 bytes) and the 4 bytes that must stay after it.
     ("mapped_file_size_consume_queue_ext", 24, _MAX_FILE_SIZE),
-    ("bit_map_length_consume_queue_ext", 0, 32767 * 8),
     ("max_hash_slot_num", 1, 2**31 - 1),
     # Entry 0 is never used, so that fewer than two entries hold nothing.
     ("max_index_num", 2, 2**31 - 1),
@@ -290,7 +273,6 @@ _BOUNDS: tuple[tuple[str, int, int], ...] = (
             "file_reserved_time",
             "clean_resource_interval",
             "delete_commit_log_files_interval",
-            "delete_consume_queue_files_interval",
             "populate_ahead_size",
         )
     ),
@@ -298,14 +280,7 @@ _BOUNDS: tuple[tuple[str, int, int], ...] = (
         (name, 1, 2**31 - 1)
         for name in (
             "consumer_offset_update_version_step",
-            "commit_log_recover_max_num",
             "max_msgs_num_batch",
-            "default_query_max_num",
-            "max_transfer_bytes_on_message_in_memory",
-            "max_transfer_count_on_message_in_memory",
-            "max_transfer_bytes_on_message_in_disk",
-            "max_transfer_count_on_message_in_disk",
-            "travel_cq_file_num_when_get_message",
             "delete_file_batch_max",
             "max_mapped_files",
         )
@@ -313,7 +288,6 @@ _BOUNDS: tuple[tuple[str, int, int], ...] = (
     *(
         (name, 0, 100)
         for name in (
-            "access_message_in_memory_max_ratio",
             "disk_max_used_space_ratio",
             "disk_space_clean_forcibly_ratio",
             "disk_space_warning_level_ratio",

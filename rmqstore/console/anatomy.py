@@ -24,7 +24,7 @@ from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import MessageExt, host_from_bytes
-from rmqstore.store.dispatcher import multi_dispatch_places
+from rmqstore.store.dispatch_rules import multi_dispatch_places
 from rmqstore.store.message_store import MessageStore
 
 __all__ = [
@@ -99,7 +99,7 @@ def record_fields(read: Callable[[int, int], bytes], size: int, body_crc: int) -
 
     number("total size", ">i")
     (magic,) = struct.unpack(">i", part("magic", 4))
-    add("magic", 4, f"0x{magic & 0xFFFFFFFF:08X}", "version 2" if magic == MAGIC_V2 else "version 1")
+    add("magic", 4, f"0x{magic % 2**32:08X}", "version 2" if magic == MAGIC_V2 else "version 1")
     (crc,) = struct.unpack(">i", part("body CRC", 4))
     add("body CRC", 4, crc, "agrees with the body" if crc == body_crc else f"the body's is {body_crc}")
     number("queue id", ">i")
@@ -107,7 +107,7 @@ def record_fields(read: Callable[[int, int], bytes], size: int, body_crc: int) -
     number("queue offset", ">q")
     number("phy offset", ">q")
     (sys_flag,) = struct.unpack(">i", part("sysFlag", 4))
-    add("sysFlag", 4, f"0x{sys_flag & 0xFFFFFFFF:X}")
+    add("sysFlag", 4, f"0x{sys_flag % 2**32:X}")
     number("born timestamp", ">q", "time")
     host("born host", _V6_FLAGS[0])
     number("store timestamp", ">q", "time")

@@ -256,7 +256,7 @@ def java_order(keys: Iterable[T], capacity: int, hash_of: Callable[[T], int], co
         capacity *= 2
 
     def place(key: T) -> int:
-        value = hash_of(key) & 0xFFFFFFFF
+        value = hash_of(key) % 2**32
         return (value ^ value >> 16) & (capacity - 1)
 
     return sorted(keys, key=place)

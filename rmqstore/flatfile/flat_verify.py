@@ -325,9 +325,10 @@ class _Verify:
         times = np.full(len(items), -1, np.int64)
         if not self.topic_ids:
             return times
-        pairs = (items["topic"].astype(np.int64) << 32) | (items["queue"].astype(np.int64) & 0xFFFFFFFF)
+        pairs = items["topic"].astype(np.int64) * 2**32 + items["queue"].astype(np.int64) % 2**32
         for pair in np.unique(pairs).tolist():
-            topic, queue_id = self.topic_ids.get(pair >> 32), pair & 0xFFFFFFFF
+            topic_id, queue_id = divmod(pair, 2**32)
+            topic = self.topic_ids.get(topic_id)
             queue = self.flat_store.queue(topic, queue_id) if topic is not None and queue_id < 2**31 else None
             if queue is not None:
                 places = np.flatnonzero(pairs == pair)

@@ -47,8 +47,8 @@ from rmqstore.offline.rebuild_swap import (
 )
 from rmqstore.offline.verify import verify_parts
 from rmqstore.rocksdb.places import check_queue_databases, queue_databases
-from rmqstore.store.completion import dispatch_stretch
-from rmqstore.store.dispatcher import LogDispatcher, QueueKindError, without_unit
+from rmqstore.store.dispatch_rules import without_unit
+from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
 from rmqstore.store.lost_log import end_of_known, refuse_loss
 from rmqstore.store.opening import REBUILD_DIRECTORY, is_swapping
 
@@ -380,7 +380,7 @@ class _Build:
         # Dispatches the records up to the first damage; where that is, and what.
         for stretch, columns in log.scans(log.min_offset, log.max_offset, resume=False):
             if stretch.verdict is Verdict.RECORD:
-                self._dispatch_stretch(log, dispatcher, stretch, columns)
+                self._dispatch_stretch(dispatcher, stretch, columns)
             elif stretch.verdict is not Verdict.BLANK:
                 return stretch.begin, stretch.verdict
         return log.max_offset, Verdict.LIMIT
@@ -388,18 +388,16 @@ class _Build:
     def _dispatch(self, log: CommitLog, dispatcher: LogDispatcher, begin: int, end: int) -> None:
         # Dispatches the records from `begin` to `end`, past damage.
         for stretch, columns in log.scans(begin, end):
-            self._dispatch_stretch(log, dispatcher, stretch, columns)
+            self._dispatch_stretch(dispatcher, stretch, columns)
             if stretch.is_damage:
                 self.report.damage.append(stretch.as_damage)
             if self.progress is not None:
                 self.progress(stretch.end - begin, end - begin)
 
-    def _dispatch_stretch(
-        self, log: CommitLog, dispatcher: LogDispatcher, stretch: Stretch, columns: RecordColumns
-    ) -> None:
+    def _dispatch_stretch(self, dispatcher: LogDispatcher, stretch: Stretch, columns: RecordColumns) -> None:
         if stretch.verdict is Verdict.RECORD:
             refuse_assumed(columns, self.config, self.kinds, self.root)
-        dispatch_stretch(log, dispatcher, stretch, columns)
+        dispatcher.dispatch_stretch(stretch, columns)
 
     def _verify(self, end: int, corrupt: bool, misplaced: frozenset[int]) -> None:
         log = CommitLog(self.root, self.config, MappedFilePool(self.config.max_mapped_files), read_only=True)

@@ -38,7 +38,6 @@ from rmqstore.offline.rebuild_swap import (
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
-from rmqstore.store.completion import dispatch_stretch
 from rmqstore.store.dispatcher import LogDispatcher
 
 __all__ = ["rebuild_queue_database"]
@@ -146,7 +145,7 @@ def _build(
         for stretch, columns in commit_log.scans(begin, end, keys=False):
             if stretch.verdict is Verdict.RECORD:
                 refuse_assumed(columns, config, _WHAT, root)
-            dispatch_stretch(commit_log, dispatcher, stretch, columns)
+            dispatcher.dispatch_stretch(stretch, columns)
             if stretch.is_damage:
                 report.damage.append(stretch.as_damage)
             if progress is not None:

@@ -32,7 +32,7 @@ from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings
 from rmqstore.offline.verify_units import QueueCheck
 from rmqstore.offline.verify_unread import unread_folder
-from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 from rmqstore.store.queue_lives import gone_text
 

@@ -23,7 +23,7 @@ from rmqstore.offline.verify_unread import unread_database
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
-from rmqstore.store.dispatcher import multi_dispatch_places
+from rmqstore.store.dispatch_rules import multi_dispatch_places, unit_rows
 from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
 
 __all__ = ["QueueDatabaseCheck"]
@@ -129,17 +129,16 @@ class QueueDatabaseCheck:
 
     def records(self, columns: RecordColumns) -> Iterator[Finding]:
         """Compare the units of these records."""
-        database, n = self.database, columns.count
-        if database is None or not n:
+        if self.database is None or not columns.count:
             return
         # An inner batch has a unit like any record.
-        queued, _ = columns.queued()
-        groups, order = columns.by_queue(queued)
+        rows = unit_rows(columns)
+        groups, order = columns.by_queue(rows.queued.view(np.uint8))
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
             name = decode_java_utf8(columns.topics.topics[topic])
             yield from self._compare(name, queue_id, columns, order[start:end])
-        for row in np.flatnonzero((queued != 0) & (columns.multi_dispatch[:n] != 0)).tolist():
+        for row in rows.further.tolist():
             message = self.commit_log.look_up(int(columns.phy_offset[row]))
             if message is not None:
                 for name, offset in multi_dispatch_places(message, self.config):

@@ -22,7 +22,7 @@ from rmqstore.files.mapped_file import is_not_given_out, why_not_given_out
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 from rmqstore.offline.compared import Compared
 from rmqstore.offline.verify_unread import unread_file
-from rmqstore.store.dispatcher import names_further_queue
+from rmqstore.store.dispatch_rules import names_further_queue
 from rmqstore.store.queue_lives import QueueLife, life_of
 
 _NOT_COMPARED = "the queue is not compared with the log"

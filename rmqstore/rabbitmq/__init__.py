@@ -7,7 +7,8 @@ side of the package, and imports nothing else of it.
 - `_core` (Cython): bytes of journal and segments: one pass over each, the map of both that a queue lives with
 - `_messages` (Cython): bytes of message files, the table of where each message lies; the check of version 2's
 - `layout`, `definitions`: names of directories and small files; the durable queues that a node's Mnesia tables know
-- `node`: a node's data directory: parts that are not read (quorum queues, streams), and which directories are nodes
+- `node`: a node's data directory: parts that are not read (quorum queues, streams), and which directories are nodes and
+  vhosts
 - `term`, `amqp`, `dets`, `ets`: values of terms and their text; AMQP's types; the two kinds of tables that a clean stop leaves
 - `message`: a message, made with the bytes that a node writes, or read lazily
 - `problem`, `directory`: what is wrong in a file, as a value; a directory's lock and its files, mapped
@@ -17,28 +18,30 @@ side of the package, and imports nothing else of it.
 - `queue_index_v2`: the same of version 2, read only
 - `message_store`: the shared messages of a vhost, a face over parts: `message_files` (files, places, references),
   `message_file` (one file alone), `merging`, `message_recovery` (opening), `clean_state` (an orderly close)
-- `columns`, `batches`: messages as Arrow arrays and record batches
-- `vhost`: which directory is whose; an index entry and its message together
+- `columns`, `batches`: messages as Arrow arrays and record batches; `lost`: those that are left out
+- `vhost`: which directory is whose, over parts: `queue_directory` (one directory and its index), `queue` (a queue's
+  messages), `vhost_stores` (its two message stores), `segment_count` (entries of a segment), `version_4` (signs of 4.x)
 - `unreferenced`: whole messages without an index: of one message file, or that no entry of a vhost refers to
 - `verify`, `repair`: what is wrong and what a node would do; a directory without it
-- `transfer`, `importing`: messages out, as files and as JSON; messages into a stopped node's queue
+- `transfer`, `importing`: messages out, as files and as JSON (`json_values`); messages into a stopped node's queue
 """
 
-from rmqstore.rabbitmq.batches import LostMessage
 from rmqstore.rabbitmq.definitions import QueueDefinition, durable_queues
 from rmqstore.rabbitmq.importing import ImportReport, import_messages, node_process
 from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.lost import LostMessage
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.node import UnreadPart, unread_parts
+from rmqstore.rabbitmq.node import UnreadPart, find_vhosts, unread_parts
 from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.queue import Queue, QueuedMessage
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.repair import RepairedQueue, RepairReport, repair
 from rmqstore.rabbitmq.transfer import export
 from rmqstore.rabbitmq.unreferenced import FoundMessage, file_messages, unreferenced_messages
 from rmqstore.rabbitmq.verify import Consequence, Finding, verify
-from rmqstore.rabbitmq.vhost import Queue, QueuedMessage, Vhost, find_vhosts
+from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = [
     "Consequence",

@@ -43,7 +43,8 @@ def _validity(pa: Any, valid: np.ndarray) -> Any:
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def _texts(pa: Any, offsets: np.ndarray, data: np.ndarray, valid: Any, count: int, utf8: bool) -> pa.Array:
+def _texts(offsets: np.ndarray, data: np.ndarray, valid: Any, count: int, utf8: bool) -> pa.Array:
+    pa = pyarrow()
     array = pa.Array.from_buffers(pa.binary(), count, [valid, pa.py_buffer(offsets), pa.py_buffer(data)])
     if utf8:
         return array.view(pa.string())
@@ -118,7 +119,7 @@ def arrow_arrays(
             made[name] = pa.Array.from_buffers(pa.binary(16), count, [_validity(pa, valid), pa.py_buffer(ids)])
         elif name == "routing_keys":
             lists, offsets, data, valid = value
-            keys = _texts(pa, offsets, data, None, int(lists[-1]), columns.utf8[name])
+            keys = _texts(offsets, data, None, int(lists[-1]), columns.utf8[name])
             made[name] = pa.Array.from_buffers(
                 pa.list_(pa.string()), count, [_validity(pa, valid), pa.py_buffer(lists)], children=[keys]
             )
@@ -141,5 +142,5 @@ def arrow_arrays(
                     pa.binary(), count, [bits, pa.py_buffer(offsets), pa.py_buffer(data)]
                 )
             else:
-                made[name] = _texts(pa, offsets, data, bits, count, columns.utf8[name])
+                made[name] = _texts(offsets, data, bits, count, columns.utf8[name])
     return made

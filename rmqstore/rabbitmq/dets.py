@@ -1,15 +1,16 @@
 """DETS tables of version 9: `recovery.dets`, in which a vhost keeps what its queues said when they stopped.
 
-Owns the hash (`phash2`), the buddy system in which a table's file is handed out, reading (tolerant) and writing.  It writes
-no file by itself.  Reading never raises for damage: it says what is wrong and gives what is whole, first through the
-table's slots and, where these are damaged, by looking at every place where a collection of objects could begin.
-Everything that the file states is bounded by the file: no place is read twice.
+Owns the hash (`phash2`), the buddy system in which a table's file is handed out, reading (tolerant) and writing.
+Reading never raises for damage: it says what is wrong and gives what is whole, first through the table's slots and,
+where these are damaged, by looking at every place where a collection of objects could begin.  Everything that the file
+states is bounded by the file: no place is read twice.
 
 Source of all rules: Erlang/OTP 25 (`dets`), RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import fsync_directory
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._term import Atom, ImproperList
 from rmqstore.rabbitmq.directory import read_present
@@ -32,6 +34,7 @@ __all__ = [
     "read",
     "recovery_object",
     "recovery_terms",
+    "write_recovery_terms",
 ]
 
 COOKIE = 0x00ABCDEF
@@ -560,3 +563,19 @@ def _queue_terms(one: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
 def recovery_object(directory: str, terms: Mapping[str, Any]) -> tuple[list[int], list[tuple[Atom, Any]]]:
     """The object of a queue, from the name of its directory and its terms in their order."""
     return list(directory.encode("utf-8", "surrogateescape")), [(Atom(name), value) for name, value in terms.items()]
+
+
+def write_recovery_terms(path: str, terms: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace a `recovery.dets` by one with these terms, by the names of the queues' directories; all or nothing."""
+    staged = path + ".unfinished"
+    try:
+        with open(staged, "wb") as file:
+            file.write(encode(recovery_object(name, each) for name, each in terms.items()))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(staged, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(staged)
+        raise
+    fsync_directory(os.path.dirname(path))

@@ -19,15 +19,18 @@ from typing import Any
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, StoreLockedError
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.batches import BATCH_ROWS
+from rmqstore.rabbitmq.dets import write_recovery_terms
 from rmqstore.rabbitmq.directory import lock_directory
+from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_files import RDT, MessageFiles
 from rmqstore.rabbitmq.message_recovery import check_files
 from rmqstore.rabbitmq.message_store import DEFAULT_FILE_SIZE_LIMIT, MessageStore
+from rmqstore.rabbitmq.node import store_path
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.transfer import checked_expiry
-from rmqstore.rabbitmq.vhost import Vhost, store_path, write_recovery_terms
+from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = ["ImportReport", "import_messages", "node_process"]
 
@@ -174,7 +177,7 @@ def import_messages(
                         first = index.next_seq_id
             if not spool.count:
                 return ImportReport(queue, directory, 0, first, 0, 0, "exact" if exact else "dirty")
-            return _Import(vhost, queue, level, directory, exact, embed_below).run(spool)
+            return _Import(vhost, QueueName(name, queue, level), directory, exact, embed_below).run(spool)
 
 
 def _usable(vhost: Vhost, directory: str, terms: Mapping[str, Any]) -> bool:
@@ -289,10 +292,9 @@ def _directory_to_import(vhost: Vhost, queue: str, level: int | None, declared: 
 class _Import:
     """One import, in an order in which a kill at any step leaves what was there before, as after an unclean stop at worst."""
 
-    def __init__(self, vhost: Vhost, queue: str, level: int | None, directory: str, exact: bool, embed_below: int):
+    def __init__(self, vhost: Vhost, name: QueueName, directory: str, exact: bool, embed_below: int):
         self.vhost = vhost
-        self.queue = queue
-        self.level = level
+        self.name = name
         self.directory = directory
         self.exact = exact
         self.embed_below = embed_below
@@ -347,7 +349,7 @@ class _Import:
                 self._remove_empty()
             raise
         state = "exact" if self.exact else "dirty"
-        return ImportReport(self.queue, self.directory, spool.count, first, embedded, spool.count - embedded, state)
+        return ImportReport(self.name.queue, self.directory, spool.count, first, embedded, spool.count - embedded, state)
 
     def _put(self, index: QueueIndex, store: MessageStore, spool: _Spool) -> int:
         """int: how many of the messages were embedded."""
@@ -395,7 +397,7 @@ class _Import:
         if os.path.lexists(path) and (not os.path.isfile(path) or os.path.getsize(path)):
             return
         with open(path + ".unfinished", "wb") as file:
-            file.write(layout.format_queue_name(self.vhost.name, self.queue, self.level))
+            file.write(layout.format_queue_name(self.name.vhost, self.name.queue, self.name.priority))
         os.replace(path + ".unfinished", path)
 
     def _remove_empty(self) -> None:

@@ -56,6 +56,8 @@ class IndexDirectory:
         Bytes of the journal's file as far as it was read and not written.
     journal_malformed : bool
         Its damage is more than the end that a crash cuts.
+    merged : int
+        Entries of the journal that loading merged with a segment.
     problems : list of Problem
     """
 
@@ -66,6 +68,7 @@ class IndexDirectory:
         self.journal = JournalMap(segment_entry_count)
         self.journal_size = 0
         self.journal_malformed = False
+        self.merged = 0
         self.problems: list[Problem] = []
 
     def path_of(self, segment: int) -> str:
@@ -84,8 +87,8 @@ class IndexDirectory:
 
     # ---------------------------------------------------------------------------------------------------------- loading
 
-    def load(self, check_terms: bool, chosen: range | None) -> int:
-        """Read the journal, then the segments (a live node moves entries in this direction); how much was merged."""
+    def load(self, check_terms: bool, chosen: range | None) -> None:
+        """Read the journal, then the segments (a live node moves entries in this direction)."""
         findings, count = Findings(), self.segment_entry_count
         numbers = []
         for name in os.listdir(self.path):
@@ -101,7 +104,6 @@ class IndexDirectory:
         _, self.journal_malformed = self.journal.load(data, findings, check_terms)
         seqs, words = self.journal.collect()
         present = set()
-        changed = 0
         numbers.sort()
         for at, number in enumerate(numbers):
             # A page fault waits for the disk, and while entries are taken apart the disk would have nothing to do.
@@ -115,7 +117,7 @@ class IndexDirectory:
                 segment = Segment(number)
                 load_segment(source, segment, count, findings, check_terms)
                 self.journal.add_segment(segment)
-                changed += self.journal.merge(segment, source, *self.part(segment, seqs, words), findings)
+                self.merged += self.journal.merge(segment, source, *self.part(segment, seqs, words), findings)
             finally:
                 release(source)
         alone, starts = np.unique(seqs // count, return_index=True)
@@ -125,12 +127,11 @@ class IndexDirectory:
                 continue
             segment = Segment(number)
             low, high = bounds[i], bounds[i + 1]
-            changed += self.journal.merge(segment, None, seqs[low:high], words[low:high], findings)
+            self.merged += self.journal.merge(segment, None, seqs[low:high], words[low:high], findings)
             if segment.unacked:
                 self.journal.add_segment(segment)
         self.journal.replace(seqs, words)
         self.problems += problems_of(findings, self.path_of)
-        return changed
 
     def _reading(self, read: Callable[[str], Any], path: str) -> Any:
         # A reader goes on without a file that the system does not give out; a writer has no business without it.

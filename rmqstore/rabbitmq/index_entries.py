@@ -16,7 +16,7 @@ from rmqstore.rabbitmq._core import MAX_SEQ_ID, checked_ids
 if TYPE_CHECKING:
     from rmqstore.rabbitmq.message import Message
 
-__all__ = ["body_sizes", "microseconds", "new_entries", "seq_id_column", "terms_of"]
+__all__ = ["body_sizes", "expiry_field", "microseconds", "new_entries", "seq_id_column", "terms_of"]
 
 
 class NewEntries(NamedTuple):
@@ -86,6 +86,15 @@ def microseconds(milliseconds: int | None) -> int:
             f"expiry {milliseconds} is not a time in ms since the epoch; None means that it never expires"
         )
     return milliseconds * 1000
+
+
+def expiry_field(milliseconds: int | None, in_microseconds: int | None) -> int:
+    """Return the bits of an entry's field, which has no sign, as a signed number; `in_microseconds` goes first."""
+    if in_microseconds is None:
+        in_microseconds = microseconds(milliseconds)
+    elif not 0 <= in_microseconds < 1 << 64:
+        raise InvalidMessageError(f"expiry_us is {in_microseconds}, which does not fit into 64 bits")
+    return int(in_microseconds) - ((int(in_microseconds) >> 63) << 64)
 
 
 def _as_ids(msg_ids: Any) -> np.ndarray:

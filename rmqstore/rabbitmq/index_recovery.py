@@ -81,17 +81,16 @@ def recover(
     directory: IndexDirectory,
     writer: IndexWriter,
     clean: RecoveryTerms | None,
-    changed: int,
     store_clean: bool,
     is_stored: Callable[[bytes], bool] | None,
 ) -> None:
-    """Bring the files to where a node's opening leaves them; `changed` is what the loading merged."""
+    """Bring the files to where a node's opening leaves them."""
     directory.refuse_damage()
     writer.open_journal()
     if clean is None or not store_clean:
         _settle(directory, clean is None, is_stored)
         writer.flush()
-    elif changed or directory.problems:
+    elif directory.merged or directory.problems:
         writer.flush()
 
 

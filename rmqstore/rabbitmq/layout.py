@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 
 from rmqstore.errors import CorruptionError, GeometryError
 from rmqstore.files.mapped_file import open_regular
@@ -23,7 +24,9 @@ __all__ = [
     "format_queue_name",
     "parse_queue_name",
     "queue_directory",
+    "read_queue_name",
     "read_segment_entry_count",
+    "read_vhost_name",
     "vhost_directory",
 ]
 
@@ -32,6 +35,8 @@ DEFAULT_SEGMENT_ENTRY_COUNT = 2048
 LEGACY_SEGMENT_ENTRY_COUNT = 16384
 MAX_SEGMENT_ENTRY_COUNT = 16384
 
+# Bytes of a small file that are read.
+_MOST = 1 << 16
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SEGMENT_ENTRY_COUNT = re.compile(r"\{\s*segment_entry_count\s*,\s*(-?\d+)\s*\}\s*\.")
 _COMMENT = re.compile(r"%[^\n]*")
@@ -108,6 +113,32 @@ def parse_queue_name(data: bytes) -> QueueName | None:
         return part.decode("utf-8", "surrogateescape")
 
     return QueueName(decode(match[1]), decode(name), priority, version)
+
+
+def read_queue_name(directory: str) -> QueueName | None:
+    """Return what the stub in a queue's directory says; None without one that can be read."""
+    try:
+        with open(open_regular(os.path.join(directory, ".queue_name")), "rb") as file:
+            return parse_queue_name(file.read(_MOST))
+    except OSError:
+        return None
+
+
+def read_vhost_name(path: str, queues: Iterable[str]) -> str:
+    """Return the name of the vhost in `path`, from ``.vhost``, else from the stubs in the directories of its queues.
+
+    A node before 3.7 wrote neither; the name is empty where nothing tells.
+    """
+    try:
+        with open(open_regular(os.path.join(path, ".vhost")), "rb") as file:
+            return file.read(_MOST).decode("utf-8", "surrogateescape")
+    except OSError:
+        pass
+    for name in queues:
+        found = read_queue_name(os.path.join(path, "queues", name))
+        if found is not None and vhost_directory(found.vhost) == os.path.basename(path):
+            return found.vhost
+    return "/" if os.path.basename(path) == vhost_directory("/") else ""
 
 
 def format_queue_name(vhost: str, queue: str, priority: int | None = None, index_version: int = 1) -> bytes:

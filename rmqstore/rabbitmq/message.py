@@ -12,12 +12,15 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from rmqstore.errors import InvalidMessageError
 from rmqstore.rabbitmq import _term
 
-__all__ = ["DEFAULT_EMBED_BELOW", "DEFAULT_FRAGMENT_SIZE", "Message"]
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined]
+
+__all__ = ["DEFAULT_EMBED_BELOW", "DEFAULT_FRAGMENT_SIZE", "Message", "checked_term"]
 
 # queue_index_embed_msgs_below
 DEFAULT_EMBED_BELOW = 4096
@@ -34,13 +37,17 @@ def _name(text: str, what: str) -> bytes:
     return encoded
 
 
+def _check_fragment_size(fragment_size: int) -> None:
+    if not isinstance(fragment_size, SupportsIndex) or not 1 <= operator.index(fragment_size) < 1 << 63:
+        raise InvalidMessageError(f"fragment_size is {fragment_size!r}; give an int, 1 or more")
+
+
 def _parts(
     properties: Mapping[str, Any] | bytes | None,
     exchange: str,
     routing_keys: Sequence[str],
     vhost: str,
     persistent: bool | None,
-    fragment_size: int,
 ) -> tuple[bytes, bytes, list[bytes], bytes, bool]:
     """What a term holds beside payload and identity, encoded."""
     if isinstance(routing_keys, (str, bytes)):
@@ -54,8 +61,6 @@ def _parts(
         encoded = _term.encode_properties(given)
     if delivery_mode is not None and delivery_mode not in (1, 2):
         raise InvalidMessageError(f"delivery_mode is {delivery_mode!r}; a node takes 1 and 2 only")
-    if not isinstance(fragment_size, SupportsIndex) or not 1 <= operator.index(fragment_size) < 1 << 63:
-        raise InvalidMessageError(f"fragment_size is {fragment_size!r}; give an int, 1 or more")
     if not isinstance(vhost, str):
         raise InvalidMessageError(f"vhost is a {type(vhost).__name__}, not a str")
     keys = [_name(key, "a routing key") for key in routing_keys]
@@ -107,7 +112,8 @@ class Message(_term.MessageTerm):
             msg_id = os.urandom(16)
         elif len(msg_id) != 16:
             raise InvalidMessageError(f"msg_id has {len(msg_id)} bytes, not 16")
-        parts = _parts(properties, exchange, routing_keys, vhost, persistent, fragment_size)
+        _check_fragment_size(fragment_size)
+        parts = _parts(properties, exchange, routing_keys, vhost, persistent)
         self.load(_term.message_term(body, *parts, bytes(msg_id), fragment_size))
 
     @classmethod
@@ -137,7 +143,8 @@ class Message(_term.MessageTerm):
         ids = os.urandom(16 * len(bodies)) if msg_ids is None else b"".join(msg_ids)
         if msg_ids is not None and (len(msg_ids) != len(bodies) or any(len(msg_id) != 16 for msg_id in msg_ids)):
             raise InvalidMessageError("msg_ids has 16 bytes for each body")
-        parts = _parts(properties, exchange, routing_keys, vhost, persistent, fragment_size)
+        _check_fragment_size(fragment_size)
+        parts = _parts(properties, exchange, routing_keys, vhost, persistent)
         return _term.message_terms(list(bodies), *parts, ids, fragment_size)
 
     def embedded(self, embed_below: int = DEFAULT_EMBED_BELOW) -> bool:
@@ -163,3 +170,26 @@ class Message(_term.MessageTerm):
     def __repr__(self) -> str:
         size = f"{self.body_size} bytes" if self.readable else "unreadable content"
         return f"<Message {size}, exchange {self.exchange!r}, routing keys {self.routing_keys!r}>"
+
+
+def checked_term(msg_id: bytes, message: Any, path: str) -> Buffer:
+    """Return the term of a message that is to be written to a message store.
+
+    Raises
+    ------
+    InvalidMessageError
+        It is not well-formed, or holds another id; the error names `path`.
+    """
+    if not isinstance(msg_id, bytes) or len(msg_id) != 16:
+        raise InvalidMessageError(f"a message id is of 16 bytes, not {msg_id!r}", path)
+    term = message if isinstance(message, (bytes, bytearray, memoryview)) else message.term
+    if _term.extent(term) != len(term):
+        fault = _term.check(term) or (0, "no term")
+        raise InvalidMessageError(f"byte {fault[0]} of the message's term: {fault[1]}", path)
+    found = _term.message_id_of(term)
+    # A term of a shape that is not known here (compressed, or of a later version) is its writer's business.
+    if found is not None and found != msg_id:
+        raise InvalidMessageError(
+            f"the term holds the message id {found.hex()}, not {msg_id.hex()}; a node would not boot on it", path
+        )
+    return term

@@ -15,6 +15,7 @@ import errno
 import os
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.directory import lock_directory, map_file
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
 
-__all__ = ["MAX_FILE", "RDT", "MessageFiles"]
+__all__ = ["MAX_FILE", "RDT", "FileSummary", "Locations", "MessageFiles"]
 
 _MAX_OPEN_FILES = 64
 # Part of the key of a leftover N.rdt, which a read-only store reads where it lies.
@@ -33,6 +34,43 @@ MAX_FILE = RDT - 1
 _FILE_NAME = re.compile(r"(0|[1-9]\d{0,9})\.(rdq|rdt)")
 # A step of making N.rdq out of itself and N.rdt; no node knows the name, and the next opening starts the step again.
 _STAGED = re.compile(r"(0|[1-9]\d{0,9})\.rdq\.rmqstore")
+
+
+class FileSummary(NamedTuple):
+    """What is known of a message file.
+
+    Attributes
+    ----------
+    valid_size : int
+        Bytes of records that are referred to.
+    file_size : int
+        Bytes of the file.
+    """
+
+    valid_size: int
+    file_size: int
+
+
+class Locations(NamedTuple):
+    """Where messages lie, a row each, in the order of files and positions.
+
+    Attributes
+    ----------
+    msg_id : numpy.ndarray
+        (n, 16) uint8.
+    refcount : numpy.ndarray
+        (n,) int32; 0 for a message that nobody refers to, whose file was not cleaned up yet.
+    file : numpy.ndarray
+        (n,) int32: the number of the N.rdq.
+    pos, size : numpy.ndarray
+        (n,) int64: place and size of the whole record in bytes, 25 more than its term.
+    """
+
+    msg_id: np.ndarray
+    refcount: np.ndarray
+    file: np.ndarray
+    pos: np.ndarray
+    size: np.ndarray
 
 
 class MessageFiles(NotCopied):

@@ -15,13 +15,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rmqstore.errors import (
     CorruptionError,
-    InvalidMessageError,
     ReadOnlyError,
     StoreChangedError,
     StoreClosedError,
@@ -30,25 +29,23 @@ from rmqstore.errors import (
 )
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.unclosed import ClosedAtExit
-from rmqstore.rabbitmq import _messages, _term
+from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
 from rmqstore.rabbitmq.merging import Merging
+from rmqstore.rabbitmq.message import Message, checked_term
 from rmqstore.rabbitmq.message_file import FileScan, scan_file
-from rmqstore.rabbitmq.message_files import RDT, MessageFiles
+from rmqstore.rabbitmq.message_files import RDT, FileSummary, Locations, MessageFiles
 from rmqstore.rabbitmq.message_recovery import Opened, recover
 from rmqstore.rabbitmq.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
 
-    from rmqstore.rabbitmq.message import Message
     from rmqstore.rabbitmq.message_recovery import References
 
 __all__ = [
     "DEFAULT_FILE_SIZE_LIMIT",
     "FileScan",
-    "FileSummary",
-    "Locations",
     "MessageStore",
     "scan_file",
 ]
@@ -57,43 +54,6 @@ __all__ = [
 DEFAULT_FILE_SIZE_LIMIT = 16 * 2**20
 # Bytes that `write_many` appends at once, about.
 _BATCH_SIZE = 1 << 20
-
-
-class FileSummary(NamedTuple):
-    """What is known of a message file.
-
-    Attributes
-    ----------
-    valid_size : int
-        Bytes of records that are referred to.
-    file_size : int
-        Bytes of the file.
-    """
-
-    valid_size: int
-    file_size: int
-
-
-class Locations(NamedTuple):
-    """Where messages lie, a row each, in the order of files and positions.
-
-    Attributes
-    ----------
-    msg_id : numpy.ndarray
-        (n, 16) uint8.
-    refcount : numpy.ndarray
-        (n,) int32; 0 for a message that nobody refers to, whose file was not cleaned up yet.
-    file : numpy.ndarray
-        (n,) int32: the number of the N.rdq.
-    pos, size : numpy.ndarray
-        (n,) int64: place and size of the whole record in bytes, 25 more than its term.
-    """
-
-    msg_id: np.ndarray
-    refcount: np.ndarray
-    file: np.ndarray
-    pos: np.ndarray
-    size: np.ndarray
 
 
 class MessageStore(ClosedAtExit, NotCopied):
@@ -123,17 +83,33 @@ class MessageStore(ClosedAtExit, NotCopied):
         What was wrong with the files when the store was opened.
     """
 
-    def __init__(self, *arguments: object, **options: object) -> None:
-        raise TypeError("a message store is made by opening it: use MessageStore.open(path)")
+    def __init__(
+        self,
+        files: MessageFiles,
+        opened: Opened | None = None,
+        references: References | None = None,
+        read_only: bool = False,
+    ):
+        if not isinstance(files, MessageFiles) or opened is None:
+            raise TypeError("a message store is made by opening it: use MessageStore.open(path)")
+        self.path = files.path
+        self.read_only = read_only
+        self.file_size_limit = files.file_size_limit
+        # All below is guarded by the lock.
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._references = references
+        # What a scan beside the clean state found, once there was a reason for one.
+        self._scanned: tuple[MessageFiles, Opened] | None = None
+        self._take(files, opened)
+        if not read_only:
+            self._note_open()
 
-    path: str
-    read_only: bool
-    file_size_limit: int
-    clean: bool
-    dirty_reason: str | None
-    client_refs: list[bytes]
-    missing: np.ndarray
-    problems: list[Problem]
+    def _take(self, files: MessageFiles, opened: Opened) -> None:
+        self._files, self._merging, self.problems = files, Merging(files), files.problems
+        self.dirty_reason, self.client_refs, self.missing, self._node = opened
+        self.clean = opened.dirty_reason is None
 
     @classmethod
     def open(
@@ -186,45 +162,16 @@ class MessageStore(ClosedAtExit, NotCopied):
             raise ValueError(f"scan is {scan!r}, not auto, sequential or bytewise")
         if scan == "bytewise" and references is None:
             raise ValueError("a bytewise scan accepts what is referred to: give references, or take scan='auto'")
-        store = cls.__new__(cls)
-        store.path = os.fspath(path)
-        store.read_only = read_only
-        store.file_size_limit = file_size_limit
-        store._files = MessageFiles(store.path, file_size_limit, scan)
-        store._merging = Merging(store._files)
-        store.problems = store._files.problems
-        store._lock = threading.RLock()
-        store._pid = os.getpid()
-        store._closed = False
+        files = MessageFiles(os.fspath(path), file_size_limit, scan)
         if not read_only:
-            os.makedirs(store.path, exist_ok=True)
-            store._files.lock()
-        store._references = references
-        store._scanned = None
+            os.makedirs(files.path, exist_ok=True)
+            files.lock()
         try:
-            opened = recover(store._files, references, None if client_refs is None else sorted(client_refs), read_only)
+            opened = recover(files, references, None if client_refs is None else sorted(client_refs), read_only)
         except BaseException:
-            store._release()
+            files.close()
             raise
-        store._opened(opened)
-        if not read_only:
-            store._note_open()
-        return store
-
-    def _opened(self, opened: Opened) -> None:
-        self.dirty_reason, self.client_refs, self.missing, self._node = opened
-        self.clean = opened.dirty_reason is None
-
-    # The rest of the state; all of it is guarded by _lock.
-    _files: MessageFiles
-    _merging: Merging
-    _lock: threading.RLock
-    _pid: int
-    _closed: bool
-    _node: str
-    _references: References | None
-    # What a scan beside the clean state found, once there was a reason for one.
-    _scanned: tuple[MessageFiles, Opened] | None
+        return cls(files, opened, references, read_only)
 
     # ------------------------------------------------------------------------------------------------ what there is
 
@@ -309,10 +256,7 @@ class MessageStore(ClosedAtExit, NotCopied):
         if found is None or found[0] == 0:
             return False
         self._files.close()
-        self._files = files
-        self._merging = Merging(files)
-        self.problems = files.problems
-        self._opened(opened)
+        self._take(files, opened)
         return True
 
     def contains(self, msg_id: bytes) -> bool:
@@ -378,8 +322,6 @@ class MessageStore(ClosedAtExit, NotCopied):
 
     def read(self, msg_id: bytes) -> Message:
         """Read a message; raises what `read_term` does, and CorruptionError for a term that is not a message."""
-        from rmqstore.rabbitmq.message import Message
-
         return Message.from_term(self.read_term(msg_id))
 
     # ------------------------------------------------------------------------------------------------------ writing
@@ -408,7 +350,7 @@ class MessageStore(ClosedAtExit, NotCopied):
         OSError
             The write failed; the store takes no more.
         """
-        term = _term_of(msg_id, message, self.path)
+        term = checked_term(msg_id, message, self.path)
         with self._lock:
             self._check_writable()
             entry = self._files.entry(msg_id)
@@ -436,7 +378,7 @@ class MessageStore(ClosedAtExit, NotCopied):
             A message cannot be written; nothing was.
         """
         pairs = [
-            (msg_id, _term_of(msg_id, message, self.path)) for msg_id, message in zip(msg_ids, messages, strict=True)
+            (msg_id, checked_term(msg_id, message, self.path)) for msg_id, message in zip(msg_ids, messages, strict=True)
         ]
         new = 0
         with self._lock:
@@ -621,19 +563,3 @@ class MessageStore(ClosedAtExit, NotCopied):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self.read_only else "open"
         return f"MessageStore({self.path!r}, {state}, {len(self._files.summaries)} files)"
-
-
-def _term_of(msg_id: bytes, message: Any, path: str) -> Buffer:
-    if not isinstance(msg_id, bytes) or len(msg_id) != 16:
-        raise InvalidMessageError(f"a message id is of 16 bytes, not {msg_id!r}", path)
-    term = message if isinstance(message, (bytes, bytearray, memoryview)) else message.term
-    if _term.extent(term) != len(term):
-        fault = _term.check(term) or (0, "no term")
-        raise InvalidMessageError(f"byte {fault[0]} of the message's term: {fault[1]}", path)
-    found = _term.message_id_of(term)
-    # A term of a shape that is not known here (compressed, or of a later version) is its writer's business.
-    if found is not None and found != msg_id:
-        raise InvalidMessageError(
-            f"the term holds the message id {found.hex()}, not {msg_id.hex()}; a node would not boot on it", path
-        )
-    return term

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rmqstore.errors import StoreError
 from rmqstore.files import unread
-from rmqstore.files.mapped_file import read_small_file
+from rmqstore.files.mapped_file import is_directory, read_small_file
 from rmqstore.rabbitmq import term
 
-__all__ = ["STORES", "UnreadPart", "is_vhost", "nodes_below", "unread_part_of", "unread_parts"]
+__all__ = [
+    "STORES",
+    "UnreadPart",
+    "find_vhosts",
+    "is_vhost",
+    "nodes_below",
+    "store_path",
+    "unread_part_of",
+    "unread_parts",
+]
 
 STORES = ("msg_store_persistent", "msg_store_transient")
 """The message stores of a vhost."""
@@ -56,6 +66,89 @@ class UnreadPart(NamedTuple):
         what = f"{self.kind} {self.queue!r}" if self.queue else self.kind
         where = f" of vhost {self.vhost!r}" if self.vhost else ""
         return f"{what}{where} ({self.size} bytes) is not read by this version"
+
+
+def store_path(vhost_path: str, persistent: bool) -> str:
+    """str: the directory of a vhost's persistent or transient message store."""
+    return os.path.join(vhost_path, STORES[0 if persistent else 1])
+
+
+def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
+    """Find the vhost directories at or below a path.
+
+    Parameters
+    ----------
+    path : path
+        A vhost's directory, a node's data directory, or one between.
+
+    Returns
+    -------
+    list of str
+        Sorted.
+
+    Raises
+    ------
+    StoreError
+        There are none.
+    PermissionError
+        This user may not look.
+    """
+    root = os.fspath(path)
+    if not is_directory(root):
+        raise StoreError("this is a file, not a directory" if os.path.isfile(root) else "there is no such directory", root)
+    if is_vhost(root):
+        return [root]
+    for below in ("msg_stores/vhosts", "vhosts", ""):
+        folder = os.path.join(root, below) if below else root
+        if is_directory(folder):
+            found = sorted(entry.path for entry in os.scandir(folder) if is_vhost(entry.path))
+            if found:
+                return found
+    nodes = [os.path.join(root, os.path.relpath(each, root)) for each in nodes_below(root)]
+    above = _vhost_above(root)
+    parts = unread_parts(root)
+    if above is not None:
+        message = f"this is a part of a vhost: give the vhost's directory, {above}"
+    elif parts:
+        nums = Counter(part.kind for part in parts)
+        kinds = ", ".join(f"{number} x {kind}" for kind, number in nums.items())
+        message = f"this node's directory has no classic queues, and this version reads nothing else; it has {kinds}"
+    elif nodes:
+        more = f" (and {len(nodes) - 10} more)" if len(nodes) > 10 else ""
+        newest = max(nodes, key=_last_written)
+        message = (
+            f"this directory holds {len(nodes)} nodes: {', '.join(nodes[:10])}{more}; give one of them, of which "
+            f"{newest} was written to last"
+            if len(nodes) > 1
+            else f"this directory holds a node: give {nodes[0]}"
+        )
+    elif os.path.basename(os.path.abspath(root)) in ("quorum", "stream", "coordination"):
+        message = (
+            "these are a node's quorum queues, streams or metadata, which this version does not read; give the node's "
+            "data directory or a vhost for its classic queues"
+        )
+    else:
+        message = (
+            "this is not a vhost and has none: give a directory that holds queues/ and msg_store_persistent/, as "
+            "<node's data directory>/msg_stores/vhosts/<name> does, or the node's data directory"
+        )
+    raise StoreError(message, root)
+
+
+def _vhost_above(path: str) -> str | None:
+    # Of queues/<directory> two above.
+    at = os.path.abspath(path)
+    for _ in range(2):
+        at, name = os.path.split(at)
+        if name in ("queues", *STORES) and is_vhost(at):
+            return at
+    return None
+
+
+def _last_written(node: str) -> float:
+    places = (node, os.path.join(node, "msg_stores", "vhosts"))
+    inside = [entry.stat().st_mtime for place in places if os.path.isdir(place) for entry in os.scandir(place)]
+    return max([os.stat(node).st_mtime, *inside])
 
 
 def unread_parts(path: str | os.PathLike[str]) -> list[UnreadPart]:

@@ -28,21 +28,13 @@ from rmqstore.errors import (
 )
 from rmqstore.files.mapped_file import NotCopied, make_directories
 from rmqstore.files.unclosed import ClosedAtExit
-from rmqstore.rabbitmq._core import (
-    ENTRY_ACK,
-    ENTRY_DAMAGED,
-    ENTRY_DELIVER,
-    ENTRY_EMBEDDED,
-    ENTRY_PERSISTENT,
-    ENTRY_PUBLISH,
-    MAX_SEQ_ID,
-)
-from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry, JournalColumns
+from rmqstore.rabbitmq._core import ENTRY_PERSISTENT, MAX_SEQ_ID
+from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry
 from rmqstore.rabbitmq.index_directory import IndexDirectory
-from rmqstore.rabbitmq.index_entries import body_sizes, microseconds, new_entries, seq_id_column, terms_of
-from rmqstore.rabbitmq.index_files import check_entry_count, check_version_1, read_journal, read_segment
+from rmqstore.rabbitmq.index_entries import body_sizes, expiry_field, microseconds, new_entries, seq_id_column, terms_of
+from rmqstore.rabbitmq.index_files import check_entry_count, check_version_1
 from rmqstore.rabbitmq.index_idle import IdleThread
-from rmqstore.rabbitmq.index_recovery import checked_terms, next_seq_ids, recover
+from rmqstore.rabbitmq.index_recovery import RecoveryTerms, checked_terms, next_seq_ids, recover
 from rmqstore.rabbitmq.index_writer import IndexWriter
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT, read_segment_entry_count
 from rmqstore.rabbitmq.problem import Problem
@@ -50,22 +42,7 @@ from rmqstore.rabbitmq.problem import Problem
 if TYPE_CHECKING:
     from rmqstore.rabbitmq.message import Message
 
-__all__ = [
-    "DEFAULT_MAX_JOURNAL_ENTRIES",
-    "ENTRY_ACK",
-    "ENTRY_DAMAGED",
-    "ENTRY_DELIVER",
-    "ENTRY_EMBEDDED",
-    "ENTRY_PERSISTENT",
-    "ENTRY_PUBLISH",
-    "IndexColumns",
-    "IndexEntry",
-    "JournalColumns",
-    "Problem",
-    "QueueIndex",
-    "read_journal",
-    "read_segment",
-]
+__all__ = ["DEFAULT_MAX_JOURNAL_ENTRIES", "QueueIndex"]
 
 # A node's queue_index_max_journal_entries.
 DEFAULT_MAX_JOURNAL_ENTRIES = 32768
@@ -98,27 +75,26 @@ class QueueIndex(ClosedAtExit, NotCopied):
         The queue was opened with terms of an orderly stop, which were good.
     """
 
-    def __init__(self, *arguments: object, **options: object) -> None:
-        raise TypeError("a queue index is made by opening it: use QueueIndex.open(path)")
-
-    def _take(self, path: str, segment_entry_count: int, read_only: bool) -> None:
-        # What `open` gives to an instance; nothing of the directory is touched.
-        self.path = path
-        self.segment_entry_count = segment_entry_count
-        self.read_only = read_only
-        self.recovered_clean = False
+    def __init__(
+        self, directory: IndexDirectory, writer: IndexWriter | None = None, clean: RecoveryTerms | None = None
+    ) -> None:
+        if not isinstance(directory, IndexDirectory) or writer is None:
+            raise TypeError("a queue index is made by opening it: use QueueIndex.open(path)")
+        self.path = directory.path
+        self.segment_entry_count = directory.segment_entry_count
+        self.read_only = directory.read_only
+        self.recovered_clean = clean is not None
         self.max_journal_entries = DEFAULT_MAX_JOURNAL_ENTRIES
         self.max_journal_size = _DEFAULT_MAX_JOURNAL_SIZE
         self._lock = threading.RLock()
-        self._directory = IndexDirectory(path, segment_entry_count, read_only)
-        self._journal = self._directory.journal
-        self._writer = IndexWriter(self._directory)
-        self._next_seq_id = 0
-        self._next_deliver_seq_id = 0
-        self._persistent_ref: bytes | None = None
+        self._directory, self._journal, self._writer = directory, directory.journal, writer
+        self._next_seq_id, self._next_deliver_seq_id = next_seq_ids(directory, clean)
+        self._persistent_ref = None if clean is None else clean.persistent_ref
         self._closed = False
         self._last_action = time.monotonic()
         self._idle: IdleThread | None = None
+        if not self.read_only:
+            self._note_open()
 
     # ---------------------------------------------------------------------------------------------------------- opening
 
@@ -203,27 +179,24 @@ class QueueIndex(ClosedAtExit, NotCopied):
             check_version_1(folder)
         if create and not read_only:
             make_directories(folder)
-        index = cls.__new__(cls)
-        index._take(folder, segment_entry_count, read_only)
-        index.max_journal_entries = max_journal_entries
-        index.max_journal_size = max_journal_size
+        directory = IndexDirectory(folder, segment_entry_count, read_only)
+        writer = IndexWriter(directory)
         try:
             if not read_only:
-                index._writer.lock()
-            changed = index._directory.load(check_terms, segments)
-            clean = None if terms is None else checked_terms(index._directory, terms, segments)
+                writer.lock()
+            directory.load(check_terms, segments)
+            clean = None if terms is None else checked_terms(directory, terms, segments)
             if not read_only:
-                recover(index._directory, index._writer, clean, changed, store_clean, is_stored)
-            index._next_seq_id, index._next_deliver_seq_id = next_seq_ids(index._directory, clean)
+                recover(directory, writer, clean, store_clean, is_stored)
+            index = cls(directory, writer, clean)
         except BaseException:
-            index.abandon()
+            writer.close()
             raise
-        index.recovered_clean = clean is not None and store_clean
-        index._persistent_ref = None if clean is None else clean.persistent_ref
+        index.recovered_clean &= store_clean
+        index.max_journal_entries = max_journal_entries
+        index.max_journal_size = max_journal_size
         if idle_interval > 0 and not read_only:
             index._idle = IdleThread(index, idle_interval / 1000)
-        if not read_only:
-            index._note_open()
         return index
 
     # ---------------------------------------------------------------------------------------------------------- writing
@@ -282,12 +255,7 @@ class QueueIndex(ClosedAtExit, NotCopied):
         OSError
             A flush that was due failed.  The entry was not written; the index takes no more writes.
         """
-        if expiry_us is None:
-            expiry_us = microseconds(expiry)
-        elif not 0 <= expiry_us < 1 << 64:
-            raise InvalidMessageError(f"expiry_us is {expiry_us}, which does not fit into 64 bits")
-        # The field has no sign; compiled code takes its bits as they are.
-        expiry_us = int(expiry_us) - ((int(expiry_us) >> 63) << 64)
+        expiry_us = expiry_field(expiry, expiry_us)
         if size is not None and not (isinstance(size, (int, np.integer)) and 0 <= size <= 0xFFFFFFFF):
             raise InvalidMessageError(f"a body of {size!r} bytes is impossible")
         term: Any = message if message is None or type(message) is bytes else terms_of([message])[0]

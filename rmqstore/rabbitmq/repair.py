@@ -24,10 +24,12 @@ from rmqstore.files.output_file import OutputFolder
 from rmqstore.rabbitmq import _term, layout
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES
 from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
+from rmqstore.rabbitmq.dets import write_recovery_terms
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE
+from rmqstore.rabbitmq.queue_directory import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.unreferenced import count_unreferenced
@@ -45,7 +47,7 @@ from rmqstore.rabbitmq.verify import (
     unreadable,
     verify_vhost,
 )
-from rmqstore.rabbitmq.vhost import QueueDirectory, Vhost, write_recovery_terms
+from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = ["RepairReport", "RepairedQueue", "repair"]
 

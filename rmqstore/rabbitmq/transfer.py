@@ -7,8 +7,6 @@ only reads, and its file is whole or not there.  Rules: RabbitMQ 3.10.8 (docs/ra
 from __future__ import annotations
 
 import base64
-import decimal
-import functools
 import itertools
 import json
 import logging
@@ -19,14 +17,17 @@ from typing import IO, Any
 
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.output_file import OutputFile, format_of
-from rmqstore.rabbitmq.amqp import Float32, Table, Timestamp
-from rmqstore.rabbitmq.batches import NUMBERS, Batches, LostMessage, json_value, schema
+from rmqstore.rabbitmq.batches import Batches, schema
 from rmqstore.rabbitmq.columns import pyarrow
 from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.json_values import from_json, json_value
+from rmqstore.rabbitmq.layout import QueueName
+from rmqstore.rabbitmq.lost import LostMessage
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.queue import Queue, QueuedMessage
 from rmqstore.rabbitmq.unreferenced import FoundMessage, file_messages, is_message_file, unreferenced_messages
-from rmqstore.rabbitmq.vhost import Queue, QueuedMessage, Vhost
+from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = ["FORMATS", "checked_expiry", "export", "found_object", "message_object", "object_message"]
 
@@ -38,30 +39,6 @@ _LAST_EXPIRY = (1 << 63) // 1000 - 1
 
 
 # ----------------------------------------------------------------------------------------------------------------- JSON
-
-
-_FROM_JSON = {
-    "$binary": lambda text: base64.b64decode(text, validate=True),
-    "$timestamp": Timestamp,
-    "$decimal": decimal.Decimal,
-    "$float": float,
-    "$table": lambda table: {name: _from_json(item) for name, item in table.items()},
-    "$pairs": lambda pairs: Table((name, _from_json(item)) for name, item in pairs),
-    **{name: kind for kind, name in NUMBERS.items()},
-    "$float32": lambda number: Float32(float(number)),
-}
-
-
-def _from_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        if len(value) == 1:
-            (name,) = value
-            if name in _FROM_JSON:
-                return _FROM_JSON[name](value[name])
-        return {name: _from_json(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_from_json(item) for item in value]
-    return value
 
 
 def message_object(queue: Queue, message: QueuedMessage) -> dict[str, Any]:
@@ -138,7 +115,7 @@ def object_message(value: Mapping[str, Any]) -> tuple[Message, int | None]:
                 raise InvalidMessageError(f"{name} is a {type(given).__name__}")
         message = Message(
             body,
-            properties={name: _from_json(item) for name, item in (value.get("properties") or {}).items()},
+            properties={name: from_json(item) for name, item in (value.get("properties") or {}).items()},
             exchange=value.get("exchange") or "",
             routing_keys=list(keys) if keys is not None else [value["queue"]] if value.get("queue") else [],
             vhost=value.get("vhost") or "/",
@@ -243,12 +220,12 @@ def export(
     else:
         chosen = vhost.queues() if queues is None else [vhost.queue(name) for name in dict.fromkeys(queues)]
         missing = vhost.incomplete if queues is None else []
-    write = functools.partial(_write, queues=chosen, found=found, progress=progress, on_lost=on_lost)
+    messages = _Messages(chosen, found, progress, on_lost)
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {format!r}, not one of {', '.join(FORMATS)}")
     if not isinstance(output, (str, os.PathLike)):
         _tell_incomplete(missing, chosen, on_lost, on_incomplete)
-        return write(output, format=format or "jsonl")
+        return messages.write(output, format or "jsonl")
     path = os.fspath(output)
     if format is None:
         format, compression = format_of(path)
@@ -264,7 +241,7 @@ def export(
     made = OutputFile(path, force=force, outside=[source])
     _tell_incomplete(missing, chosen, on_lost, on_incomplete)
     with made as file:
-        return write(file, format=format)
+        return messages.write(file, format)
 
 
 def _tell_incomplete(
@@ -284,56 +261,65 @@ def _tell_incomplete(
         queue.warn_incomplete()
 
 
-def _told(
-    queues: list[Queue],
-    progress: Callable[[int, int], None] | None,
-    on_lost: Callable[[LostMessage], None] | None,
-) -> Iterator[tuple[Queue, QueuedMessage]]:
-    total = sum(queue.depth for queue in queues) if progress is not None else 0
-    done = 0
-    for queue in queues:
-        for message in queue.messages(on_lost, decoded=True):
-            yield queue, message
-            done += 1
-            if progress is not None and done % 1000 == 0:
-                progress(done, max(done, total))
-    if progress is not None:
-        progress(done, done)
+class _Messages:
+    """What an export writes: the messages of queues, or those that no index has.
 
+    Parameters
+    ----------
+    queues : list of Queue
+    found : iterator of FoundMessage, optional
+    progress, on_lost
+        As for `export`.
+    """
 
-def _write(
-    file: IO[bytes],
-    *,
-    queues: list[Queue],
-    found: Iterator[FoundMessage] | None,
-    format: str,
-    progress: Callable[[int, int], None] | None,
-    on_lost: Callable[[LostMessage], None] | None,
-) -> int:
-    number = 0
-    if format == "jsonl":
-        objects = (message_object(queue, message) for queue, message in _told(queues, progress, on_lost))
-        for value in objects if found is None else map(found_object, found):
-            number += 1
-            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-            file.write(text.encode("utf-8", "backslashreplace") + b"\n")
+    def __init__(
+        self,
+        queues: list[Queue],
+        found: Iterator[FoundMessage] | None,
+        progress: Callable[[int, int], None] | None,
+        on_lost: Callable[[LostMessage], None] | None,
+    ):
+        self._queues, self._found, self._progress, self._on_lost = queues, found, progress, on_lost
+
+    def write(self, file: IO[bytes], format: str) -> int:
+        """Write all of them; how many."""
+        number = 0
+        if format == "jsonl":
+            for value in self._objects() if self._found is None else map(found_object, self._found):
+                number += 1
+                text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+                file.write(text.encode("utf-8", "backslashreplace") + b"\n")
+            return number
+        pa = pyarrow()
+        if format == "arrow":
+            writer = pa.ipc.new_file(file, schema())
+        else:
+            from pyarrow import parquet
+
+            writer = parquet.ParquetWriter(file, schema())
+        total = self._total()
+        with writer:
+            batches = (batch for queue in self._queues for batch in queue.batches(on_lost=self._on_lost))
+            for batch in batches if self._found is None else _found_batches(self._found):
+                writer.write_batch(batch)
+                number += batch.num_rows
+                if self._progress is not None:
+                    self._progress(number, max(number, total))
         return number
-    pa = pyarrow()
-    if format == "arrow":
-        writer = pa.ipc.new_file(file, schema())
-    else:
-        from pyarrow import parquet
 
-        writer = parquet.ParquetWriter(file, schema())
-    total = sum(queue.depth for queue in queues) if progress is not None else 0
-    with writer:
-        batches = (batch for queue in queues for batch in queue.batches(on_lost=on_lost))
-        for batch in batches if found is None else _found_batches(found):
-            writer.write_batch(batch)
-            number += batch.num_rows
-            if progress is not None:
-                progress(number, max(number, total))
-    return number
+    def _total(self) -> int:
+        return sum(queue.depth for queue in self._queues) if self._progress is not None else 0
+
+    def _objects(self) -> Iterator[dict[str, Any]]:
+        total, done = self._total(), 0
+        for queue in self._queues:
+            for message in queue.messages(self._on_lost, decoded=True):
+                yield message_object(queue, message)
+                done += 1
+                if self._progress is not None and done % 1000 == 0:
+                    self._progress(done, max(done, total))
+        if self._progress is not None:
+            self._progress(done, done)
 
 
 def _found_batches(found: Iterator[FoundMessage]) -> Iterator[Any]:
@@ -346,7 +332,7 @@ def _found_batches(found: Iterator[FoundMessage]) -> Iterator[Any]:
             )
             for each in group
         )
-        for batch in Batches("", [], entries, None, vhost="", queue=queue, level=None):
+        for batch in Batches(QueueName("", queue), lambda persistent: None).of_entries(entries):
             empty = [name for name in ("vhost", "queue", "seq_id", "delivered") if name != "queue" or not queue]
             arrays = [
                 pa.nulls(batch.num_rows, field.type) if field.name in empty else batch.column(number)

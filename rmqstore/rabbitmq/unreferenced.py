@@ -20,12 +20,14 @@ import numpy as np
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq._messages import MessageFlag, MessageRecordLayout
-from rmqstore.rabbitmq.batches import LostMessage, LostMessages, undecoded
+from rmqstore.rabbitmq.lost import LostMessage, LostMessages, undecoded
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_file import scan_file
+from rmqstore.rabbitmq.node import store_path
 from rmqstore.rabbitmq.problem import UNREADABLE, Problem
+from rmqstore.rabbitmq.queue_directory import QueueDirectory
 from rmqstore.rabbitmq.queue_index_v2 import PER_QUEUE, QueueIndexV2, read_store_v2
-from rmqstore.rabbitmq.vhost import QueueDirectory, Vhost, store_path
+from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = ["FoundMessage", "count_unreferenced", "file_messages", "is_message_file", "unreferenced_messages"]
 

@@ -17,14 +17,18 @@ import numpy as np
 from rmqstore import errors
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.rabbitmq import _term
+from rmqstore.rabbitmq._core import ENTRY_PERSISTENT
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.node import find_vhosts, store_path
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, Problem
-from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, QueueIndex
+from rmqstore.rabbitmq.queue import Queue
+from rmqstore.rabbitmq.queue_directory import QueueDirectory, is_journal_end
+from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.unreferenced import count_unreferenced
-from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, is_journal_end, store_path
+from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = ["Consequence", "Finding", "verify"]
 

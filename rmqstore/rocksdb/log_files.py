@@ -61,4 +61,4 @@ def _masked_crc(data: bytes) -> int:
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + _CRC_MASK) & 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + _CRC_MASK) % 2**32

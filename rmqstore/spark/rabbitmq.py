@@ -31,9 +31,13 @@ from pyspark.sql.types import (
 
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, schema
+from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.node import find_vhosts, store_path
+from rmqstore.rabbitmq.queue import Queue
+from rmqstore.rabbitmq.queue_directory import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
-from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, store_path
+from rmqstore.rabbitmq.vhost import Vhost
 from rmqstore.spark.options import DATA_SOURCE_OPTIONS, number_of_bytes
 from rmqstore.spark.plan import PARTITION_BYTES
 from rmqstore.spark.task import spare_collector
@@ -163,7 +167,7 @@ def _parts(vhost: Vhost, queue: Queue, partition_bytes: int) -> Iterator[QueuePa
                 vhost.path,
                 queue.vhost,
                 queue.name,
-                directory.queue_name.priority if directory.queue_name else None,
+                directory.level,
                 directory.name,
                 vhost.segment_entry_count,
                 directory.terms if directory.clean else None,
@@ -210,17 +214,8 @@ def read_part(part: QueuePart, columns: tuple[str, ...]) -> Iterator[pa.RecordBa
             return opened[persistent]
 
         try:
-            batches = Batches(
-                directory.path,
-                directory.indexes,
-                directory.entries(),
-                store,
-                vhost=part.vhost,
-                queue=part.queue,
-                level=part.level,
-                columns=columns,
-            )
-            for batch in batches:
+            batches = Batches(QueueName(part.vhost, part.queue, part.level), store, columns)
+            for batch in batches.of_directory(directory):
                 yield batch.cast(wanted)
         finally:
             directory.close()

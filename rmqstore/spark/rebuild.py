@@ -65,7 +65,7 @@ from rmqstore.spark.rebuild_plan import (
     RebuildPlan,
 )
 from rmqstore.spark.rebuild_records import dispatch_alone, fill_units, scan_pieces
-from rmqstore.store.dispatcher import without_unit
+from rmqstore.store.dispatch_rules import without_unit
 from rmqstore.store.queue_lives import DeletedTopics
 
 if TYPE_CHECKING:

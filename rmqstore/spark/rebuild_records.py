@@ -20,7 +20,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import can_name_queue, queue_directory
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, read_small_file
-from rmqstore.message import SysFlag, decode_java_utf8
+from rmqstore.message import decode_java_utf8
 from rmqstore.offline.rebuild import refuse_assumed
 from rmqstore.offline.rebuild_swap import delete_tree
 from rmqstore.spark.plan import Piece, first_offset
@@ -38,15 +38,9 @@ from rmqstore.spark.rebuild_plan import (
     segments_of,
     stretches_of,
 )
-from rmqstore.store.dispatcher import (
-    IndexProgress,
-    LogDispatcher,
-    multi_dispatch_places,
-    multi_dispatch_problem,
-    queued_rows,
-)
+from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem, unit_rows
+from rmqstore.store.dispatcher import LogDispatcher
 
-_INNER_BATCH = SysFlag.INNER_BATCH.value
 _UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
 
@@ -150,16 +144,15 @@ class _PieceScan:
     def _take_units(self, columns: RecordColumns) -> None:
         plan, summary = self.plan, self.summary
         n = columns.count
-        queued, inner = queued_rows(columns)
+        queued, batches, bad_batches, further = unit_rows(columns)
         for topic in columns.topics.topics[len(self._topics) :]:
             self._topics.append(decode_java_utf8(topic))
-        if (inner & queued).any():
-            summary.batch_topics |= {self._topics[number] for number in set(columns.topic[:n][inner & queued].tolist())}
-        # What the dispatcher has something to tell of is left to it.
-        for row in np.flatnonzero(queued & ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & ~inner).tolist():
+        summary.batch_topics |= {self._topics[number] for number in set(columns.topic[:n][batches].tolist())}
+        # What the dispatcher has something to report of is left to it.
+        for row in bad_batches.tolist():
             summary.alone.add((self._topics[columns.topic[row]], int(columns.queue_id[row])))
         if plan.config.enable_lmq and plan.config.enable_multi_dispatch:
-            for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
+            for row in further.tolist():
                 message = self.log.look_up(int(columns.phy_offset[row]))
                 places = [] if message is None else multi_dispatch_places(message, plan.config)
                 summary.alone |= {(name, 0) for name, _ in places}
@@ -304,15 +297,10 @@ def _dispatch_alone(
             dispatcher.only = queues
             # As many at once as the single-process rebuild reads: what it believes of a queue offset depends on that.
             columns = RecordColumns()
-            damaged = RecordColumns(1, columns.topics)
             for base in segments:
                 end = min(base + log.segment_size, plan.end)
                 for stretch in log.stretches(base, end, columns, keys=False):
-                    if stretch.verdict is Verdict.RECORD:
-                        dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
-                    elif stretch.verdict in DAMAGED_BODY:
-                        for _ in log.stretches(stretch.begin, stretch.end, damaged, check_crc=False, keys=False):
-                            dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
+                    dispatcher.dispatch_stretch(stretch, columns)
             dispatcher.finish()
         store.flush()
         counts = dispatcher.counts

@@ -2,14 +2,15 @@
 
 Nothing here prints, and a read-only open writes nothing (I7).
 
-- `message_store`: the store as users meet it: open, put, get, query, look up, scan, flush, close
+- `message_store`: the store as users meet it: open, put, flush, close; its bases: `queue_questions`: what is in a queue,
+  `log_questions`: what has a key, what is in the log; `condition`: damage, numbers, progress; `damage`: which files
 - `results`: what these operations answer with
 - `store_state`: what the parts share: files, the append lock, whether they may be read and written
 - `writing`: putting messages, both ways in, and what makes a message plain; `long_way`: the rules for all others
 - `table_writing`: putting the rows of an Arrow table; `table_rows`: its columns as rows to put
 - `reading`: the walk of a get, the filter by tag, waiting for messages; `arrivals`: what wakes who waits; `querying`: by
   key, by tag, by id
-- `tiered_reading`: both of them for a store with tiered storage; `tiered_shares`: what the local log has of it;
+- `tiered_reading`, `tiered_querying`: both of them for a store with tiered storage; `tiered_shares`: what the local log has of it;
   `tiered_columns`, `tiered_scan`: columns of that
 - `columns`: messages as Arrow columns: schema, arrays over the core's buffers; `key_columns`: those that keys find
 - `queue_times`: store times of a queue's messages, for a search by time
@@ -17,9 +18,10 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `upkeep`: timers, files prepared ahead, retention; `housekeeping`: the threads and when a task is due; `populating`: how
   far ahead of the writer pages are made ready; `retention`: which files have had their time, and deleting them
 - `opening`: the abort mark, what is forced at opening and closing; `closing`: in which order, and for whom
-- `recovery`: judge, cut, dispatch; `index_survey`: what of the index is sound
+- `recovery`: cut and dispatch after `judgement`, where the log ends; `index_survey`: what of the index is sound
 - `lost_log`: units and entries that lead outside the log, which nobody cuts or replaces unasked
-- `dispatcher`: what a record leaves in queues and index, and whether it is there already; `undispatched`: units in memory
+- `dispatch_rules`: which units and entries a record leaves; `dispatcher`: writing them; `agreement`: whether queues hold them
+  already; `undispatched`: units in memory
   for records that a broker stored and did not dispatch before it died; `completion`: the same for queues in RocksDB
 - `queue_lives`: topics that were deleted, or deleted and created again, whose records need no units
 - `light_queues`: further queues of messages that were sent to other topics

@@ -17,7 +17,6 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict, check_record
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.consumequeue.collected_queues import CollectedQueues
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
@@ -29,11 +28,11 @@ from rmqstore.message import MessageExt, is_queued
 from rmqstore.rocksdb.places import closed_folder
 from rmqstore.rocksdb.queues import QueueDatabase
 from rmqstore.spans import joined, without
-from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress, LogDispatcher
+from rmqstore.store.dispatcher import LogDispatcher
 from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
 from rmqstore.store.recovery import learn_delays
 
-__all__ = ["Completion", "QueueDatabaseState", "dispatch_stretch"]
+__all__ = ["Completion", "QueueDatabaseState"]
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +218,7 @@ class Completion:
             queues.add_batch_topic(topic)
         dispatcher = _CompletingDispatcher(self.commit_log, queues, self.source)
         for stretch, columns in self.commit_log.scans(begin, end, keys=False):
-            dispatch_stretch(self.commit_log, dispatcher, stretch, columns)
+            dispatcher.dispatch_stretch(stretch, columns)
         dispatcher.finish()
         for topic in queues.batch_topics - self.queues.batch_topics:
             self.queues.add_batch_topic(topic)
@@ -370,15 +369,3 @@ class _CompletingDispatcher(LogDispatcher):
     def _begin_again(self, queue: AnyConsumeQueue) -> None:
         super()._begin_again(queue)
         self.source.begin_again((queue.topic, queue.queue_id))
-
-
-def dispatch_stretch(
-    commit_log: CommitLog, dispatcher: CommitLogDispatcher, stretch: Stretch, columns: RecordColumns
-) -> None:
-    """Dispatch the records of a stretch of the log, also one whose CRC fails: it keeps its place, and readers mark it."""
-    if stretch.verdict is Verdict.RECORD:
-        dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
-    elif stretch.verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
-        damaged = RecordColumns(1)
-        for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
-            dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)

@@ -1,52 +1,44 @@
 """Dispatching: from records in the commit log to queue units and index entries.
 
-Owns the rules of RocketMQ 5.5.0 for what a record leaves behind: units for records that are not a transaction's first or
-rolled-back half, units in further queues (INNER_MULTI_DISPATCH), index entries for all but rolled-back records.  It is
-idempotent: units that are there already are compared and, where they differ, repaired.  It never appends to the log.
+Owns writing what `dispatch_rules` says that a record leaves.  It is idempotent: units that are there already are compared and,
+where they differ, repaired.  It never appends to the log.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from rmqstore import _numpy as np
-from rmqstore._core import RecordLayout
+from rmqstore._core import RecordLayout, Verdict
 from rmqstore._dispatch import RecordColumns, TopicTable
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.config import StoreConfig
+from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import RETRY_PREFIX, SCHEDULE_TOPIC, MessageExt, SysFlag, decode_java_utf8
+from rmqstore.message import decode_java_utf8
+from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem, unit_rows
 from rmqstore.store.queue_lives import DeletedTopics, QueueLife, last_beginning, life_of
 
 __all__ = [
-    "Agreement",
     "CommitLogDispatcher",
     "DispatchCounts",
     "IndexProgress",
     "LogDispatcher",
     "QueueGapError",
     "QueueKindError",
-    "names_further_queue",
-    "without_unit",
 ]
 
 logger = logging.getLogger(__name__)
 
 _SMALLEST_RECORD = int(RecordLayout.RECORD_FIXED_SIZE)
-_INNER_BATCH = SysFlag.INNER_BATCH.value
 # A unit of a batch queue has 16 bits for the number of its messages.
 _LARGEST_BATCH = 0x7FFF
-# An int64 has so many digits at most; more of them take Python long to make a number of.
-_DIGITS = 19
+_WRONG_CRC = (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC)
 
 
 class QueueGapError(CorruptionError):
@@ -85,99 +77,6 @@ class IndexProgress:
         return progress
 
 
-class Agreement:
-    """Whether the queues hold already, exactly, what records leave behind in them; it only reads.
-
-    Parameters
-    ----------
-    commit_log : CommitLog
-    queues : ConsumeQueueStore
-    plain : dict of (str, int) to PlainQueue
-        Queues that were found in order and may be compared without being opened.
-
-    Attributes
-    ----------
-    ends : dict of (str, int) to int
-        For every queue that was compared the number after the last unit that was found right.
-    """
-
-    def __init__(
-        self,
-        commit_log: CommitLog,
-        queues: ConsumeQueueStore,
-        plain: Mapping[tuple[str, int], PlainQueue] = MappingProxyType({}),
-    ):
-        self.commit_log = commit_log
-        self.queues = queues
-        self.plain = plain
-        self.ends: dict[tuple[str, int], int] = {}
-        self._deleted = DeletedTopics(queues.root)
-
-    def holds(self, columns: RecordColumns) -> bool:
-        """bool: every unit is there, says what its record needs, and follows the one before.
-
-        False also where it takes a dispatcher to tell: batch queues, records that are in several queues.
-        """
-        chosen, odd = columns.queued()
-        if odd:
-            queued, inner = queued_rows(columns)
-            if (queued & (inner | (columns.multi_dispatch[: columns.count] != 0))).any():
-                return False
-        groups, order = columns.by_queue(chosen)
-        for number, start, end in groups:
-            topic, queue_id = columns.topics.queues[number]
-            key = decode_java_utf8(columns.topics.topics[topic]), queue_id
-            rows = order[start:end]
-            if not self._follow(key, columns, rows):
-                rows = self._of_this_queue(key, columns, rows)
-                if len(rows) and not self._follow(key, columns, rows):
-                    return False
-        return True
-
-    def _follow(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
-        first = int(columns.queue_offset[rows[0]])
-        if self.ends.get(key, first) != first or not self._agrees(key, columns, rows):
-            return False
-        self.ends[key] = first + len(rows)
-        return True
-
-    def _of_this_queue(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
-        # Without the records of a topic that was deleted, which need no unit.
-        queue = self.queues.find(*key)
-        if queue is None:
-            return rows[:0] if self._deleted.is_deleted(key[0]) else rows
-        first = queue.first_record()
-        life = None if first is None else life_of(self.commit_log, *key, first.queue_offset, first.phy_offset)
-        if life is None:
-            return rows
-        of_this: np.ndarray = rows[~life.earlier(columns.queue_offset[rows], columns.phy_offset[rows])]
-        return of_this
-
-    def was_cut(self) -> bool:
-        """bool: a queue has lost units meanwhile that were found right."""
-        for key, end in self.ends.items():
-            number = self.queues.unit_num(*key)
-            if number is not None and number < end:
-                return True
-        return False
-
-    def _agrees(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
-        plain = self.plain.get(key)
-        agrees = None if plain is None else self.queues.plain_agrees(plain, *key, columns, rows)
-        if agrees is None:
-            queue = self.queues.find(*key)
-            agrees = isinstance(queue, ConsumeQueue) and queue.agrees(columns, rows)
-        return agrees
-
-
-def queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:
-    """(bool array, bool array): which records get a unit, and which are inner batches; shape (count,)."""
-    n = columns.count
-    queued = columns.queued()[0].view(np.bool_)
-    # A record with the bit and without INNER_NUM is not a batch: one of its bits is damaged.
-    return queued, ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & (columns.inner_num[:n] > 0)
-
-
 @dataclass(slots=True)
 class DispatchCounts:
     """What dispatching did; `first` is the lowest phy offset of a record that got a unit, None before there is one.
@@ -214,12 +113,25 @@ class CommitLogDispatcher:
         None writes no units.
     index_service : IndexService or None
         None writes no index entries.
+
+    Attributes
+    ----------
+    progress : IndexProgress
+        The entries that the index holds already, and that are not put again.
+    allow_gaps : bool
+        Fill places of missing units with pre-fill units instead of raising `QueueGapError`.
+    repair : bool
+        Compare units that are there already with the records, and write them again where they differ.
     """
+
+    allow_gaps = False
+    repair = False
 
     def __init__(self, commit_log: CommitLog, queues: ConsumeQueueStore | None, index_service: IndexService | None):
         self.commit_log = commit_log
         self.queues = queues
         self.index_service = index_service
+        self.progress = IndexProgress()
         # Where the queues of a topic are simple, a record with a batch's flag gets a simple unit, as in RocketMQ; a rebuild,
         # which finds out the kind as it goes, wants to know instead.
         self.refuse_mixed_topics = False
@@ -228,19 +140,8 @@ class CommitLogDispatcher:
         self.counts = DispatchCounts()
         self._topics: dict[TopicTable, list[str]] = {}
 
-    def dispatch_columns(
-        self, columns: RecordColumns, progress: IndexProgress, *, allow_gaps: bool = False, repair: bool = False
-    ) -> None:
+    def dispatch_columns(self, columns: RecordColumns) -> None:
         """Dispatch the records in `columns`.
-
-        Parameters
-        ----------
-        progress : IndexProgress
-            What the index holds already; these entries are not put again.
-        allow_gaps : bool
-            Fill places of missing units with pre-fill units instead of raising.
-        repair : bool
-            Compare units that are there already with the records, and write them again where they differ.
 
         Raises
         ------
@@ -250,21 +151,30 @@ class CommitLogDispatcher:
         if columns.count == 0:
             return
         if self.queues is not None:
-            self._dispatch_units(columns, allow_gaps, repair)
+            self._dispatch_units(columns)
         if self.index_service is not None:
-            self._dispatch_entries(columns, progress)
+            self._dispatch_entries(columns)
         self.counts.records += columns.count
+
+    def dispatch_stretch(self, stretch: Stretch, columns: RecordColumns) -> None:
+        """Dispatch the records of a stretch of the log, also one whose CRC fails: it keeps its place, and readers mark it."""
+        if stretch.verdict is Verdict.RECORD:
+            self.dispatch_columns(columns)
+        elif stretch.verdict in _WRONG_CRC:
+            damaged = RecordColumns(1, columns.topics)
+            for _ in self.commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
+                self.dispatch_columns(damaged)
 
     # -------------------------------------------------------------------------------------------------------- queues
 
-    def _dispatch_units(self, columns: RecordColumns, allow_gaps: bool, repair: bool) -> None:
+    def _dispatch_units(self, columns: RecordColumns) -> None:
         assert self.queues is not None
         topics = self._topics_of(columns)
         # Whole columns are left to the core, here and below: NumPy lets go of the GIL in nearly every call, which a writer
         # beside a busy thread gets back only milliseconds later.
         simple, odd = columns.queued()
         if odd or self.queues.batch_topics:
-            simple = self._dispatch_odd(columns, topics, allow_gaps, repair)
+            simple = self._dispatch_odd(columns, topics)
         groups, order = columns.by_queue(simple)
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
@@ -272,7 +182,7 @@ class CommitLogDispatcher:
                 continue
             queue = self._queue_for(columns, topics, number, order[start:end])
             if queue is not None:
-                self._put_rows(queue, columns, order[start:end], allow_gaps, repair)
+                self._put_rows(queue, columns, order[start:end])
 
     def _queue_for(
         self, columns: RecordColumns, topics: list[str], number: int, rows: np.ndarray
@@ -287,14 +197,14 @@ class CommitLogDispatcher:
             self._misplaced(columns, row, "BAD_TOPIC", what)
         return None
 
-    def _dispatch_odd(self, columns: RecordColumns, topics: list[str], allow_gaps: bool, repair: bool) -> np.ndarray:
+    def _dispatch_odd(self, columns: RecordColumns, topics: list[str]) -> np.ndarray:
         # Inner batches and further queues; the mask of the records that get a unit of a simple queue.
         assert self.queues is not None
         n = columns.count
-        queued, inner = queued_rows(columns)
-        for row in np.flatnonzero(queued & ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & ~inner).tolist():
+        queued, batches, bad_batches, further = unit_rows(columns)
+        for row in bad_batches.tolist():
             self._misplaced(columns, row, "BAD_INNER_NUM", "is an inner batch without a number of messages that can be")
-        for number in set(columns.topic[:n][inner & queued].tolist()):
+        for number in set(columns.topic[:n][batches].tolist()):
             if not self.queues.add_batch_topic(topics[number]) and self.refuse_mixed_topics:
                 raise QueueKindError(
                     f"topic {topics[number]!r} has simple queues, but the log holds inner batches of it; its queue.type "
@@ -313,12 +223,12 @@ class CommitLogDispatcher:
                 for row in self._plausible(
                     queue, columns, order[start:end], columns.inner_base, _LARGEST_BATCH
                 ).tolist():
-                    self._dispatch_batch_unit(queue, columns, row, allow_gaps, repair)
+                    self._dispatch_batch_unit(queue, columns, row)
             simple = queued & ~batched
         else:
             simple = queued
-        for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
-            self._dispatch_multi(columns, row, repair)
+        for row in further.tolist():
+            self._dispatch_multi(columns, row)
         as_bytes: np.ndarray = simple.view(np.uint8)
         return as_bytes
 
@@ -329,20 +239,18 @@ class CommitLogDispatcher:
             topics.append(decode_java_utf8(topic))
         return topics
 
-    def _put_rows(
-        self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray, allow_gaps: bool, repair: bool
-    ) -> None:
+    def _put_rows(self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> None:
         assert isinstance(queue, ConsumeQueue)
         if self._follow(queue, columns, rows) and columns.run_length(rows) == len(rows):
             # As it is unless something was damaged.
-            self._put_run(queue, columns, rows, allow_gaps, repair)
+            self._put_run(queue, columns, rows)
             return
         rows = self._plausible(queue, columns, rows, columns.queue_offset)
         # A run ends where the offsets do not go on by one.
         done = 0
         while done < len(rows):
             run = columns.run_length(rows[done:])
-            self._put_run(queue, columns, rows[done : done + run], allow_gaps, repair)
+            self._put_run(queue, columns, rows[done : done + run])
             done += run
 
     def _follow(self, queue: ConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> bool:
@@ -383,24 +291,17 @@ class CommitLogDispatcher:
         logger.warning("the record at phy offset %d %s", phy_offset, what)
         self.counts.misplaced.append((phy_offset, int(columns.size[row]), kind))
 
-    def _put_run(
-        self,
-        queue: ConsumeQueue,
-        columns: RecordColumns,
-        rows: np.ndarray,
-        allow_gaps: bool,
-        repair: bool,
-    ) -> None:
+    def _put_run(self, queue: ConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> None:
         queue_offset = int(columns.queue_offset[rows[0]])
         phy_offsets, sizes, tags_codes, store_timestamps = columns.units(rows)
-        if queue_offset > queue.unit_num and not allow_gaps:
+        if queue_offset > queue.unit_num and not self.allow_gaps:
             raise QueueGapError(
                 f"the record at phy offset {phy_offsets[0]} is number {queue_offset} of {queue.topic}/{queue.queue_id}, "
                 f"which has units up to {queue.unit_num}",
                 queue.files.path,
             )
         there = min(max(queue.unit_num - queue_offset, 0), len(rows))
-        if repair and there:
+        if self.repair and there:
             self._mend(queue, queue_offset, columns, rows[:there])
         if there < len(rows):
             units = queue.put_units(queue_offset, phy_offsets, sizes, tags_codes, store_timestamps)
@@ -435,9 +336,7 @@ class CommitLogDispatcher:
                 )
             done += count
 
-    def _dispatch_batch_unit(
-        self, queue: AnyConsumeQueue, columns: RecordColumns, row: int, allow_gaps: bool, repair: bool
-    ) -> None:
+    def _dispatch_batch_unit(self, queue: AnyConsumeQueue, columns: RecordColumns, row: int) -> None:
         assert isinstance(queue, BatchConsumeQueue)
         base, phy_offset = int(columns.inner_base[row]), int(columns.phy_offset[row])
         unit = (
@@ -447,10 +346,10 @@ class CommitLogDispatcher:
             max(int(columns.inner_num[row]), 1),
         )
         size, tags_code, store_timestamp, num = unit
-        if repair:
+        if self.repair:
             self.counts.units_mended += queue.repair(base, phy_offset, size, tags_code, store_timestamp, num)
         end = queue.max_queue_offset
-        if base > end and not allow_gaps:
+        if base > end and not self.allow_gaps:
             raise QueueGapError(
                 f"the record at phy offset {phy_offset} is batch {base} of {queue.topic}/{queue.queue_id}, which has "
                 f"messages up to {end}",
@@ -458,15 +357,14 @@ class CommitLogDispatcher:
             )
         self.counts.put(queue.put(base, phy_offset, size, tags_code, store_timestamp, num), phy_offset)
 
-    def _dispatch_multi(self, columns: RecordColumns, row: int, repair: bool) -> None:
-        message = self.commit_log.look_up(int(columns.phy_offset[row]))
-        if message is not None:
-            self.dispatch_multi(message, int(columns.size[row]), int(columns.tags_code[row]), repair=repair)
-
-    def dispatch_multi(self, message: MessageExt, size: int, tags_code: int, *, repair: bool = False) -> None:
-        """Write the units of a record in the further queues that it names (RocketMQ's LMQ); `repair` as of `dispatch_columns`."""
+    def _dispatch_multi(self, columns: RecordColumns, row: int) -> None:
+        # The units of a record in the further queues that it names (RocketMQ's LMQ).
         assert self.queues is not None
-        phy_offset = message.phy_offset
+        phy_offset, size = int(columns.phy_offset[row]), int(columns.size[row])
+        tags_code = int(columns.tags_code[row])
+        message = self.commit_log.look_up(phy_offset)
+        if message is None:
+            return
         problem = multi_dispatch_problem(message, self.queues.config)
         for name, number in multi_dispatch_places(message, self.queues.config):
             queue = self.queues.find_or_create(name, 0)
@@ -477,7 +375,7 @@ class CommitLogDispatcher:
             if number > queue.unit_num + max((phy_offset - before) // _SMALLEST_RECORD + 1, 0):
                 # As of a record's own queue: what is higher than the log has room for is damaged.
                 problem = f"says queue offset {number} of {name}/0, which cannot be"
-            elif repair and number < queue.unit_num:
+            elif self.repair and number < queue.unit_num:
                 self.counts.units_mended += queue.repair(number, phy_offset, size, tags_code, message.store_timestamp)
             else:
                 units = queue.put(number, phy_offset, size, tags_code, message.store_timestamp, extended=False)
@@ -488,8 +386,9 @@ class CommitLogDispatcher:
 
     # --------------------------------------------------------------------------------------------------------- index
 
-    def _dispatch_entries(self, columns: RecordColumns, progress: IndexProgress) -> None:
+    def _dispatch_entries(self, columns: RecordColumns) -> None:
         assert self.index_service is not None
+        progress = self.progress
         n = columns.count
         starts = columns.key_start[: n + 1]
         first = 0
@@ -513,13 +412,15 @@ class CommitLogDispatcher:
 class LogDispatcher(CommitLogDispatcher):
     """Writes units and index entries for what a log holds, where records may be of topics that were deleted.
 
-    Call `finish` after the last record.
+    Queues may lack records that the log no longer has, so gaps are allowed.  Call `finish` after the last record.
 
     Parameters
     ----------
     root : str
         The directory of the store, whose settings list the topics.
     """
+
+    allow_gaps = True
 
     def __init__(
         self,
@@ -664,71 +565,3 @@ class LogDispatcher(CommitLogDispatcher):
 
     def _note_deletion(self, topic: str, phy_offset: int) -> None:
         self.deleted_after[topic] = max(self.deleted_after.get(topic, -1), phy_offset)
-
-
-def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:
-    """frozenset of int: phy offsets of those records among `damage`, a report's, that have no unit because they are misplaced."""
-    return frozenset(phy_offset for phy_offset, _, kind in damage if kind in ("BAD_QUEUE_OFFSET", "BAD_TOPIC"))
-
-
-def names_further_queue(message: MessageExt, name: str, number: int | None = None) -> bool:
-    """bool: a record names this further queue, whatever the config says and wherever in it.
-
-    See `multi_dispatch_places`.  With `number`: as its message of this queue offset, as far as the record says one for
-    each queue, and each but once.
-    """
-    names, numbers = _further_lists(message)
-    if name not in names or number is None:
-        return name in names
-    if len(numbers) != len(names) or names.count(name) > 1:
-        return True
-    stated = numbers[names.index(name)]
-    return _is_place(name, stated) and int(stated) == number
-
-
-def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:
-    """list of (str, int): the further queues that a record names, each with its queue offset there; the queue id is 0.
-
-    Those that cannot be are left out: `multi_dispatch_problem` tells of them.
-    """
-    return [(name, int(number)) for name, number in _named_places(message, config) if _is_place(name, number)]
-
-
-def multi_dispatch_problem(message: MessageExt, config: StoreConfig) -> str | None:
-    """str or None: what is wrong with the further queues that a record names, as the end of a sentence about it."""
-    places = _named_places(message, config)
-    if not places and message.properties.get("INNER_MULTI_QUEUE_OFFSET") and _may_name_queues(message, config):
-        return "names another number of further queues than it has queue offsets for"
-    for name, number in places:
-        if not _is_place(name, number):
-            return f"names the further queue {name[:80]!r} with queue offset {number[:80]!r}, which cannot be"
-    return None
-
-
-def _may_name_queues(message: MessageExt, config: StoreConfig) -> bool:
-    return config.enable_lmq and config.enable_multi_dispatch and multi_dispatch_allowed(message.topic)
-
-
-def _named_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, str]]:
-    # As the record says it; nothing where the two lists do not go together.
-    if not message.properties.get("INNER_MULTI_DISPATCH") or not _may_name_queues(message, config):
-        return []
-    names, numbers = _further_lists(message)
-    return list(zip(names, numbers, strict=True)) if len(names) == len(numbers) else []
-
-
-def _further_lists(message: MessageExt) -> tuple[list[str], list[str]]:
-    # The names of further queues and the queue offsets there; one empty text each where the record says none.
-    names, numbers = (
-        message.properties.get(name, "") for name in ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
-    )
-    return names.split(","), numbers.split(",")
-
-
-def _is_place(name: str, number: str) -> bool:
-    return can_name_queue(name) and number.isascii() and number.isdigit() and len(number) <= _DIGITS
-
-
-def multi_dispatch_allowed(topic: str) -> bool:
-    """bool: records of `topic` may name further queues (RocketMQ 5.5.0 MultiDispatch)."""
-    return not topic.startswith((RETRY_PREFIX, "rmq_sys_")) and topic != SCHEDULE_TOPIC

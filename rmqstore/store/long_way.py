@@ -1,7 +1,7 @@
 """The long way of a message into the store: checked and laid out in Python, rule by rule.
 
 Owns what a broker refuses, what it adds (unique key, inner batch, further queues) and the order of both; RocketMQ 5.5.0.  It
-writes no record itself: `Writing` does, between `place` and `dispatch`.
+writes nothing: `Writing` does, after `place`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,19 @@ from typing import Any
 from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore.arguments import plain_text
-from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
     RETRY_PREFIX,
-    SCHEDULE_TOPIC,
     Message,
     MessageExt,
     SysFlag,
-    decode_java_utf8,
     encode_java_utf8,
     host_to_bytes,
     is_queued,
     properties_to_bytes,
-    tags_code,
 )
-from rmqstore.store.dispatcher import CommitLogDispatcher, multi_dispatch_allowed
+from rmqstore.store.dispatch_rules import multi_dispatch_allowed
 from rmqstore.store.store_state import StoreState
 
 __all__ = ["LongWay", "Prepared"]
@@ -50,7 +46,6 @@ class Prepared:
     store_host: bytes
     born_host: bytes
     version: int
-    tags_code: int
     inner_num: int = 1
     dispatch_names: list[str] = field(default_factory=list)
 
@@ -64,10 +59,9 @@ class LongWay:
         Hosts as records hold them, which the core fills as well.
     """
 
-    def __init__(self, state: StoreState, dispatcher: CommitLogDispatcher):
+    def __init__(self, state: StoreState):
         self.config = state.config
-        self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
-        self.dispatcher = dispatcher
+        self.queues, self.index_service = state.queues, state.index_service
         self.hosts: dict[str, bytes] = {}
         self._unique_key_counter = random.randrange(0x10000)
 
@@ -140,7 +134,6 @@ class LongWay:
             self.host(message.store_host or self.config.store_host),
             self.host(message.born_host or message.store_host or self.config.store_host),
             version,
-            tags_code(_as_stored(message.tags)),
             inner_num or 1,
             names,
         )
@@ -176,10 +169,10 @@ class LongWay:
         # ms since the month began, a counter.
         moment = time.localtime()
         month = time.mktime((moment.tm_year, moment.tm_mon, 1, 0, 0, 0, 0, 0, -1))
-        since = int(time.time() * 1000 - month * 1000) & 0xFFFFFFFF
+        since = int(time.time() * 1000 - month * 1000) % 2**32
         self._unique_key_counter = (self._unique_key_counter + 1) & 0xFFFF
         address = self.host(self.config.store_host)[:-4].hex().upper()
-        number = id(self) >> 4 & 0xFFFFFFFF
+        number = id(self) // 16 % 2**32
         return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
 
     def place(self, prepared: list[Prepared], now: int) -> tuple[list[tuple[Any, ...]], list[int]]:
@@ -245,57 +238,6 @@ class LongWay:
         """Forget queues in which nothing was written: a queue is there from its first message on."""
         for topic, queue_id in wanted:
             self.queues.forget(topic, queue_id)
-
-    def dispatch(
-        self,
-        prepared: list[Prepared],
-        queue_offsets: list[int],
-        placed: list[tuple[int, int]],
-        now: int,
-    ) -> None:
-        """Write units and index entries of messages that lie in the log now."""
-        for each, queue_offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True):
-            message = each.message
-            transaction = message.sys_flag & SysFlag.TRANSACTION_MASK.value
-            code = each.tags_code
-            if message.topic == SCHEDULE_TOPIC and message.delay_level > 0:
-                delays = self.commit_log.delays
-                code = now + int(delays[min(message.delay_level, len(delays)) - 1]) if len(delays) else code
-            if is_queued(message.sys_flag):
-                queue = self.queues.find_or_create(message.topic, each.queue_id)
-                if isinstance(queue, BatchConsumeQueue):
-                    queue.put(queue_offset, phy_offset, size, code, now, each.inner_num)
-                else:
-                    queue.put(queue_offset, phy_offset, size, code, now)
-                if each.dispatch_names:
-                    stored = self.commit_log.look_up(phy_offset)
-                    if stored is not None:
-                        self.dispatcher.dispatch_multi(stored, size, code)
-            if self.index_service is not None and transaction == SysFlag.TRANSACTION_ROLLBACK.value:
-                self.index_service.current()
-            elif self.index_service is not None:
-                # A value that is empty is lost when the record is parsed, so it is not indexed either.
-                properties = each.properties
-                keys = properties.get("KEYS", "")
-                self.index_service.build_index(
-                    message.topic,
-                    _as_stored(keys).split(" ") if keys else [],
-                    _as_stored(properties.get("UNIQ_KEY")) or None,
-                    _as_stored(message.tags),
-                    phy_offset,
-                    now,
-                )
-
-
-def _as_stored(text: str | None) -> str:
-    # A lone surrogate becomes "?" in the record, and it is the record's text that is indexed.
-    if not text:
-        return ""
-    try:
-        text.encode("utf-8")
-        return text
-    except UnicodeEncodeError:
-        return decode_java_utf8(encode_java_utf8(text))
 
 
 def _with_plain_texts(message: Message) -> Message:

@@ -140,16 +140,7 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str, drop_units: 
             if name.startswith(STAGING_PREFIX):
                 os.unlink(os.path.join(state.path, name))
 
-    report = recover(
-        state.commit_log,
-        state.queues,
-        state.index_service,
-        checkpoint,
-        clean=clean,
-        mode=mode,
-        drop_units=drop_units,
-        before_writing=before_writing,
-    )
+    report = recover(state, clean=clean, mode=mode, drop_units=drop_units, before_writing=before_writing)
     last = checkpoint.confirm_phy_offset
     if state.commit_log.max_offset > state.commit_log.min_offset:
         state.last_store_timestamp = max(state.commit_log.store_timestamp_at(last), 0)

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.files.mapped_file import fsync_directory
-from rmqstore.index.index_service import IndexService
+from rmqstore.store.store_state import StoreState
 
 __all__ = ["DiskSpace", "RetentionReport", "delete_expired_files", "is_time_to_delete", "used_ratio"]
 
@@ -93,31 +92,20 @@ def is_time_to_delete(config: StoreConfig, now: int) -> bool:
 
 
 def delete_expired_files(
-    commit_log: CommitLog,
-    queues: ConsumeQueueStore,
-    index_service: IndexService | None,
-    lock: threading.RLock,
-    space: DiskSpace,
-    *,
-    now: int,
-    manually: bool = False,
-    pause: Callable[[int], bool] = lambda milliseconds: True,
+    state: StoreState, space: DiskSpace, *, manually: bool, pause: Callable[[int], bool]
 ) -> RetentionReport:
-    """One round of deletion.
+    """Run one round of deletion; the append lock is held whenever a list of files changes.
 
     Parameters
     ----------
-    lock : RLock
-        Held whenever a list of files changes, so that appending and deleting never meet.
-    space : DiskSpace
-    now : int
-        ms since epoch; compared with the time of the last change of each segment.
     manually : bool
         Delete what is expired although it is not the hour for it.
     pause : callable
         Waits so many ms between two segments; False ends the round.
     """
-    config = commit_log.config
+    commit_log, config, lock = state.commit_log, state.commit_log.config, state.lock
+    # Compared with the time of the last change of each segment.
+    now = state.config.clock()
     report = RetentionReport(used_ratio=space.used_ratio)
     force = space.delete_at_once and config.clean_file_forcibly_enable
     if manually or space.delete_expired or space.delete_at_once or is_time_to_delete(config, now):
@@ -131,12 +119,12 @@ def delete_expired_files(
     # Also what an earlier round, or a process that was killed, did not come to.
     oldest = commit_log.min_offset
     if oldest > 0:
-        for queue in queues.opened() if not report.segments else list(queues):
+        for queue in state.queues.opened() if not report.segments else list(state.queues):
             with lock:
                 report.queue_files += queue.delete_before(oldest)
-        if index_service is not None:
+        if state.index_service is not None:
             with lock:
-                report.index_files = index_service.delete_expired(oldest)
+                report.index_files = state.index_service.delete_expired(oldest)
     return report
 
 

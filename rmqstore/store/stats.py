@@ -7,16 +7,19 @@ no queue that can be looked at in its files, and reads no more than headers, the
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.errors import OffsetOutOfRangeError
-from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_service import IndexService
+from rmqstore.store.damage import damaged_files
+from rmqstore.store.flushing import Flushing
 from rmqstore.store.retention import used_ratio
+from rmqstore.store.store_state import StoreState
 
 __all__ = ["ConsumerStats", "DiskStats", "IndexFileStats", "QueueStats", "StoreStats", "take_stats"]
 
@@ -183,44 +186,75 @@ class StoreStats:
     unseen_folders: tuple[str, ...] = ()
 
 
-def take_stats(
-    path: str,
-    commit_log: CommitLog,
-    queues: ConsumeQueueStore,
-    index_service: IndexService | None,
-    checkpoint: Checkpoint,
-    consumer_offsets: Mapping[tuple[str, str], Mapping[int, int]],
-    consumer_offsets_error: str | None,
-    *,
-    timestamp: int,
-    writable: bool,
-    disk_full: bool,
-    last_store_timestamp: int | None,
-    flushed_where: int | None,
-    undispatched: tuple[int, int] | None = None,
-) -> StoreStats:
-    """StoreStats: the numbers of a store's parts, see `rmqstore.MessageStore.stats`.
+def take_stats(state: StoreState, flushing: Flushing) -> StoreStats:
+    """Read the numbers of an open store, see `MessageStore.stats`."""
+    # Of each queue the newest record is read, wherever in the log it is.
+    with state.commit_log.single_records() if state.read_only else contextlib.nullcontext():
+        stats = _numbers(state, flushing)
+    # Known when all queues were looked at.
+    problems = damaged_files(state)
+    damaged = len(problems)
+    config = os.path.join(state.path, "config")
+    # Where the folder cannot be read, that was counted.
+    if stats.consumer_offsets_error is not None and not any((each.path or "").startswith(config) for each in problems):
+        damaged += 1
+    return dataclasses.replace(stats, damaged_files=damaged)
 
-    Parameters
-    ----------
-    consumer_offsets : mapping
-        As of `ConsumerOffsets.list`.
-    consumer_offsets_error : str, optional
-        Why they cannot be read.
-    timestamp : int
-        Now, ms since epoch.
-    last_store_timestamp : int, optional
-        Of the newest message, where the caller knows it.
-    flushed_where : int, optional
-        Up to where the log is on the disk, where the caller knows it.
-    undispatched : tuple of (int, int), optional
-        Of `MessageStore.undispatched`.
-    """
+
+def _numbers(state: StoreState, flushing: Flushing) -> StoreStats:
+    commit_log, own = state.commit_log, not state.read_only
     low, high = commit_log.min_offset, commit_log.max_offset
-    queue_stats = []
-    unread = []
-    dispatched = low
-    newest = last_store_timestamp
+    checkpoint, (progress, progress_error) = state.checkpoint_now(), state.progress.list()
+    undispatched = state.undispatched.served or state.undispatched.left_out
+    queues = _queues(state)
+    index_files = [] if state.index_service is None else _index_files(state.index_service)
+    first = commit_log.store_timestamp_at(low)
+    return StoreStats(
+        path=state.path,
+        timestamp=state.config.clock(),
+        clean=not os.path.exists(os.path.join(state.path, "abort")),
+        writable=own and state.poison is None,
+        disk_full=state.disk_full,
+        min_phy_offset=low,
+        max_phy_offset=high,
+        segments=len(commit_log.files),
+        segment_size=commit_log.segment_size,
+        first_store_timestamp=first if first >= 0 else None,
+        last_store_timestamp=_newest(state, queues.stats),
+        dispatched_phy_offset=queues.dispatched if undispatched is None else min(queues.dispatched, undispatched[0]),
+        unflushed_size=max(high - max(flushing.flushed_where, low), 0) if own else None,
+        checkpoint=checkpoint.as_dict(),
+        queues=tuple(queues.stats),
+        index_files=tuple(index_files),
+        consumers=tuple(_consumers(state, queues.stats, progress)),
+        disk=_disk(state.path),
+        files={
+            "commitlog": len(commit_log.files),
+            "consumequeue": sum(each.files for each in queues.stats),
+            "index": len(index_files),
+        },
+        sizes={
+            "commitlog": len(commit_log.files) * commit_log.segment_size,
+            "consumequeue": sum(each.size for each in queues.stats),
+            "index": sum(each.size for each in index_files),
+        },
+        consumer_offsets_error=progress_error,
+        unread_queues=tuple(queues.unread),
+        unseen_folders=tuple(sorted(state.queues.unseen)),
+    )
+
+
+class _Queues(NamedTuple):
+    # Numbers of all queues, which could not be read, and where the newest record that one points to ends.
+    stats: list[QueueStats]
+    unread: list[tuple[str, int]]
+    dispatched: int
+
+
+def _queues(state: StoreState) -> _Queues:
+    commit_log, queues = state.commit_log, state.queues
+    low, high = commit_log.min_offset, commit_log.max_offset
+    found, unread, dispatched = [], [], low
     for topic, queue_id in queues.keys():
         try:
             look = queues.look(topic, queue_id, low)
@@ -230,15 +264,11 @@ def take_stats(
             continue
         if look is None:
             continue
-        unit = look.last
-        last = None
+        unit, time = look.last, -1
         if unit is not None:
             dispatched = max(dispatched, min(unit.phy_offset + max(unit.size, 0), high))
             time = commit_log.store_timestamp_at(unit.phy_offset)
-            if time >= 0:
-                last = time
-                newest = time if newest is None else max(newest, time)
-        queue_stats.append(
+        found.append(
             QueueStats(
                 topic,
                 queue_id,
@@ -246,46 +276,18 @@ def take_stats(
                 look.max_queue_offset,
                 look.files + look.ext_files,
                 look.size + look.ext_size,
-                last,
+                time if time >= 0 else None,
             )
         )
-    if newest is None:
-        newest = commit_log.last_store_timestamp()
-    index_files = [] if index_service is None else _index_files(index_service)
-    first = commit_log.store_timestamp_at(low)
-    return StoreStats(
-        path=path,
-        timestamp=timestamp,
-        clean=not os.path.exists(os.path.join(path, "abort")),
-        writable=writable,
-        disk_full=disk_full,
-        min_phy_offset=low,
-        max_phy_offset=high,
-        segments=len(commit_log.files),
-        segment_size=commit_log.segment_size,
-        first_store_timestamp=first if first >= 0 else None,
-        last_store_timestamp=newest,
-        dispatched_phy_offset=dispatched if undispatched is None else min(dispatched, undispatched[0]),
-        unflushed_size=None if flushed_where is None else max(high - flushed_where, 0),
-        checkpoint=checkpoint.as_dict(),
-        queues=tuple(queue_stats),
-        index_files=tuple(index_files),
-        consumers=tuple(_consumers(commit_log, queue_stats, queues, consumer_offsets)),
-        disk=_disk(path),
-        files={
-            "commitlog": len(commit_log.files),
-            "consumequeue": sum(each.files for each in queue_stats),
-            "index": len(index_files),
-        },
-        sizes={
-            "commitlog": len(commit_log.files) * commit_log.segment_size,
-            "consumequeue": sum(each.size for each in queue_stats),
-            "index": sum(each.size for each in index_files),
-        },
-        consumer_offsets_error=consumer_offsets_error,
-        unread_queues=tuple(unread),
-        unseen_folders=tuple(sorted(queues.unseen)),
-    )
+    return _Queues(found, unread, dispatched)
+
+
+def _newest(state: StoreState, queue_stats: list[QueueStats]) -> int | None:
+    # The store time of the newest message.
+    times = [each.last_store_timestamp for each in queue_stats if each.last_store_timestamp is not None]
+    if not state.read_only and state.last_store_timestamp:
+        times.append(state.last_store_timestamp)
+    return max(times) if times else state.commit_log.last_store_timestamp()
 
 
 def _index_files(index_service: IndexService) -> list[IndexFileStats]:
@@ -312,16 +314,13 @@ def _index_files(index_service: IndexService) -> list[IndexFileStats]:
 
 
 def _consumers(
-    commit_log: CommitLog,
-    queue_stats: list[QueueStats],
-    queues: ConsumeQueueStore,
-    consumer_offsets: Mapping[tuple[str, str], Mapping[int, int]],
+    state: StoreState, queue_stats: list[QueueStats], progress: Mapping[tuple[str, str], Mapping[int, int]]
 ) -> list[ConsumerStats]:
     of_topic: dict[str, dict[int, QueueStats]] = {}
     for each in queue_stats:
         of_topic.setdefault(each.topic, {})[each.queue_id] = each
     result = []
-    for (group, topic), offsets in sorted(consumer_offsets.items()):
+    for (group, topic), offsets in sorted(progress.items()):
         there = of_topic.get(topic, {})
         # As a broker counts: a queue in which the group has no progress is consumed from its start.
         for queue_id in sorted({*there, *offsets}):
@@ -337,22 +336,22 @@ def _consumers(
                     queue_id,
                     offset,
                     None if stats is None else stats.max_queue_offset,
-                    None if stats is None else _next_timestamp(commit_log, queues, stats, offset),
+                    None if stats is None else _next_timestamp(state, stats, offset),
                 )
             )
     return result
 
 
-def _next_timestamp(commit_log: CommitLog, queues: ConsumeQueueStore, stats: QueueStats, offset: int) -> int | None:
+def _next_timestamp(state: StoreState, stats: QueueStats, offset: int) -> int | None:
     # What is gone is passed over, as by a broker that is asked for it.
     at = max(offset, stats.min_queue_offset)
     if at >= stats.max_queue_offset:
         return None
     try:
-        unit = queues.unit(stats.topic, stats.queue_id, at)
+        unit = state.queues.unit(stats.topic, stats.queue_id, at)
     except OffsetOutOfRangeError:
         return None
-    time = -1 if unit is None else commit_log.store_timestamp_at(unit.phy_offset)
+    time = -1 if unit is None else state.commit_log.store_timestamp_at(unit.phy_offset)
     return time if time >= 0 else None
 
 

@@ -7,11 +7,13 @@ messages, by `Writing.put`.
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
 from rmqstore import _numpy as np
 from rmqstore._rows import RowBatch
+from rmqstore.arguments import milliseconds
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import Message
 from rmqstore.store.results import PutResult, PutTableResult
@@ -34,9 +36,11 @@ class TableWriting:
 
     @staticmethod
     def _parts(table: Any, literals: dict[str, Any], keep_timestamps: bool) -> list[TablePart]:
-        keys = literals.get("keys")
+        keys, born = literals.get("keys"), literals.get("born_timestamp")
         if keys is not None and not isinstance(keys, str):
             literals = {**literals, "keys": list(keys)}
+        if isinstance(born, datetime.datetime):
+            literals = {**literals, "born_timestamp": int(milliseconds(born, "born_timestamp"))}
         return table_parts(table, literals, keep_timestamps=keep_timestamps, max_rows=_TABLE_ROWS)
 
     def put(self, table: Any, literals: dict[str, Any], *, keep_timestamps: bool) -> PutTableResult:
@@ -156,9 +160,9 @@ class TableWriting:
         messages, queue_ids = list(part.messages()), [part.queue_id(i) for i in range(part.num)]
         if len(times):
             puts: Sequence[PutResult] = [
-                self.writing.put([message], queue_id, together=False, now=time)[0]
+                self.writing.put([message], queue_id, now=time)[0]
                 for message, queue_id, time in zip(messages, queue_ids, times.tolist(), strict=True)
             ]
         else:
-            puts = self.writing.put(messages, queue_ids, together=False)
+            puts = self.writing.put(messages, queue_ids)
         return tuple(np.array([(put[0], put[1], put[3], put[4]) for put in puts], np.int64).T)

@@ -1,44 +1,37 @@
-"""A store whose older messages are in tiered storage: reading and querying both as one.
+"""A store whose older messages are in tiered storage: reading both as one.
 
 Owns how the two parts of a queue follow each other: what the local log no longer has comes from the flat files, each queue
 offset once.  Offsets that neither has are not a silent gap: an answer that would pass over them is an error, or a finding.
 It is for stores opened read-only; those without tiered storage never come here.
-
-Facts (RocketMQ 5.5.0, TieredMessageStore): below the oldest store time of the local log a query by key goes on in tiered
-storage, with that time as its end, whatever end was asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import Finding, StoreError
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
-from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 from rmqstore.spans import Span, without
 from rmqstore.store.columns import ColumnOptions, Columns
-from rmqstore.store.querying import LogLook, Querying, java_times
 from rmqstore.store.reading import MAX_PULL_BYTES, MIN_PULL_BYTES, Reading
-from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
+from rmqstore.store.results import GetMessageResult, GetMessageStatus
 from rmqstore.store.store_state import StoreState
-from rmqstore.store.tiered_columns import FlatRange, Stretch, flat_ranges, key_rows_table, stretch_batches
+from rmqstore.store.tiered_columns import FlatRange, Stretch, flat_ranges, stretch_batches
 from rmqstore.store.tiered_shares import are_believed, in_log
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "TieredQuerying",
     "TieredReading",
     "flat_table",
     "gap_finding",
     "get_flat",
-    "query_flat",
     "report_gap",
     "tiered_parts",
     "tiered_ranges",
@@ -109,13 +102,6 @@ def get_flat(
     messages, following = queue.read(selection, end, limit)
     status = GetMessageStatus.FOUND if messages else GetMessageStatus.NO_MATCHED_MESSAGE
     return GetMessageResult(status, messages, following, *bounds)
-
-
-def query_flat(flat_store: FlatStore, selection: Selection) -> list[MessageExt]:
-    """list of MessageExt: the messages of tiered storage with a key and a store time in the range, newest first."""
-    low, high = selection.times
-    found = flat_store.find_messages(selection.topic, selection.key, selection.index_type)
-    return [message for message in found if low <= message.store_timestamp <= high]
 
 
 class TieredReading(Reading):
@@ -251,81 +237,3 @@ def _concat(tables: list[Any]) -> Any:
     import pyarrow
 
     return pyarrow.concat_tables(tables)
-
-
-class TieredQuerying(Querying):
-    """As `Querying`, of a store and its tiered storage."""
-
-    def __init__(self, state: StoreState, flat_store: FlatStore):
-        super().__init__(state)
-        self.flat_store = flat_store
-        if state.key_query is not None:
-            # The short way knows the local index alone.
-            state.key_query.closed = True
-
-    def _older(self, local: QueryResult, selection: Selection) -> list[MessageExt]:
-        # The messages that the local log did not give, whatever the units of its queues say.
-        found = query_flat(self.flat_store, selection)
-        known = {(message.queue_id, message.queue_offset) for message in local}
-        return [message for message in found if (message.queue_id, message.queue_offset) not in known]
-
-    def query(self, selection: Selection, look: LogLook) -> _BothResult:
-        """See `MessageStore.query_message`; those of the local log first, which are newer."""
-        local = super().query(selection, look)
-        max_num = selection.max_num or 0
-        if max_num < 0 or local.truncated:
-            whole = _BothResult(local, local.truncated, local.uncovered)
-            whole.local_num = len(local)
-            return whole
-        older = self._older(local, selection)
-        room = max_num - len(local)
-        found = _BothResult([*local, *older[:room]], len(older) > room, local.uncovered)
-        found.local_num = len(local)
-        return found
-
-    def like_java(self, selection: Selection) -> QueryResult:
-        """RocketMQ's TieredMessageStore.queryMessage."""
-        log = self.commit_log
-        earliest = log.store_timestamp_at(log.min_offset)
-        if earliest <= 0:
-            return super().like_java(selection)
-        low, high = java_times(selection)
-        found = QueryResult() if high < earliest else super().like_java(selection)
-        max_num = selection.max_num or 0
-        if len(found) < max_num and low < earliest:
-            found.extend(
-                self.flat_store.like_java(selection.topic, selection.key, max_num - len(found), int(low), earliest)
-            )
-        return found
-
-    def table(
-        self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook
-    ) -> pa.Table:
-        """See `MessageStore.query_table`; each key is asked for by itself."""
-        texts = _texts(keys, "key")
-        topics = _texts(topic, "topic") if not isinstance(topic, str) else [topic] * len(texts)
-        if len(topics) != len(texts):
-            raise ValueError(f"{len(topics)} topics for {len(texts)} keys; give one, or one for each key")
-        rows: list[tuple[int, tuple[str, int] | None, int]] = []
-        for number, (text, name) in enumerate(zip(texts, topics)):
-            found = self.query(dataclasses.replace(selection, topics=(name,), keys=(text,)), look)
-            for position, message in enumerate(found):
-                place = (name, message.queue_id) if position >= found.local_num else None
-                rows.append((number, place, message.phy_offset))
-        return key_rows_table(self.commit_log, self.flat_store, rows, texts, options)
-
-
-def _texts(values: Any, what: str) -> list[str]:
-    values = (
-        values.to_pylist() if hasattr(values, "to_pylist") else [values] if isinstance(values, str) else list(values)
-    )
-    for value in values:
-        if not isinstance(value, str):
-            raise TypeError(f"{what} {value!r} is not text: give str")
-    return values  # type: ignore[no-any-return]
-
-
-class _BothResult(QueryResult):
-    # How many of the messages are the local log's, which come first.
-    __slots__ = ("local_num",)
-    local_num: int

@@ -24,7 +24,8 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.rocksdb.places import queue_databases
-from rmqstore.store.dispatcher import Agreement, IndexProgress, LogDispatcher
+from rmqstore.store.agreement import Agreement
+from rmqstore.store.dispatcher import LogDispatcher
 from rmqstore.store.recovery import dispatched_before_crash, look_at_queues
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Undispatched:
         with self.queues.in_memory():
             for stretch, columns in self.commit_log.scans(begin, until, keys=False):
                 if stretch.verdict is Verdict.RECORD:
-                    dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
+                    dispatcher.dispatch_columns(columns)
             dispatcher.finish()
         if dispatcher.counts.first is None:
             # They were asked for and lack nothing: as they are on disk they are seen to grow.

@@ -168,16 +168,7 @@ class Upkeep:
                 )
             else:
                 logger.info("%s takes writes again: its disk is used to %d %%", self.state.path, space.used_ratio * 100)
-        return delete_expired_files(
-            self.state.commit_log,
-            self.state.queues,
-            self.state.index_service,
-            self.state.lock,
-            space,
-            now=self.state.config.clock(),
-            manually=manually,
-            pause=pause,
-        )
+        return delete_expired_files(self.state, space, manually=manually, pause=pause)
 
     def hold_lock(self) -> None:
         """Take the lock of the store again, should it be lost."""

@@ -29,7 +29,7 @@ from rmqstore.config import system_clock
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import DiskFullError, InvalidMessageError
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message, offset_message_id
-from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
+from rmqstore.store.dispatcher import CommitLogDispatcher
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.long_way import LongWay
 from rmqstore.store.results import PutResult, PutResults
@@ -41,9 +41,6 @@ NEW_QUEUE = -2
 """What `RowBatch` says of a row that it does not take: its topic or queue is new to it."""
 
 _INT64_MAX = 2**63 - 1
-# From so many messages on a put dispatches from the log in one pass instead of message by message.
-_DISPATCH_BY_COLUMNS = 8
-_NOTHING_INDEXED = IndexProgress()
 _NO_TIMESTAMPS = array("q")
 
 
@@ -63,7 +60,7 @@ class Writing:
         self.path, self.config = state.path, state.config
         self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
         self.dispatcher = CommitLogDispatcher(self.commit_log, self.queues, self.index_service)
-        self.long_way = LongWay(state, self.dispatcher)
+        self.long_way = LongWay(state)
         self.columns = RecordColumns()
         self.rows: RowBatch | None = None
         self._one: Appender | None = None
@@ -102,7 +99,7 @@ class Writing:
         self.state.appender = self._one if taken else None
 
     def put(
-        self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool, now: int | None = None
+        self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool = False, now: int | None = None
     ) -> PutResults:
         """Append messages, see `MessageStore.put_messages`; `together` in one segment, `now` instead of the clock."""
         self.state.check_writable()
@@ -131,12 +128,9 @@ class Writing:
             try:
                 placed = self.commit_log.append(rows, together=together)
                 self.state.last_store_timestamp = max(self.state.last_store_timestamp, now)
-                if len(placed) < _DISPATCH_BY_COLUMNS:
-                    self.long_way.dispatch(prepared, queue_offsets, placed, now)
-                else:
-                    end = placed[-1][0] + placed[-1][1]
-                    for _, _ in self.commit_log.scan_columns(placed[0][0], end, self.columns, check_crc=False):
-                        self.dispatcher.dispatch_columns(self.columns, _NOTHING_INDEXED)
+                end = placed[-1][0] + placed[-1][1]
+                for _ in self.commit_log.scan_columns(placed[0][0], end, self.columns, check_crc=False):
+                    self.dispatcher.dispatch_columns(self.columns)
             except BaseException as error:
                 self._failed(error, wanted, before)
                 raise
@@ -225,7 +219,7 @@ class Writing:
             done = 0
             while done < rows.count:
                 done = rows.fill_columns(self.columns, done, self.config.index_tags)
-                self.dispatcher.dispatch_columns(self.columns, _NOTHING_INDEXED)
+                self.dispatcher.dispatch_columns(self.columns)
         except BaseException as error:
             self._failed(error, wanted, before)
             raise

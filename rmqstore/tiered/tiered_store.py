@@ -34,7 +34,8 @@ from rmqstore.selection import Selection, of_key, of_queue, of_scan, row_num
 from rmqstore.store.columns import ColumnOptions, table_options
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
 from rmqstore.store.tiered_columns import flat_ranges
-from rmqstore.store.tiered_reading import flat_table, gap_finding, get_flat, query_flat
+from rmqstore.store.tiered_querying import query_flat
+from rmqstore.store.tiered_reading import flat_table, gap_finding, get_flat
 from rmqstore.store.tiered_scan import scan_flat
 
 if TYPE_CHECKING:

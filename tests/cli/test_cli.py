@@ -325,8 +325,8 @@ def test_options_override_what_is_inferred(broker, tmp_path):
     for spelling in ("maxMsgsNumBatch", "max_msgs_num_batch"):
         (value,) = json_lines(run("info", broker, "--json", "-o", f"{spelling}=7"))
         assert value["config"]["max_msgs_num_batch"] == 7
-    (value,) = json_lines(run("info", broker, "--json", "-o", "checkCRCOnRecover=FALSE"))
-    assert value["config"]["check_crc_on_recover"] is False
+    (value,) = json_lines(run("info", broker, "--json", "-o", "cleanFileForciblyEnable=FALSE"))
+    assert value["config"]["clean_file_forcibly_enable"] is False
 
 
 @pytest.mark.parametrize(

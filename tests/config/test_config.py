@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
+import re
 import shutil
 import struct
 import time
+from pathlib import Path
 
 import golden
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rmqstore.config.store_config
 from rmqstore._core import index_key_hash
 from rmqstore.config import StoreConfig, infer, parse_java_properties, system_clock
 from rmqstore.errors import GeometryError, StoreError
@@ -90,7 +94,7 @@ def test_from_properties(tmp_path):
     path.write_text(
         "# a comment\n! another\n\nbrokerName = broker-a\n"
         "mapedFileSizeCommitLog=1048576\nmappedFileSizeConsumeQueue: 6000\nmaxHashSlotNum 1000\n"
-        "maxIndexNum=\\\n   8000\nenabledAppendPropCRC=TRUE\ncheckCRCOnRecover=false\nflushDiskType=SYNC_FLUSH\n"
+        "maxIndexNum=\\\n   8000\nenabledAppendPropCRC=TRUE\ncleanFileForciblyEnable=false\nflushDiskType=SYNC_FLUSH\n"
         "messageDelayLevel=1s 2s \\\n  30m 1h\nmapperFileSizeBatchConsumeQueue=460\nenableLmq=true\n"
         "brokerIP1=10.0.0.7\nlistenPort=10921\nnote=\\u8ba2\\u5355\\ud83d\\ude00\n",
         encoding="ascii",
@@ -98,7 +102,7 @@ def test_from_properties(tmp_path):
     config = StoreConfig.from_properties(path, max_mapped_files=7)
     assert config.mapped_file_size_commit_log == 1048576 and config.mapped_file_size_consume_queue == 6000
     assert (config.max_hash_slot_num, config.max_index_num) == (1000, 8000)
-    assert config.enabled_append_prop_crc and not config.check_crc_on_recover and config.enable_lmq
+    assert config.enabled_append_prop_crc and not config.clean_file_forcibly_enable and config.enable_lmq
     assert config.flush_disk_type == "SYNC_FLUSH" and config.delay_levels == (1000, 2000, 1_800_000, 3_600_000)
     assert config.mapper_file_size_batch_consume_queue == 460 and config.store_host == "10.0.0.7:10921"
     assert config.unknown == {"brokerName": "broker-a", "note": "订单😀"} and config.max_mapped_files == 7
@@ -106,13 +110,25 @@ def test_from_properties(tmp_path):
     assert StoreConfig.from_properties({"brokerIP1": "2001:db8::1"}).store_host == "[2001:db8::1]:10911"
 
 
+def test_every_option_is_used():
+    sources = [
+        path.read_text(encoding="utf-8")
+        for path in Path(rmqstore.__file__).parent.rglob("*.py*")
+        if path.suffix in (".py", ".pyx") and path.name != "store_config.py"
+    ]
+    own = Path(rmqstore.config.store_config.__file__).read_text(encoding="utf-8")
+    for item in dataclasses.fields(StoreConfig):
+        # One that only a property of the class reads is used there as `self.…`.
+        used = re.compile(rf"\b{item.name}\b")
+        assert any(map(used.search, sources)) or f"self.{item.name}" in own, f"nothing reads {item.name}"
+
+
 def test_every_option_has_rocketmqs_name():
     from rmqstore.config import fields_by_option
 
-    for name in ("mappedFileSizeConsumeQueueExt", "bitMapLengthConsumeQueueExt", "maxMsgsNumBatch", "messageIndexSafe",
-                 "flushCommitLogThoroughInterval", "forceVerifyPropCRC", "enableMultiDispatch", "diskMaxUsedSpaceRatio",
-                 "commitLogRecoverMaxNum", "travelCqFileNumWhenGetMessage", "autoMessageVersionOnTopicLen",
-                 "fileReservedTime", "recheckReputOffsetFromCq", "maxTransferCountOnMessageInDisk"):  # fmt: skip
+    for name in ("mappedFileSizeConsumeQueueExt", "maxMsgsNumBatch", "flushCommitLogThoroughInterval", "forceVerifyPropCRC",
+                 "enableMultiDispatch", "diskMaxUsedSpaceRatio", "autoMessageVersionOnTopicLen",
+                 "fileReservedTime"):  # fmt: skip
         assert name in fields_by_option(StoreConfig)
     for name in ("indexTags", "storeHost", "clock", "assumed", "unknown", "maxMappedFiles"):
         assert name not in fields_by_option(StoreConfig)

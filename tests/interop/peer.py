@@ -28,7 +28,7 @@ BUILD = ROOT / "build" / "java"
 JVM_OPTIONS = Path(__file__).with_name("rocketmq") / "jvm.options"
 MAX_LONG = 2**63 - 1
 
-# StoreConfig's field names that mean something to the Java store, and what they are called there.
+# Options of the Java store, most of them fields of StoreConfig, and what they are called there.
 OPTIONS = {
     "mapped_file_size_commit_log": "mappedFileSizeCommitLog",
     "mapped_file_size_consume_queue": "mappedFileSizeConsumeQueue",
@@ -42,7 +42,6 @@ OPTIONS = {
     "max_message_size": "maxMessageSize",
     "enabled_append_prop_crc": "enabledAppendPropCRC",
     "force_verify_prop_crc": "forceVerifyPropCRC",
-    "check_crc_on_recover": "checkCRCOnRecover",
     "enable_consume_queue_ext": "enableConsumeQueueExt",
     "enable_lmq": "enableLmq",
     "enable_multi_dispatch": "enableMultiDispatch",

@@ -471,7 +471,7 @@ def test_the_pointer_rules_see_a_break():
 def column_faults(sink: str, columns: str) -> list[str]:
     """Columns that some way of writing rows knows nothing of, as sentences.
 
-    A column is of one kind; the function that writes its kind, or both of them where it may be a view, names it in a
+    A column is of one kind; the function that writes its kind names it in a
     branch of its own; its text is counted in `lack_room`; and the short way of views fills it row by row.
     """
     enums = [body for _, body in blocks(sink, r"cdef enum:")]
@@ -486,17 +486,16 @@ def column_faults(sink: str, columns: str) -> list[str]:
     def asked(name: str) -> set[str]:
         return set(re.findall(r"1 << (COL_\w+)", functions[name]))
 
-    kinds = {"write_int64s": mask("IS_INT64"), "write_int32s": mask("IS_INT32"), "write_copies": mask("HAS_OFFSETS")}
+    kinds = {"write_int64s": mask("IS_INT64"), "write_int32s": mask("IS_INT32"), "write_texts": mask("HAS_OFFSETS")}
     kinds["write_bits"] = every - set().union(*kinds.values())
     times = Counter(name for kind in kinds.values() for name in kind)
     faults = [f"{name} is of two kinds" for name, number in times.items() if number > 1]
-    kinds["write_views"] = kinds["write_copies"]
     for name, wanted in kinds.items():
         named = set(re.findall(r"column [!=]= (COL_\w+)", functions[name]))
         faults += [f"{name} has no branch for {column}" for column in sorted(wanted - named)]
         if "return NO_WRITER" not in functions[name]:
             faults.append(f"{name} takes a column that it does not know for another")
-    faults += [f"lack_room does not ask for {column}" for column in sorted(kinds["write_copies"] - asked("lack_room"))]
+    faults += [f"lack_room does not ask for {column}" for column in sorted(kinds["write_texts"] - asked("lack_room"))]
     short_way = set().union(*map(asked, ("put_numbers", "put_texts", "put_split_texts")))
     short_way |= set(re.findall(r"main\[(COL_\w+)\]", functions["view_rows_of"]))
     return faults + [f"the short way of views does not fill {column}" for column in sorted(every - short_way)]
@@ -517,13 +516,12 @@ def test_every_column_has_a_branch_of_its_own():
     for kind, wanted in (
         ("IS_INT64 = (", ["write_int64s has no branch for COL_NEW"]),
         ("IS_INT32 = ", ["write_int32s has no branch for COL_NEW"]),
-        ("HAS_OFFSETS = (", ["write_copies has no branch for COL_NEW", "write_views has no branch for COL_NEW",
-                             "lack_room does not ask for COL_NEW"]),
+        ("HAS_OFFSETS = (", ["write_texts has no branch for COL_NEW", "lack_room does not ask for COL_NEW"]),
     ):  # fmt: skip
         assert kind in grown
         assert column_faults(grown.replace(kind, f"{kind}1 << COL_NEW | ", 1), columns) == [*wanted, short], kind
     taken = sink.replace("        return NO_WRITER\n", "        pass\n")
-    assert taken != sink and len(column_faults(taken, columns)) == len(re.findall("return NO_WRITER", sink)) == 5
+    assert taken != sink and len(column_faults(taken, columns)) == len(re.findall("return NO_WRITER", sink)) == 4
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ from rmqstore.rabbitmq import (
     term,
     verify,
 )
+from rmqstore.rabbitmq.dets import write_recovery_terms
 from rmqstore.rabbitmq.term import Atom
-from rmqstore.rabbitmq.vhost import write_recovery_terms
 
 CASE = "13-clean-fanout-refcount"
 

@@ -30,14 +30,10 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.rabbitmq import index_directory, queue_index
+from rmqstore.rabbitmq._core import ENTRY_ACK, ENTRY_DELIVER
+from rmqstore.rabbitmq.index_files import read_journal, read_segment
 from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.queue_index import (
-    ENTRY_ACK,
-    ENTRY_DELIVER,
-    QueueIndex,
-    read_journal,
-    read_segment,
-)
+from rmqstore.rabbitmq.queue_index import QueueIndex
 
 COUNT = 16
 

@@ -27,7 +27,8 @@ from test_rabbitmq_queue_index import files_of, kinds, publish_of, put, write_fi
 
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.rabbitmq import queue_index
-from rmqstore.rabbitmq.queue_index import QueueIndex, read_journal, read_segment
+from rmqstore.rabbitmq.index_files import read_journal, read_segment
+from rmqstore.rabbitmq.queue_index import QueueIndex
 
 COUNT = 8
 

@@ -21,10 +21,11 @@ from pyarrow import parquet
 from rmqstore import cli
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import Message, Vhost, amqp, export, import_messages, layout, verify
-from rmqstore.rabbitmq.batches import COLUMNS, json_value
+from rmqstore.rabbitmq.batches import COLUMNS
+from rmqstore.rabbitmq.dets import write_recovery_terms
 from rmqstore.rabbitmq.directory import lock_directory
+from rmqstore.rabbitmq.json_values import json_value
 from rmqstore.rabbitmq.transfer import message_object, object_message
-from rmqstore.rabbitmq.vhost import write_recovery_terms
 
 PERSISTENT = {"delivery_mode": 2}
 

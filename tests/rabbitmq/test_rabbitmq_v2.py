@@ -17,9 +17,10 @@ import pytest
 
 from rmqstore.rabbitmq import Vhost, _messages, dets, repair, verify
 from rmqstore.rabbitmq.batches import Batches
+from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.queue_index import IndexEntry
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both, read_segment_v2, read_store_v2
 from rmqstore.rabbitmq.term import Atom
 
@@ -335,7 +336,7 @@ def test_an_expiry_of_64_bits_in_a_batch_of_both_versions():
         IndexEntry(seq, message_id(seq), None, 4, True, True, term, "0.idx", 0, expiry_us)
         for seq, expiry_us in enumerate((2**64 - 1, 2**63 - 1, 0))
     ]
-    (batch,) = Batches("", [], entries, None, vhost="/", queue="q", level=None, columns=["expiry"])
+    (batch,) = Batches(QueueName("/", "q"), lambda persistent: None, ["expiry"]).of_entries(entries)
     assert batch["expiry"].cast("int64").to_pylist() == [(2**64 - 1) // 1000, (2**63 - 1) // 1000, None]
 
 

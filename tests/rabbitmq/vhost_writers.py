@@ -19,7 +19,7 @@ import classic_queue_oracle as oracle
 from classic_queue_oracle import NOTHING, Atom, State
 
 from rmqstore.rabbitmq import MessageStore, QueueIndex, Vhost
-from rmqstore.rabbitmq.vhost import write_recovery_terms
+from rmqstore.rabbitmq.dets import write_recovery_terms
 
 FILE_LIMIT = 2500
 EMBED_BELOW = 160

@@ -16,7 +16,7 @@ from rmqstore.consumer import offsets_file
 from rmqstore.files import checkpoint, mapped_file, mapped_file_queue, store_lock
 from rmqstore.index import index_service
 from rmqstore.offline import verify_units
-from rmqstore.store import closing, dispatcher, opening, recovery, retention, writing
+from rmqstore.store import closing, dispatcher, judgement, opening, retention, writing
 
 PLANTED: dict[str, Callable[[], None]] = {}
 
@@ -162,16 +162,16 @@ def progress_written_in_place() -> None:
 @planted
 def one_record_too_many_cut() -> None:
     """After an unclean exit the log is cut in front of its last record."""
-    judge = recovery._judge
+    judge = judgement.LogJudge.judge
 
-    def patched(commit_log, agreement, index, begin, newest_unit_end, marked_end, clean, mode):
-        judged = judge(commit_log, agreement, index, begin, newest_unit_end, marked_end, clean, mode)
-        if not clean and judged.last_record > begin:
+    def patched(self, begin, marked_end, mode):
+        judged = judge(self, begin, marked_end, mode)
+        if not self.clean and judged.last_record > begin:
             judged.end = judged.last_record
             judged.ranges = [(low, min(high, judged.end)) for low, high in judged.ranges if low < judged.end]
         return judged
 
-    recovery._judge = patched
+    judgement.LogJudge.judge = patched
 
 
 @planted

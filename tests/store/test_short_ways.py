@@ -36,7 +36,7 @@ def test_a_short_way_looks_like_the_method(store, name):
     assert inspect.signature(method) == inspect.signature(written)
     assert list(inspect.signature(getattr(store, name)).parameters) == list(inspect.signature(written).parameters)[1:]
     assert isinstance(getattr(store, name), types.MethodType) and repr(method) == repr(written)
-    assert isinstance(vars(MessageStore)[name], _core.ShortWayFirst)
+    assert isinstance(inspect.getattr_static(MessageStore, name), _core.ShortWayFirst)
 
 
 def test_arguments_by_place_and_by_name_are_the_same(store):

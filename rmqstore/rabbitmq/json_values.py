@@ -1,0 +1,94 @@
+"""Values of AMQP's properties and headers as JSON, and back.
+
+Owns the objects of one ``$`` name that stand for what JSON has no type for.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rmqstore.rabbitmq import amqp
+from rmqstore.rabbitmq.amqp import Float32, Table, Timestamp
+
+__all__ = ["from_json", "header_text", "json_value", "utf8"]
+
+# AMQP's types of numbers that JSON does not tell apart.
+_NUMBERS = {
+    getattr(amqp, name): f"${name.lower()}"
+    for name in (
+        "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "SpecInt16", "SpecInt64", "Float32"
+    )
+}  # fmt: skip
+
+
+def json_value(value: Any) -> Any:
+    """The value of a property or header as JSON has it; what JSON has no type for becomes an object of one ``$`` name."""
+    if isinstance(value, Table):
+        return {"$pairs": [[name, json_value(item)] for name, item in value.pairs]}
+    if isinstance(value, Mapping):
+        table = {str(name): json_value(item) for name, item in value.items()}
+        # A table that looks like such an object must not become what it looks like.
+        return {"$table": table} if len(table) == 1 and next(iter(table)).startswith("$") else table
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    if isinstance(value, Timestamp):
+        return {"$timestamp": int(value)}
+    if type(value) in _NUMBERS:
+        plain = value.real
+        # JSON has no word for these.
+        return {_NUMBERS[type(value)]: repr(float(plain)) if isinstance(plain, float) and plain - plain != 0 else plain}
+    if isinstance(value, (bytes, bytearray)):
+        return {"$binary": base64.b64encode(value).decode()}
+    if isinstance(value, datetime.datetime):
+        return {"$timestamp": int(value.timestamp())}
+    if isinstance(value, decimal.Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return {"$float": repr(value)}
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool) or value is None:
+        return value
+    return int(value) if isinstance(value, int) else value
+
+
+def header_text(headers: dict[str, Any]) -> str:
+    """str: a table of headers as JSON."""
+    text = json.dumps(json_value(headers), ensure_ascii=False, separators=(",", ":"))
+    return utf8(text)
+
+
+def utf8(text: str) -> str:
+    """Return text that Arrow takes."""
+    # What is not UTF-8 in a store is a surrogate here, which Arrow refuses; JSON reads it out of the escape again.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+_FROM_JSON = {
+    "$binary": lambda text: base64.b64decode(text, validate=True),
+    "$timestamp": Timestamp,
+    "$decimal": decimal.Decimal,
+    "$float": float,
+    "$table": lambda table: {name: from_json(item) for name, item in table.items()},
+    "$pairs": lambda pairs: Table((name, from_json(item)) for name, item in pairs),
+    **{name: kind for kind, name in _NUMBERS.items()},
+    "$float32": lambda number: Float32(float(number)),
+}
+
+
+def from_json(value: Any) -> Any:
+    """Return the value of which `json_value` made this."""
+    if isinstance(value, dict):
+        if len(value) == 1:
+            (name,) = value
+            if name in _FROM_JSON:
+                return _FROM_JSON[name](value[name])
+        return {name: from_json(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    return value
