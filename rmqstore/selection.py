@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -151,6 +151,10 @@ class Selection:
     def index_text(self) -> str:
         """str: what follows ``topic#`` in the index (RocketMQ 5.4.0 and later mark tags)."""
         return "T#" + self.key if self.index_type == "T" else self.key
+
+    def at_any_time(self) -> Selection:
+        """Return the same selection, whatever the store time."""
+        return self if self.begin is None and self.end is None else replace(self, begin=None, end=None)
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
         """Return whether messages of this queue are asked for."""

@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import lzma
+import struct
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -65,3 +66,15 @@ def write(path: Path, families: Mapping[str, Mapping[bytes, bytes]]) -> Path:
     # What only rocksdict knows is no part of a broker's database.
     (path / "rocksdict-config.json").unlink(missing_ok=True)
     return path
+
+
+def index_entries(
+    topic: str, keys: str, tags: str | None, unique_key: str | None, phy: int, time: int
+) -> dict[bytes, bytes]:
+    """The entries of the index that a record needs, by the format document (5.7); `keys` are separated by spaces."""
+    if not unique_key:
+        return {}
+    texts = {f"@{topic}@K@{key}@{unique_key}@" for key in keys.split(" ") if key} | {f"@{topic}@U@{unique_key}@"}
+    texts |= {f"@{topic}@T@{tags}@{unique_key}@"} if tags else set()
+    hour = struct.pack(">q", time - time % 3600000)
+    return {hour + text.encode() + struct.pack(">q", phy): struct.pack(">q", time) for text in texts}

@@ -313,6 +313,8 @@ def _nothing(plan: Any, task: Any) -> None:
 
 def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: StoreConfig, n: int) -> Iterator[Work]:
     """Queues and index from the log into another folder: with Spark, in processes without it, in one process."""
+    from rmqstore.offline.rebuild import RebuildJob
+    from rmqstore.spark.mapper import Mapper
     from rmqstore.spark.rebuild import rebuild, rebuild_with
 
     piece = 32 << 20 if not setting.quick else 1 << 20
@@ -337,7 +339,7 @@ def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: Sto
         return pool.map(_call, [(function, plan, task) for task in tasks], chunksize=1)
 
     def in_processes(output: str) -> Any:
-        return rebuild_with(mapper, path, config=config, output=output, partition_bytes=piece, parallelism=CORES)
+        return rebuild_with(Mapper(mapper, CORES), RebuildJob.of(path, config=config, output=output), piece)
 
     base = f"{CORES} processes without Spark"
     yield Work(

@@ -13,6 +13,8 @@ import os
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from rmqstore.files.listing import listing
+
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -41,9 +43,7 @@ def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _names_in(directory: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
-    return []
+    return listing(directory, os.DirEntry.is_dir).names
 
 
 def _items(names: set[str], incomplete: str) -> list[CompletionItem]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import errno
 import importlib
 import logging
 import os
@@ -26,6 +25,7 @@ from rmqstore.cli.examples import epilog_of
 from rmqstore.cli.terminal import discard, escape, note
 from rmqstore.cli.words import did_you_mean, from_here, in_words
 from rmqstore.errors import GeometryError, StoreError
+from rmqstore.files.os_errors import is_denied, is_full
 
 FOUND_NOTHING = 1
 WRONG_USAGE = 2
@@ -81,11 +81,11 @@ def of_error(error: Exception) -> CannotOpenError:
     if isinstance(error, OSError) and error.filename is not None:
         return CannotOpenError(
             from_here(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]"),
-            "Run the command as a user who may, such as the one that the broker runs as." if error.errno == errno.EACCES else "",
+            "Run the command as a user who may, such as the one that the broker runs as." if is_denied(error) else "",
         )
     if isinstance(error, MemoryError):
         return CannotOpenError("there is not enough memory", "Ask for less at once, or run it where more memory is free.")
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if is_full(error):
         # Without a name it is most likely what the command prints.
         return CannotOpenError(f"{error.strerror}, where the output goes", "Make room, or send the output elsewhere.")
     return CannotOpenError(error_text(error))

@@ -155,7 +155,7 @@ class Given:
     def open(self, path: str) -> MessageStore:
         """Open the store at `path` read-only with these options."""
         # A broker may delete a file that was listed just before.
-        return ask_again(lambda: self._opened(path), lambda: None, FileNotFoundError)
+        return ask_again(lambda: self._opened(path), gone=FileNotFoundError)
 
     def _opened(self, path: str) -> MessageStore:
         store = MessageStore.open(path, config=self.config(path, read_only=True), read_only=True, tiered=self.tiered)

@@ -7,13 +7,15 @@ It looks at names only, and only after a command found that it cannot work there
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import Any
 
 import click
 
 from rmqstore.cli.group import CannotOpenError, of_error
 from rmqstore.config.dledger import without_log
-from rmqstore.files.mapped_file import is_directory
+from rmqstore.files.listing import is_empty, listing
+from rmqstore.files.open_file import is_directory
 
 # Whether it can be read is for the command to say, with the exit code of a store that cannot.
 STORE_PATH = click.Path(readable=False)
@@ -101,9 +103,8 @@ def check_store_path(path: str) -> None:
             f"this is a store into which nothing was put yet [{path}]",
             "It has no message to show. rmqstore import, or a program that opens it for writing, puts the first.",
         )
-    empty = not any(os.scandir(path))
     raise CannotOpenError(
-        f"this directory is {'empty' if empty else 'no RocketMQ store: it has no commitlog/'} [{path}]",
+        f"this directory is {'empty' if is_empty(path) else 'no RocketMQ store: it has no commitlog/'} [{path}]",
         "Give the store's root (storePathRootDir of the broker.conf, by default ~/store), the folder that holds commitlog/.",
     )
 
@@ -152,15 +153,5 @@ def _store_above(path: str) -> str | None:
 
 
 def _stores_below(path: str) -> list[str]:
-    found = []
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                # Only what a store has for certain: many programs have folders of the name "index".
-                if entry.is_dir() and os.path.isdir(os.path.join(entry.path, "commitlog")):
-                    found.append(entry.path)
-                    if len(found) == 3:
-                        break
-    except OSError:
-        pass
-    return sorted(found)
+    # Only what a store has for certain: many programs have folders of the name "index".
+    return list(islice((each for each in listing(path).paths if os.path.isdir(os.path.join(each, "commitlog"))), 3))

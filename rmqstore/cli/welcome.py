@@ -6,13 +6,13 @@ apart stands in no line that is to be copied.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import textwrap
 
 import click
 
 from rmqstore._version import __version__
+from rmqstore.files.listing import listing
 
 
 def welcome(context: click.Context) -> str:
@@ -20,9 +20,7 @@ def welcome(context: click.Context) -> str:
     here = "."
     if not os.path.isdir("commitlog"):
         # The name that a broker's own store has comes first.
-        names: list[str] = []
-        with contextlib.suppress(OSError):
-            names = sorted(os.listdir("."), key=lambda name: (name != "store", name))
+        names = sorted(listing(".").names, key=lambda name: name != "store")
         below = [name for name in names if os.path.isdir(os.path.join(name, "commitlog"))]
         here = below[0] if below else ""
     # A name that a shell would take apart stands for itself in no line that is to be copied.

@@ -31,8 +31,10 @@ from rmqstore.errors import (
     OffsetOutOfRangeError,
     StoreError,
 )
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, is_directory, name_of_offset
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, name_of_offset
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.open_file import is_directory
+from rmqstore.files.stream_files import Handling
 from rmqstore.message import MessageExt
 
 __all__ = ["CommitLog", "check_store_root"]
@@ -79,8 +81,7 @@ class CommitLog(NotCopied):
             config.mapped_file_size_commit_log,
             pool,
             read_only=read_only,
-            staging=root,
-            is_usual_size=lambda: is_usual_size(root, "commitlog", self.segment_size),
+            handling=Handling(root, lambda: is_usual_size(root, "commitlog", self.segment_size)),
         )
         self.delays = array("q", config.delay_levels)
         # How CRCs are checked, see `_core.decode_record`.

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rmqstore import _core
 from rmqstore.errors import OffsetOutOfRangeError
-from rmqstore.files.mapped_file import read_ahead
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.open_file import read_ahead
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

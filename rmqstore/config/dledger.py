@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 
 from rmqstore.errors import UnsupportedFormatError
+from rmqstore.files.listing import listing
 
 __all__ = ["dledger_folders", "is_dledger_name", "refuse_dledger", "without_log"]
 
@@ -27,27 +28,16 @@ def is_dledger_name(name: str) -> bool:
 
 def dledger_folders(root: str | os.PathLike[str]) -> tuple[str, ...]:
     """tuple of str: the folders of DLedger in the store at `root` that hold anything, sorted."""
-    found = []
-    try:
-        names = sorted(name for name in os.listdir(root) if is_dledger_name(name))
-    except OSError:
-        # Whoever opens the store says so.
-        return ()
-    for name in names:
-        folder = os.path.join(root, name)
-        if any(_holds_anything(os.path.join(folder, part)) for part in _PARTS):
-            found.append(folder)
-    return tuple(found)
+    # Opening the store reports a directory that cannot be listed.
+    folders = [entry.path for entry in listing(root) if is_dledger_name(entry.name)]
+    return tuple(
+        folder for folder in folders if any(_holds_anything(os.path.join(folder, part)) for part in _PARTS)
+    )
 
 
 def _holds_anything(folder: str) -> bool:
-    try:
-        with os.scandir(folder) as entries:
-            return any(True for _ in entries)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
+    found = listing(folder)
+    return bool(found) or isinstance(found.error, PermissionError)
 
 
 def without_log(root: str) -> None:

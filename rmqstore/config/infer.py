@@ -16,7 +16,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqstore import _numpy as np
 from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
@@ -26,15 +26,9 @@ from rmqstore.config.progress_files import is_named, other_progress_file, progre
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.again import ask_again
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import (
-    is_directory,
-    is_not_given_out,
-    last_nonzero,
-    naming_errors,
-    open_regular,
-    why_not_given_out,
-    written_extents,
-)
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import is_directory, last_nonzero, open_regular, why_unreadable, written_extents
+from rmqstore.files.os_errors import is_unreadable, naming_errors
 from rmqstore.message import SysFlag, decode_java_utf8, host_from_bytes, host_to_bytes, parse_properties
 
 if TYPE_CHECKING:
@@ -54,7 +48,7 @@ INDEX_ENTRY_SIZE = int(IndexLayout.ENTRY_SIZE)
 def infer(cls: type[StoreConfig], root: str, read_only: bool, overrides: Mapping[str, Any]) -> StoreConfig:
     """What `StoreConfig.infer` says."""
     # A file that was listed may be gone when it is opened; the next try lists them again.
-    return ask_again(lambda: _infer_once(cls, root, read_only, overrides), lambda: None, FileNotFoundError, 10)
+    return ask_again(lambda: _infer_once(cls, root, read_only, overrides), gone=FileNotFoundError, tries=10)
 
 
 def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: Mapping[str, Any]) -> StoreConfig:
@@ -79,7 +73,7 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
     index_files = _numbered_files(os.path.join(root, "index"), digits=None, pass_over=read_only)
     if read_only:
         # Whoever opens the index names those that cannot be read.
-        index_files = [file for file in index_files if why_not_given_out(file.path) is None]
+        index_files = [file for file in index_files if why_unreadable(file.path) is None]
     try:
         _infer_index_geometry(root, index_files, found, assumed)
     except GeometryError as error:
@@ -137,23 +131,13 @@ def _numbered_files(directory: str, digits: int | None = 20, *, pass_over: bool 
     With `pass_over` what the system does not give out is left out: whoever lists the files names it.
     """
     files: list[_File] = []
-    try:
-        entries = list(os.scandir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        if not (pass_over and is_not_given_out(error)):
-            raise
-        return []
     is_number = re.compile("[0-9]{20}" if digits == 20 else "[0-9]{1,19}").fullmatch
-    for entry in entries:
-        if not is_number(entry.name):
-            continue
+    for entry in listing(directory, lambda entry: is_number(entry.name) is not None).existing(unreadable=pass_over):
         try:
             status = entry.stat()
         except OSError as error:
             # Deleted since, by retention of a writer, or named where the files are listed: a broken symlink, an unreadable file.
-            if isinstance(error, FileNotFoundError) or entry.is_symlink() or (pass_over and is_not_given_out(error)):
+            if isinstance(error, FileNotFoundError) or entry.is_symlink() or (pass_over and is_unreadable(error)):
                 continue
             raise
         if stat.S_ISREG(status.st_mode):
@@ -161,23 +145,11 @@ def _numbered_files(directory: str, digits: int | None = 20, *, pass_over: bool 
     return sorted(files, key=lambda file: file.number)
 
 
-def _folders(directory: str, pass_over: bool) -> list[str]:
-    try:
-        return [entry.path for entry in os.scandir(directory) if entry.is_dir()]
-    except OSError as error:
-        if not (pass_over and is_not_given_out(error)):
-            raise
-        return []
-
-
 def _queue_files(directory: str, *, pass_over: bool = False) -> Iterator[_File]:
     """Files of <directory>/<topic>/<queueId>/, as the file system orders them; else as `_numbered_files`."""
-    try:
-        topics = _folders(directory, pass_over)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for topic in topics:
-        for queue in sorted(_folders(topic, pass_over)):
+    passed = (is_unreadable,) if pass_over else ()
+    for topic in listing(directory, os.DirEntry.is_dir).existing(unreadable=pass_over).paths:
+        for queue in listing(topic, os.DirEntry.is_dir).checked(*passed).paths:
             yield from _numbered_files(queue, pass_over=pass_over)
 
 
@@ -266,15 +238,8 @@ def _infer_sizes(
             assumed.append("mapped_file_size_commit_log")
     _infer_queue_sizes(root, read_only, found, assumed)
     # Queues of light message queues exist only where a broker dispatches to them.
-    try:
-        with os.scandir(os.path.join(root, "consumequeue")) as entries:
-            dispatches = any(entry.name.startswith("%LMQ%") for entry in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        dispatches = False
-    except OSError as error:
-        if not (read_only and is_not_given_out(error)):
-            raise
-        dispatches = False
+    topics = listing(os.path.join(root, "consumequeue")).existing(unreadable=read_only)
+    dispatches = any(name.startswith("%LMQ%") for name in topics.names)
     if "enable_lmq" not in found:
         plain = progress_file(root, lmq=False)
         of_lmq = other_progress_file(plain) is not None
@@ -367,7 +332,7 @@ class AssumedSizes:
 
     def _learn_index(self, found: dict[str, Any], assumed: list[str]) -> None:
         files = _numbered_files(os.path.join(self.root, "index"), digits=None, pass_over=True)
-        files = [file for file in files if why_not_given_out(file.path) is None]
+        files = [file for file in files if why_unreadable(file.path) is None]
         heads = []
         for file in files[-8:]:
             with open(open_regular(file.path), "rb", buffering=0) as handle:
@@ -501,7 +466,8 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
         header = _read(descriptor, INDEX_HEADER_SIZE, 0)
         if len(header) < INDEX_HEADER_SIZE:
             return []
-        *_, end_phy_offset, hash_slot_count, index_count = INDEX_HEADER.unpack(header)
+        counts = _Counts(*INDEX_HEADER.unpack(header)[-3:])
+        end_phy_offset, _, index_count = counts
         if index_count <= 1 or index_count > words // 5:
             return []
         last = _last_nonzero(descriptor, size)
@@ -520,15 +486,21 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
         return sorted(
             slots
             for slots in candidates
-            if _split_fits(descriptor, slots, words, hash_slot_count, index_count, end_phy_offset)
+            if _split_fits(descriptor, slots, counts)
         )
     finally:
         os.close(descriptor)
 
 
-def _split_fits(
-    descriptor: int, slots: int, words: int, hash_slot_count: int, index_count: int, end_phy_offset: int
-) -> bool:
+class _Counts(NamedTuple):
+    # What the header of an index file says of its entries.
+    end_phy_offset: int
+    hash_slot_count: int
+    index_count: int
+
+
+def _split_fits(descriptor: int, slots: int, counts: _Counts) -> bool:
+    end_phy_offset, hash_slot_count, index_count = counts
     table_pos = INDEX_HEADER_SIZE + INDEX_SLOT_SIZE * slots
     head_num = min(index_count, _ENTRIES_CHECKED)
     tail_first = max(1, index_count - _ENTRIES_CHECKED)
@@ -649,7 +621,7 @@ def _readable_records(segment: _File, segment_size: int, read_only: bool) -> Ite
         with naming_errors(segment.path):
             yield from _records_of_segment(segment, segment_size)
     except OSError as error:
-        if not (read_only and is_not_given_out(error)):
+        if not (read_only and is_unreadable(error)):
             raise
 
 

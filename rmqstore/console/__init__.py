@@ -12,7 +12,6 @@ can do nothing in (`rmqstore.console.gate`).  Needs the extra ``console``; ``imp
   `settings_answers`, `rabbitmq_answers`, `health`
 - `survey`: what all queues hold, looked at part by part; `lists`: order and sums of rows
 - `parameters`: what an address says; `rendering`: templates; `charts`: where bars stand; `bodies`; `errors`
-- `paging`: cursors: pages of a key, a time range, a queue
 - `anatomy`: a record's fields, its queue units, its index entries
 - `followed_store`: the open store, and when it is opened again
 - `verify_run`: one verify run at a time

@@ -25,11 +25,10 @@ from rmqstore.console.anatomy import (
     record_place,
 )
 from rmqstore.console.consumer_answers import consumer_rows
-from rmqstore.console.errors import BadQueryError, NotFoundError
+from rmqstore.console.errors import BadQueryError, NotFoundError, error_text
 from rmqstore.console.index_answers import IndexAnswers
 from rmqstore.console.lists import in_order
 from rmqstore.console.overview_answers import OverviewAnswers
-from rmqstore.console.paging import BadCursorError, Page, key_page, queue_page, time_page
 from rmqstore.console.settings_answers import SettingsAnswers
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import (
@@ -43,6 +42,7 @@ from rmqstore.message import BodySizeError, MessageExt, decompress_body
 from rmqstore.offline.describe import QueueDescription
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.pages import BadCursorError, Page, current_queue, key_page, queue_page, time_page
 
 __all__ = ["LARGE_BODY", "Answers", "message_row"]
 
@@ -188,13 +188,14 @@ class Answers:
 
     def queue(self, store: MessageStore, topic: str, queue_id: int, start: int | None, size: int) -> dict[str, Any]:
         """One queue: its bounds and files, and its messages from queue offset `start` on; by default the newest."""
-        queue = store._state.queue(topic, queue_id)
+        queue = current_queue(store, topic, queue_id)
         if queue is None:
             raise NotFoundError("there is no such queue in this store")
         row = _queue_row(store, queue)
         low, high = row["min_queue_offset"], row["max_queue_offset"]
         first = max(low, high - size) if start is None else min(max(start, low), high)
-        rows = queue_page(store, topic, queue_id, first, size, message_row)
+        wanted = Selection((topic,), (queue_id,), begin_queue_offset=first, max_num=size)
+        rows = queue_page(store, wanted, message_row)
         following = first if not rows else rows[-1]["unit"]["queue_offset"] + max(rows[-1]["unit"]["num"], 1)
         files = [
             {
@@ -219,45 +220,27 @@ class Answers:
 
     # ---------------------------------------------------------------------------------------------------------- messages
 
-    def by_key(
-        self,
-        store: MessageStore,
-        topic: str,
-        key: str,
-        kind: str | None,
-        begin: int | None,
-        end: int | None,
-        cursor: str | None,
-        size: int,
-    ) -> Page:
-        """Messages of a key, newest first; any number of pages."""
-        if not topic:
+    def by_key(self, store: MessageStore, selection: Selection, cursor: str | None) -> Page:
+        """Messages of a key, newest first; any number of pages of `max_num` messages."""
+        if not selection.topic:
             raise BadQueryError("a key is indexed together with its topic: give the topic too")
         try:
-            selection = Selection((topic,), keys=(key,), begin=begin, end=end, index_type=kind)  # type: ignore[arg-type]
-            return key_page(store, selection, cursor, size, message_row)
+            return key_page(store, selection, cursor, message_row)
         except BadCursorError as error:
             raise BadQueryError(str(error)) from None
 
-    def by_time(
-        self,
-        store: MessageStore,
-        topic: str,
-        begin: int | None,
-        end: int | None,
-        newest_first: bool,
-        cursor: str | None,
-        size: int,
-    ) -> Page:
-        """Messages of a topic by store time."""
-        if not store.queue_ids(topic):
+    def by_time(self, store: MessageStore, selection: Selection, cursor: str | None, *, newest_first: bool) -> Page:
+        """Messages of a topic by store time; any number of pages of `max_num` messages."""
+        if not store.queue_ids(selection.topic):
             store.refresh()
-            if not store.queue_ids(topic):
+            if not store.queue_ids(selection.topic):
                 raise NotFoundError("this store has no queue of that topic")
         try:
-            return time_page(store, topic, begin, end, newest_first, cursor, size, message_row)
+            page = time_page(store, selection, cursor, message_row, newest_first=newest_first)
         except BadCursorError as error:
             raise BadQueryError(str(error)) from None
+        page.unread = [{**each, "error": error_text(each["error"])} for each in page.unread]
+        return page
 
     def place_of_id(self, store: MessageStore, msg_id: str, topic: str | None) -> int:
         """int: phy offset of the message with an offset message id, or with a producer's unique key."""

@@ -20,19 +20,19 @@ from rmqstore.console.consumer_answers import CONSUMER_COLUMNS, GROUP_COLUMNS, g
 from rmqstore.console.index_answers import INDEX_COLUMNS
 from rmqstore.console.lists import choices, in_order
 from rmqstore.console.overview_answers import QUEUE_COLUMNS, TOPIC_COLUMNS
-from rmqstore.console.pages import KEY_TYPES, PENDING_KINDS, Console, answering
-from rmqstore.console.paging import Page
+from rmqstore.console.pages import PENDING_KINDS, Console, answering
 from rmqstore.console.parameters import (
     INT64_MAX,
+    asked_messages,
     choice,
     name_of,
     place_of,
     queue_of,
     some_number,
-    time_of,
     whole_number,
 )
 from rmqstore.console.settings_answers import SETTINGS_COLUMNS
+from rmqstore.store.pages import Page
 
 __all__ = ["Api"]
 
@@ -429,18 +429,16 @@ class Api:
     def messages(self, request: Request) -> Response:
         """Messages by key, id or time."""
         query = request.query_params
-        topic, key = query.get("topic", ""), query.get("key", "")
-        begin, end = time_of(request, "begin"), time_of(request, "end")
-        order = choice(request, "order", ("newest", "oldest"))
-        kind = choice(request, "type", tuple(KEY_TYPES))
-        cursor, size = query.get("cursor") or None, _max_num(request)
+        topic = query.get("topic", "")
+        asked = asked_messages(request, _max_num(request))
+        order, cursor = choice(request, "order", ("newest", "oldest")), query.get("cursor") or None
         with self._console.store.use() as store:
             if query.get("id", "").strip():
                 place = self._answers.place_of_id(store, query["id"], topic or None)
                 return _page(Page([self._answers.row(store, place)], None))
-            if key or not topic:
-                return _page(self._answers.by_key(store, topic, key, KEY_TYPES[kind], begin, end, cursor, size))
-            return _page(self._answers.by_time(store, topic, begin, end, order == "newest", cursor, size))
+            if asked.keys or not topic:
+                return _page(self._answers.by_key(store, asked, cursor))
+            return _page(self._answers.by_time(store, asked, cursor, newest_first=order == "newest"))
 
     @answering
     def message(self, request: Request) -> Response:

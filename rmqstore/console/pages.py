@@ -42,12 +42,12 @@ from rmqstore.console.lists import choices, in_order, sums
 from rmqstore.console.overview_answers import QUEUE_COLUMNS, TOPIC_COLUMNS
 from rmqstore.console.parameters import (
     INT64_MAX,
+    asked_messages,
     choice,
     name_of,
     place_of,
     queue_of,
     some_number,
-    time_of,
     whole_number,
 )
 from rmqstore.console.rabbitmq_answers import RABBITMQ_COLUMNS, RabbitmqAnswers
@@ -55,7 +55,7 @@ from rmqstore.console.rendering import duration, render, url
 from rmqstore.console.settings_answers import SETTINGS_COLUMNS
 from rmqstore.console.verify_run import VerifyRun
 from rmqstore.errors import GeometryError, StoreError
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.store.message_store import MessageStore
 from rmqstore.texts import escape, format_size
 
@@ -73,7 +73,6 @@ _METRICS_KEPT = 1.0
 _PENDING_KEPT = 10.0
 # What a verify run goes by and the files do not always tell; the command line notes the same.
 _TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
-KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
 _STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Response])
@@ -131,7 +130,7 @@ def answering(endpoint: _Endpoint) -> _Endpoint:
             return response
         except (StoreError, OSError) as error:
             text = error_text(error)
-            if isinstance(error, OSError) and is_not_given_out(error):
+            if is_unreadable(error):
                 text += ": let the user that the console runs as read it, or restore it from a copy where the disk fails"
             if isinstance(error, GeometryError):
                 text += ". Options are given to rmqstore serve as -o NAME=VALUE, or with --config broker.conf."
@@ -340,18 +339,15 @@ class Pages:
             if phy_offset is not None:
                 return RedirectResponse(url(root, "message", phy_offset), 303)
             topics = store.topics()
-            begin, end = time_of(request, "begin"), time_of(request, "end")
+            selection = asked_messages(request, size)
             order = choice(request, "order", ("newest", "oldest"))
-            kind = choice(request, "type", tuple(KEY_TYPES))
             page = None
-            if asked["key"]:
-                page = self._answers.by_key(
-                    store, asked["topic"], asked["key"], KEY_TYPES[kind], begin, end, cursor, size
-                )
+            if selection.keys:
+                page = self._answers.by_key(store, selection, cursor)
             elif asked["topic"]:
-                page = self._answers.by_time(store, asked["topic"], begin, end, order == "newest", cursor, size)
+                page = self._answers.by_time(store, selection, cursor, newest_first=order == "newest")
         # A time as '2h ago' would mean another one on the next page.
-        same = {**asked, "begin": begin, "end": end, "size": size}
+        same = {**asked, "begin": selection.begin, "end": selection.end, "size": size}
         following = (
             None if page is None or page.following is None else url(root, "messages", **same, cursor=page.following)
         )

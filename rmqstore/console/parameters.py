@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from rmqstore.console.errors import BadQueryError, NotFoundError
+from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.texts import parse_time
 
-__all__ = ["INT64_MAX", "choice", "name_of", "place_of", "queue_of", "some_number", "time_of", "whole_number"]
+__all__ = [
+    "INT64_MAX", "KEY_TYPES", "asked_messages", "choice", "name_of", "place_of", "queue_of", "some_number", "time_of",
+    "whole_number",
+]  # fmt: skip
 
-INT64_MAX = 2**63 - 1
+KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
 
 
 def whole_number(request: Request, name: str, default: int | None, low: int = 0, high: int = INT64_MAX) -> int | None:
@@ -63,6 +67,20 @@ def choice(request: Request, name: str, choices: Sequence[str]) -> str:
     if value not in choices:
         raise BadQueryError(f"{name} is {value[:40]!r}: give one of {', '.join(each for each in choices if each)}")
     return value
+
+
+def asked_messages(request: Request, max_num: int) -> Selection:
+    """Selection: at most `max_num` messages by topic, key and its type, and store time, as the address says."""
+    query = request.query_params
+    key, kind = query.get("key", ""), choice(request, "type", tuple(KEY_TYPES))
+    return Selection(
+        (query.get("topic", ""),),
+        keys=(key,) if key else None,
+        begin=time_of(request, "begin"),
+        end=time_of(request, "end"),
+        index_type=KEY_TYPES[kind],  # type: ignore[arg-type]
+        max_num=max_num,
+    )
 
 
 def place_of(request: Request) -> int:

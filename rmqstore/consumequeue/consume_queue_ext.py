@@ -13,6 +13,7 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.stream_files import Handling
 
 # A file ends with at least so many bytes that say so (RocketMQ ConsumeQueueExt.END_BLANK_DATA_LENGTH).
 _END_SIZE = 4
@@ -29,9 +30,11 @@ class ConsumeQueueExt(NotCopied):
             config.mapped_file_size_consume_queue_ext,
             pool,
             read_only=read_only,
-            staging=root,
-            is_usual_size=lambda: is_usual_size(root, "consumequeue_ext", config.mapped_file_size_consume_queue_ext),
-            repair=REPAIR,
+            handling=Handling(
+                root,
+                lambda: is_usual_size(root, "consumequeue_ext", config.mapped_file_size_consume_queue_ext),
+                repair=REPAIR,
+            ),
         )
 
     def load(self) -> None:

@@ -9,7 +9,6 @@ inner batch settles it for a new topic.  It never reads the commit log.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -28,7 +27,10 @@ from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import QueueLook, look_at_files, look_at_queue, unit_in_files
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import GeometryError, MissingDependencyError, StoreError
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, is_not_given_out, read_small_file
+from rmqstore.files.listing import is_empty
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
+from rmqstore.files.open_file import read_small_file
+from rmqstore.files.os_errors import is_broken_link, is_unreadable, with_path
 from rmqstore.message import decode_java_utf8
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.settings import SettingsDatabase, database_state, settings_layouts
@@ -38,7 +40,6 @@ __all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "QueueSource", "unseen_text"]
 logger = logging.getLogger(__name__)
 
 # As `queue_folders` and the system say it of links.
-_BAD_LINKS = (errno.ESTALE, errno.ELOOP)
 
 AnyConsumeQueue = ConsumeQueue | BatchConsumeQueue
 
@@ -142,7 +143,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         for topic, queue_id, _ in queue_directories(self.root, ConsumeQueue.kind, unseen):
             queues[topic, queue_id] = None
         for topic, queue_id, directory in queue_directories(self.root, BatchConsumeQueue.kind, unseen):
-            if (topic, queue_id) in queues and os.listdir(directory):
+            if (topic, queue_id) in queues and not is_empty(directory):
                 raise GeometryError(
                     f"topic {topic!r} has both simple and batch queues; move the directory away that does not belong to "
                     "it, then rebuild the queues",
@@ -222,7 +223,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
     def check_seen(self, topic: str | None = None) -> None:
         """Raise OSError where a folder is among `unseen` in which queues of `topic` (of any without one) may lie."""
         for folder, error in self.unseen_of(topic):
-            raise OSError(error.errno, error.strerror, folder)
+            raise with_path(error, folder)
 
     def unseen_of(self, topic: str | None = None) -> list[tuple[str, OSError]]:
         """list of (str, OSError): the folders of `unseen` in which queues of `topic` (of any without one) may lie."""
@@ -242,7 +243,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         OSError
             `error` itself, where that is not what it says, or in a store that is open for writing.
         """
-        if not (self.read_only and is_not_given_out(error)):
+        if not (self.read_only and is_unreadable(error)):
             raise error
         if (topic, queue_id) not in self.unread:
             where = self.root if error.filename is None else os.fsdecode(error.filename)
@@ -457,7 +458,7 @@ def unseen_text(error: OSError) -> str:
     """str: what to say of a folder of queues that the system does not give out, because of `error`."""
     return (
         f"this folder cannot be looked into ({error.strerror or error}), and which queues are in it is not known; "
-        + ("bring back what it leads to" if error.errno in _BAD_LINKS else "let this user list and search it")
+        + ("bring back what it leads to" if is_broken_link(error) else "let this user list and search it")
     )
 
 

@@ -20,8 +20,9 @@ from rmqstore.consumequeue.collected_queues import CollectedUnits
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError, StoreClosedError
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, MemoryFile
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.memory_file import MemoryFile
 from rmqstore.rocksdb.queues import LastUnit, QueueDatabase, Units
 
 __all__ = ["STRETCH_UNITS", "DatabaseQueues", "UnitStream"]

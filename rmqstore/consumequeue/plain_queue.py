@@ -6,14 +6,15 @@ Owns what makes a queue plain, so that it needs neither loading nor tidying.  Wh
 
 from __future__ import annotations
 
-import errno
 import os
 from typing import NamedTuple
 
 from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
 from rmqstore._dispatch import RecordColumns
-from rmqstore.files.mapped_file import name_of_offset, offset_of_name, open_regular
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import name_of_offset, offset_of_name
+from rmqstore.files.open_file import open_regular, written_extents
 
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 # Beyond this no log ends; what is added to it does not overflow.
@@ -60,17 +61,15 @@ def files_in_a_row(directory: str, file_size: int, *, whole: bool = False) -> li
     """
     offsets = []
     try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                offset = offset_of_name(entry.name)
-                if offset is None or offset % file_size or not entry.is_file():
-                    return None
-                if whole and entry.stat().st_size != file_size:
-                    return None
-                offsets.append(offset)
+        for entry in listing(directory).checked():
+            offset = offset_of_name(entry.name)
+            if offset is None or offset % file_size or not entry.is_file():
+                return None
+            if whole and entry.stat().st_size != file_size:
+                return None
+            offsets.append(offset)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    offsets.sort()
     if offsets and offsets[0] + file_size * (len(offsets) - 1) != offsets[-1]:
         return None
     return offsets
@@ -108,20 +107,12 @@ def _written_start(path: str, size: int) -> bytes:
     # system cannot tell.
     fd = open_regular(path)
     try:
-        if os.fstat(fd).st_size != size or os.lseek(fd, 0, os.SEEK_DATA) != 0:
+        extents = written_extents(fd, 0, size) if os.fstat(fd).st_size == size else None
+        if extents is None or len(extents) != 1 or extents[0][0] != 0:
             return b""
-        end = os.lseek(fd, 0, os.SEEK_HOLE)
-        if end < size:
-            try:
-                os.lseek(fd, end, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    return b""
-            else:
-                return b""
-        data = os.pread(fd, end, 0)
-        return data if len(data) == end else b""
-    except (OSError, AttributeError):
+        data = os.pread(fd, extents[0][1], 0)
+        return data if len(data) == extents[0][1] else b""
+    except OSError:
         return b""
     finally:
         os.close(fd)

@@ -5,12 +5,12 @@ Owns which topic can name a folder, and what there is below the root of a store.
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rmqstore.errors import UnsupportedFormatError
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.listing import Listing, listing
+from rmqstore.files.os_errors import broken_link, is_missing, is_unreadable
 
 QUEUE_FOLDERS = ("consumequeue", "batchconsumequeue", "consumequeue_ext")
 """The folders of a store that have a folder for each topic, and in it one for each queue."""
@@ -27,28 +27,21 @@ def queue_directories(root: str, kind: str, unseen: dict[str, OSError] | None = 
         Takes the folders that the system does not give out, and why; without it the first of them is an error.
     """
     folder = os.path.join(root, kind)
-    try:
-        topics = sorted(entry.name for entry in os.scandir(folder) if _is_folder(entry, unseen))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        if unseen is None or not is_not_given_out(error):
-            raise
-        unseen[folder] = error
-        return
-    for topic in topics:
+    for topic in _listing(folder, unseen, lambda _: True, is_missing).names:
         directory = os.path.join(folder, topic)
-        numbers = []
-        try:
-            for entry in os.scandir(directory):
-                if is_queue_name(entry.name) and _is_folder(entry, unseen):
-                    numbers.append(int(entry.name))
-        except OSError as error:
-            if unseen is None or not is_not_given_out(error):
-                raise
-            unseen[directory] = error
-        for queue_id in sorted(numbers):
+        for queue_id in sorted(map(int, _listing(directory, unseen, is_queue_name).names)):
             yield topic, queue_id, os.path.join(directory, str(queue_id))
+
+
+def _listing(
+    path: str, unseen: dict[str, OSError] | None, is_name: Callable[[str], bool], *passed: Callable[[OSError], bool]
+) -> Listing:
+    # The folders at `path` whose names are right.
+    found = listing(path, lambda entry: is_name(entry.name) and _is_folder(entry, unseen))
+    if unseen is not None and found.unreadable is not None:
+        unseen[path] = found.unreadable
+        return found
+    return found.checked(*passed)
 
 
 def is_queue_name(name: str) -> bool:
@@ -63,9 +56,9 @@ def _is_folder(entry: os.DirEntry[str], unseen: dict[str, OSError] | None) -> bo
         if entry.is_dir():
             return True
         if unseen is not None and entry.is_symlink() and not os.path.exists(entry.path):
-            unseen[entry.path] = OSError(errno.ESTALE, "it is a link that leads nowhere", entry.path)
+            unseen[entry.path] = broken_link(entry.path)
     except OSError as error:
-        if unseen is None or not is_not_given_out(error):
+        if unseen is None or not is_unreadable(error):
             raise
         unseen[entry.path] = error
     return False

@@ -22,7 +22,8 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.plain_queue import files_in_a_row
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import GeometryError
-from rmqstore.files.mapped_file import name_of_offset, open_regular
+from rmqstore.files.mapped_file import name_of_offset
+from rmqstore.files.open_file import open_regular
 
 __all__ = ["QueueLook", "look_at_files", "look_at_queue", "unit_in_files"]
 

@@ -21,6 +21,7 @@ from rmqstore.consumequeue.unit_times import UnitTimes
 from rmqstore.errors import GeometryError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, offset_of_name
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.stream_files import Handling
 from rmqstore.spans import Span, joined
 
 logger = logging.getLogger(__name__)
@@ -81,12 +82,14 @@ class UnitQueue(NotCopied, _core.QueueFields):
             file_size,
             pool,
             read_only=read_only,
-            staging=root,
-            is_usual_size=lambda: file_size != usual or is_usual_size(root, self.kind, file_size),
-            # A look at each of many queues touches a page or two of each, and units are small beside their records: what the
-            # system reads ahead around a page, holes too, would fill the memory of a container.
-            advice="random" if read_only else "normal",
-            repair=REPAIR,
+            handling=Handling(
+                root,
+                lambda: file_size != usual or is_usual_size(root, self.kind, file_size),
+                # A reader of many queues touches a page or two of each, and units are small: what the system reads ahead around
+                # a page, holes too, would fill the memory of a container.
+                "random" if read_only else "normal",
+                REPAIR,
+            ),
         )
         if file_size != usual:
             self.files.of_all_files = GeometryError(

@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import operator
 import os
@@ -25,7 +24,11 @@ from typing import Any, TypeVar
 from rmqstore.arguments import plain_text
 from rmqstore.consumer.fastjson import Unknown, format_fastjson, parse_fastjson
 from rmqstore.errors import CorruptionError, ReadOnlyError
-from rmqstore.files.mapped_file import NotCopied, fsync_directory, make_directories, read_small_file
+from rmqstore.files.durable import fsync_directory, make_directories
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.open_file import read_small_file
+from rmqstore.files.os_errors import has_no_links
 from rmqstore.message import decode_java_utf8, encode_java_utf8
 
 __all__ = [
@@ -169,8 +172,6 @@ def text_key(key: Any, table: str, path: str) -> str:
 
 
 _TEMPORARY = ".rmqstore-tmp-"
-# Linux has one number for ENOTSUP and EOPNOTSUPP, macOS two.
-_NO_HARD_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def _write_new_file(path: str, data: bytes) -> None:
@@ -189,7 +190,7 @@ def _link(path: str, name: str) -> bool:
     try:
         os.link(path, name)
     except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
+        if not has_no_links(error):
             raise
         return False
     return True
@@ -237,13 +238,12 @@ def _replace_or_undo(source: str, target: str, undo_source: str, undo_target: st
 def _remove_leftovers(path: str) -> None:
     """Delete the temporary files that killed processes left beside `path`."""
     directory, name = os.path.split(path)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in os.listdir(directory or "."):
-            if entry.startswith((name + _TEMPORARY, name + ".bak" + _TEMPORARY)):
-                try:
-                    os.unlink(os.path.join(directory, entry))
-                except OSError as error:
-                    logger.warning("%s was left behind and cannot be deleted: %s", entry, error)
+    for entry in listing(directory or ".").existing():
+        if entry.name.startswith((name + _TEMPORARY, name + ".bak" + _TEMPORARY)):
+            try:
+                os.unlink(entry.path)
+            except OSError as error:
+                logger.warning("%s was left behind and cannot be deleted: %s", entry.name, error)
 
 
 def java_order(keys: Iterable[T], capacity: int, hash_of: Callable[[T], int], concurrent: bool = True) -> list[T]:

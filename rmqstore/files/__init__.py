@@ -3,13 +3,16 @@
 Nothing here knows records, queues or an index; of the rest of the package only the core and the errors are known.  No file
 changes its size or its address while it is mapped (I2).
 
-- `mapped_file`: one file of fixed size: making, mapping, flushing; the pool that bounds how many are mapped; careful opening
-  (`open_regular`, `read_small_file`); what is never copied (`NotCopied`)
-- `mapped_file_queue`: a directory of equal files as one stream
-- `prepared_files`: files that are allocated before they are needed
+- `os_errors`: what an OSError means: missing, unreadable, not a file, full disk; no other package tests an `errno`
+- `listing`: the entries of a directory, and why it cannot be listed; no other package lists one
+- `again`: asking again where a file went while it was read; no other package has such a loop
+- `open_file`: careful opening (`open_regular`, `read_small_file`), where a file was written; `durable`: forcing names and bytes
+- `mapped_file`: one file of fixed size: making, mapping, flushing; the pool that bounds how many are mapped; what is never
+  copied (`NotCopied`); `memory_file`: one that is on no disk
+- `mapped_file_queue`: a directory of equal files as one stream; `stream_files`: which files these are, and what is wrong
+- `prepared_files`: making files: allocated before they are needed, and renamed into place
 - `output_file`: files and folders that have their name only when they are complete
 - `store_lock`: who may write; `unclosed`: what has to be closed, and is when the program ends
-- `again`: asking again where a file went meanwhile
 - `unread`: what lies in a directory and is read by nobody, with its size
 - `checkpoint`: the three times of a store's last flushes
 """

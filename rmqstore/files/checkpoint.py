@@ -21,14 +21,9 @@ import zlib
 
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
-from rmqstore.files.mapped_file import (
-    force_data,
-    fsync_directory,
-    is_no_file,
-    is_not_given_out,
-    naming_errors,
-    open_regular,
-)
+from rmqstore.files.durable import force_data, fsync_directory
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import is_not_a_file, is_unreadable, naming_errors
 from rmqstore.files.store_lock import abort_mark, abort_process
 
 __all__ = ["CHECKPOINT_SIZE", "SAFETY_MARGIN", "Checkpoint", "marked_end"]
@@ -120,7 +115,7 @@ class Checkpoint:
         except GeometryError:
             return cls(path, read_only=True)
         except OSError as error:
-            if not (is_not_given_out(error) or is_no_file(error)):
+            if not (is_unreadable(error) or is_not_a_file(error)):
                 raise
             return cls(path, read_only=True)
 

@@ -12,17 +12,15 @@ so that writers never wait for a disk.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import logging
 import os
-import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import IO, NoReturn, SupportsIndex
+from collections.abc import Callable
+from typing import NoReturn, SupportsIndex
 
-from rmqstore._core import Region, nonzero_size
+from rmqstore._core import Region
 from rmqstore.errors import (
     GeometryError,
     OffsetOutOfRangeError,
@@ -31,27 +29,11 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreError,
 )
+from rmqstore.files.durable import force_data
+from rmqstore.files.open_file import last_nonzero, open_regular, written_extents
+from rmqstore.files.os_errors import naming_errors
 
-__all__ = [
-    "STAGING_PREFIX",
-    "MappedFile",
-    "MappedFilePool",
-    "MemoryFile",
-    "NotCopied",
-    "delete_staged",
-    "fsync_directory",
-    "fsync_tree",
-    "is_directory",
-    "is_no_file",
-    "is_not_given_out",
-    "last_nonzero",
-    "make_directories",
-    "naming_errors",
-    "open_regular",
-    "read_small_file",
-    "why_not_given_out",
-    "written_extents",
-]
+__all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "NotCopied"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,233 +42,6 @@ _PAGE = 4096
 # Bytes that the search for the last byte that is not zero looks at before it lets go of them.
 _LOOK_SIZE = 8 << 20
 _staging_numbers = itertools.count()
-# Up to so many folders are forced one by one, a millisecond each on a disk; more take one call for the file system, which may
-# have to wait for what other programs wrote.
-_FEW_FOLDERS = 256
-# What the system says of a file that it does not give out; others (too many open files) say nothing of a file.
-_NOT_GIVEN_OUT = frozenset(
-    getattr(errno, name)
-    for name in ("EACCES", "EPERM", "EIO", "EBADMSG", "EUCLEAN", "ESTALE", "ELOOP")
-    if hasattr(errno, name)
-)
-# More than a broker's JSON with millions of entries has.
-_SMALL = 256 << 20
-
-
-@contextlib.contextmanager
-def naming_errors(path: str) -> Iterator[None]:
-    """Give an OSError that names no file the name `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, path) from error
-
-
-def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
-    """int: a descriptor of the file `path`, to read it unless `flags` say otherwise; every file of a store is opened so.
-
-    Parameters
-    ----------
-    flags, mode : int
-        As of `os.open`; O_CLOEXEC is added.
-
-    Raises
-    ------
-    OSError
-        It cannot be opened, or is not a regular file: opening a FIFO would wait for somebody at its other end, and a device
-        may have no end.
-    """
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
-        return fd
-    os.close(fd)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
-
-
-def is_directory(path: str) -> bool:
-    """bool: there is such a directory; where nobody may look, unlike with `os.path.isdir`, that is no "no".
-
-    Raises
-    ------
-    PermissionError
-        This user may not search the directory, or one above it: what is there cannot be told.
-    """
-    if not path:
-        return False
-    try:
-        os.stat(os.path.join(path, "."))
-    except PermissionError as error:
-        raise PermissionError(error.errno, error.strerror, path) from None
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def is_not_given_out(error: OSError) -> bool:
-    """bool: the system does not give out a file that is there: this user may not read it, the disk fails, a link leads round."""
-    return error.errno in _NOT_GIVEN_OUT
-
-
-def is_no_file(error: OSError) -> bool:
-    """bool: `open_regular` found something else in the place of a file: a directory, a FIFO, a device."""
-    return error.errno in (errno.EISDIR, errno.EINVAL)
-
-
-def why_not_given_out(path: str) -> OSError | None:
-    """OSError or None: why the system does not give out the file `path`; None where it does, or the file is gone.
-
-    Only its first byte is read: what is damaged further on is met where it is read.
-    """
-    try:
-        with naming_errors(path):
-            fd = open_regular(path)
-            try:
-                os.pread(fd, 1, 0)
-            finally:
-                os.close(fd)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if not is_not_given_out(error):
-            raise
-        return error
-    return None
-
-
-def read_small_file(path: str) -> bytes | None:
-    """bytes or None: what a small file holds, such as a broker's JSON; None when it is missing or empty.
-
-    Raises
-    ------
-    OSError
-        It cannot be read, is not a regular file, or has more than 256 MiB.
-    """
-    try:
-        with open(open_regular(path), "rb") as file:
-            # A sparse file may say any length, and would take as much memory.
-            size = os.fstat(file.fileno()).st_size
-            if size > _SMALL:
-                text = f"a file of {size} bytes where at most {_SMALL} are read; move it away"
-                raise OSError(errno.EFBIG, text, path)
-            return file.read() or None
-    except FileNotFoundError:
-        return None
-
-
-def read_ahead(path: str, pos: int = 0, size: int | None = None) -> None:
-    """Let the system begin to read a stretch of a file that is going to be read whole, by default up to its end.
-
-    Where the last byte is in memory all of it counts as that.  Where the system cannot, nothing is lost: whoever reads the
-    file meets the reason.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        fd = open_regular(path)
-        try:
-            if size is None:
-                size = max(os.fstat(fd).st_size - pos, 0)
-            if size > 0 and not _is_in_memory(fd, pos + size - 1):
-                os.posix_fadvise(fd, pos, size, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)
-
-
-def _is_in_memory(fd: int, pos: int) -> bool:
-    # Of a stretch that is in memory the system would look for each page.
-    try:
-        return bool(os.preadv(fd, [bytearray(1)], pos, os.RWF_NOWAIT))
-    except (OSError, AttributeError):
-        return False
-
-
-def written_extents(fd: int, begin: int, end: int) -> list[tuple[int, int]] | None:
-    """Where from `begin` to `end` the file system says that something was written; None where it does not tell."""
-    extents: list[tuple[int, int]] = []
-    at = begin
-    try:
-        while at < end and len(extents) < 100_000:
-            try:
-                start = os.lseek(fd, at, os.SEEK_DATA)
-            except OSError as error:
-                return extents if error.errno == errno.ENXIO else None
-            if start >= end:
-                return extents
-            at = min(os.lseek(fd, start, os.SEEK_HOLE), end)
-            extents.append((start, at))
-    except (OSError, AttributeError):
-        return None
-    return extents if at >= end else [*extents, (at, end)]
-
-
-def last_nonzero(fd: int, begin: int, end: int) -> int:
-    """int: the position after the last byte from `begin` to `end` that is not zero, read by `pread`; `begin` if none is."""
-    piece = 1 << 20
-    for at in range(begin + (end - 1 - begin) // piece * piece, begin - 1, -piece):
-        # Shorter than asked for where the file is; zeros stand for what it lacks.
-        size = nonzero_size(os.pread(fd, min(piece, end - at), at))
-        if size:
-            return at + size
-    return begin
-
-
-def fsync_directory(path: str) -> None:
-    """Make the names in directory `path` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with naming_errors(path):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def fsync_tree(path: str) -> None:
-    """Make the names in directory `path`, and in all directories below it, durable."""
-    folders = [folder for folder, _, _ in os.walk(path)]
-    if len(folders) > _FEW_FOLDERS and _sync_file_system(path):
-        # Of another file system that is mounted below, this said nothing.
-        device = os.stat(path).st_dev
-        folders = [folder for folder in folders if os.stat(folder).st_dev != device]
-    for folder in folders:
-        fsync_directory(folder)
-
-
-def _sync_file_system(path: str) -> bool:
-    # One call for all that a file system was given (Linux 2.6.39; it reports failures since 5.8); False where there is none.
-    import ctypes
-
-    try:
-        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except (OSError, AttributeError):
-        return False
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if syncfs(fd) != 0:
-            errno = ctypes.get_errno()
-            raise OSError(errno, os.strerror(errno), path)
-    finally:
-        os.close(fd)
-    return True
-
-
-def make_directories(path: str) -> None:
-    """Create directory `path` and what is missing above it; their names are durable afterwards."""
-    missing = []
-    while path and not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for directory in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory)
-        fsync_directory(os.path.dirname(directory) or ".")
-
-
-def force_data(fd: int) -> None:
-    """Force a file's bytes, and its size if that changed, to the disk: `fdatasync`, or `fsync` where there is none (macOS)."""
-    getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def _allocate(fd: int, size: int) -> None:
@@ -305,47 +60,6 @@ def _write_holes(fd: int, size: int) -> None:
     while pos < size:
         data = os.pread(fd, min(size - pos, 1 << 20), pos) or bytes(min(size - pos, 1 << 20))
         pos += os.pwrite(fd, data, pos)
-
-
-def delete_staged(path: str) -> None:
-    """Delete a file that `MappedFile.allocate` made; what cannot be deleted now is when the store is opened next."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        logger.warning("%s could not be deleted: %s", path, error)
-
-
-# Linux has one number for ENOTSUP and EOPNOTSUPP, macOS two.
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
-
-
-def _write_head(path: str, head: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        with naming_errors(path):
-            done = 0
-            while done < len(head):
-                done += os.pwrite(descriptor, head[done:], done)
-            force_data(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _rename_without_replacing(source: str, target: str) -> None:
-    # A link fails where a file exists, a rename would replace it; some file systems have no links.
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS or os.path.exists(target):
-            raise
-        os.rename(source, target)
-    else:
-        # The file is in its place.
-        delete_staged(source)
 
 
 class NotCopied:
@@ -437,7 +151,7 @@ class MappedFile(NotCopied):
     file_from_offset : int
         Offset of the file's first byte in its queue of files, bytes.
     padded : bool
-        A file of another length is read all the same: it was cut short, and its missing end reads as zeros, or it is too long,
+        A file of another length is read anyway: it was cut short, and its missing end reads as zeros, or it is too long,
         and nothing after `size` is read.  Only read-only.
     advice : str
         How it will be read, as of `Region.advise`; told to the system before the first touch.
@@ -458,13 +172,11 @@ class MappedFile(NotCopied):
         file_from_offset: int = 0,
         read_only: bool = False,
         pool: MappedFilePool | None = None,
-        padded: bool = False,
-        advice: str = "normal",
     ):
         self.path = os.fspath(path)
         self.size = size
-        self.padded = padded and read_only
-        self.advice = advice
+        self.padded = False
+        self.advice = "normal"
         self.file_from_offset = file_from_offset
         self.read_only = read_only
         self.pool = pool if pool is not None else MappedFilePool(1)
@@ -477,6 +189,15 @@ class MappedFile(NotCopied):
         self._allocated = False
         # Of a sparse file: up to where its pages have space, at least.
         self._allocated_to = 0
+
+    @classmethod
+    def of_any_length(
+        cls, path: str | os.PathLike[str], size: int, *, file_from_offset: int = 0, pool: MappedFilePool | None = None
+    ) -> MappedFile:
+        """Return a file to read that is `padded`."""
+        mapped_file = cls(path, size, file_from_offset=file_from_offset, read_only=True, pool=pool)
+        mapped_file.padded = True
+        return mapped_file
 
     @staticmethod
     def allocate(directory: str | os.PathLike[str], size: int, *, sparse: bool = False) -> str:
@@ -499,65 +220,6 @@ class MappedFile(NotCopied):
         finally:
             os.close(fd)
         return temporary
-
-    @classmethod
-    def create(
-        cls,
-        path: str | os.PathLike[str],
-        size: int,
-        *,
-        file_from_offset: int = 0,
-        pool: MappedFilePool | None = None,
-        staging: str | os.PathLike[str] | None = None,
-        allocated: str | None = None,
-        head: bytes = b"",
-    ) -> MappedFile:
-        """Make a file of `size` zero bytes, allocated on disk unless `pool` is sparse, and open it for writing.
-
-        Parameters
-        ----------
-        staging : path, optional
-            Directory on the same file system in which the file is made before it is renamed to `path`; by default the
-            directory of `path`.  A real broker refuses strange names beside its segments, so stores stage in their root.
-        allocated : path, optional
-            A file that `allocate` made before, to be used instead of a new one.
-        head : bytes, optional
-            The first bytes, which are on disk before the file has its name.
-
-        Raises
-        ------
-        OSError
-            The file exists already, the disk is full, …; nothing is left behind.
-        """
-        path = os.fspath(path)
-        directory = os.path.dirname(path) or "."
-        make_directories(directory)
-        sparse = pool is not None and pool.sparse
-        if allocated is not None:
-            temporary = allocated
-        elif sparse:
-            temporary = cls.allocate(directory if staging is None else staging, size, sparse=True)
-        else:
-            temporary = cls.allocate(directory if staging is None else staging, size)
-        made = os.stat(temporary)
-        try:
-            # One that waited may have the head that it got for a try that failed.
-            if head and (allocated is not None or any(head)):
-                _write_head(temporary, head)
-            _rename_without_replacing(temporary, path)
-            fsync_directory(directory)
-        except BaseException:
-            # The caller may make it again, under another name even.  An interrupt leaves it with one name, or with both.
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.stat(path), made):
-                    os.unlink(path)
-            if allocated is None:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-            raise
-        created = cls(path, size, file_from_offset=file_from_offset, pool=pool)
-        created._allocated = allocated is not None or not sparse
-        return created
 
     @property
     def region(self) -> Region:
@@ -719,6 +381,10 @@ class MappedFile(NotCopied):
             else:
                 self.reserve()
         self.pool.dirty.add(self)
+
+    def note_allocated(self) -> None:
+        """Take the whole file for allocated on disk, as `allocate` made it."""
+        self._allocated = True
 
     def adopt(self) -> None:
         """Let the next flush force what a process that died may have left unforced."""
@@ -885,53 +551,6 @@ class MappedFile(NotCopied):
 
     def __repr__(self) -> str:
         return f"MappedFile({self.path!r}, size={self.size})"
-
-
-class MemoryFile(MappedFile):
-    """A file of a store that is in this process's memory only: what a reader works out, and must not write to disk.
-
-    Parameters
-    ----------
-    path : str
-        The name that it would have.
-    size : int
-        Bytes, zero at first; pages that are not written take no memory.
-    content : buffer
-        What it begins with.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, path: str, size: int, *, file_from_offset: int = 0, content: bytes | memoryview = b""):
-        super().__init__(path, size, file_from_offset=file_from_offset)
-        with _memory() as file:
-            os.ftruncate(file.fileno(), size)
-            region = Region.map(file.fileno(), size, True)
-        if len(content):
-            region.write(0, content)
-        self._region = region
-
-    def let_go(self) -> None:
-        """Nothing: what was let go could not be made again."""
-
-    def is_current(self) -> bool:
-        """bool: True, as nobody else can replace it."""
-        return True
-
-    def mark_dirty(self, end: int | None = None) -> None:
-        """Nothing: it never goes to a disk."""
-
-    def reserve(self) -> None:
-        """Nothing: it takes no disk."""
-
-
-def _memory() -> IO[bytes]:
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("rmqstore", os.MFD_CLOEXEC), "w+b", 0)
-    # macOS.  Imported where it is needed, as it loads much.
-    import tempfile
-
-    return tempfile.TemporaryFile()
 
 
 def offset_of_name(name: str) -> int | None:

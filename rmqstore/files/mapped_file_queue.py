@@ -7,41 +7,27 @@ listing names), and changes nothing when it was opened read-only (I7).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 from rmqstore._core import FileStream
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError
-from rmqstore.files.mapped_file import (
-    MappedFile,
-    MappedFilePool,
-    MemoryFile,
-    NotCopied,
-    fsync_directory,
-    name_of_offset,
-    offset_of_name,
-)
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, name_of_offset, offset_of_name
+from rmqstore.files.memory_file import MemoryFile
 from rmqstore.files.prepared_files import PreparedFiles
+from rmqstore.files.stream_files import Handling, StreamFiles
 
 __all__ = ["MappedFileQueue"]
 
 logger = logging.getLogger(__name__)
 
 _PAGE = 4096
-
-
-class _Listed(NamedTuple):
-    # A problem with a file name or length; `harmless` to whoever only reads, `damaged` if part of what the file held is gone,
-    # `tidied` by whoever writes.
-    problem: GeometryError
-    harmless: bool = True
-    damaged: bool = False
-    tidied: bool = False
+_AS_USUAL = Handling()
 
 
 class MappedFileQueue(NotCopied, FileStream):
@@ -57,15 +43,8 @@ class MappedFileQueue(NotCopied, FileStream):
         Bounds how many are mapped.
     read_only : bool
         Change nothing on disk; strange files are passed over (`verify` reports them) instead of refused.
-    staging : path, optional
-        Where new files are made before they are renamed into place.
-    is_usual_size : callable, optional
-        Whether the store's files of this kind were made with `mapped_file_size` bytes.  It is asked about a file of another
-        length: such a file is damaged then, and the size is wrong otherwise, which nobody can read with.
-    advice : str
-        As of `MappedFile`.
-    repair : str
-        What makes a file of this kind again that was cut short, where no copy of it is left; by default nothing does.
+    handling : Handling
+        How its files are made, read and restored.
 
     Attributes
     ----------
@@ -84,28 +63,23 @@ class MappedFileQueue(NotCopied, FileStream):
         pool: MappedFilePool,
         *,
         read_only: bool = False,
-        staging: str | os.PathLike[str] | None = None,
-        is_usual_size: Callable[[], bool] | None = None,
-        advice: str = "normal",
-        repair: str = "",
+        handling: Handling = _AS_USUAL,
     ):
         self.path = os.fspath(path)
         self.mapped_file_size = mapped_file_size
         self.pool = pool
         self.read_only = read_only
-        self.staging = staging
         self.problems: list[GeometryError] = []
         # A problem that no single file has.
         self.of_all_files: GeometryError | None = None
         self._damaged: list[GeometryError] = []
-        self._is_usual_size = is_usual_size
-        self._advice = advice
-        self._repair = repair
+        self._handling = handling
+        self._advice = handling.advice
         # Replaced as a whole where files go from its front, so that a reader on another thread never sees it shift.
         self.file_offsets = []
         self._files: dict[int, MappedFile] = {}
         self._zero_length: str | None = None
-        self.prepared = PreparedFiles(self.path if staging is None else os.fspath(staging), mapped_file_size)
+        self.prepared = PreparedFiles(self.path if handling.staging is None else handling.staging, mapped_file_size)
         self._taken_where = 0
         self._closed = False
         # Read-only: what is appended goes into memory; the files there that are on no disk.
@@ -148,11 +122,11 @@ class MappedFileQueue(NotCopied, FileStream):
 
     def relist(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
         """As `load`, but `wrote_where` stays, so that nobody sees an end that is none."""
-        offsets: list[int] = []
+        files = StreamFiles(self.path, self.mapped_file_size, self._handling)
         problems: list[GeometryError] = [] if self.of_all_files is None else [self.of_all_files]
         told = {problem.path for problem in self.problems}
         damaged: list[GeometryError] = []
-        for listed in self._list(offsets):
+        for listed in files.problems(self.read_only):
             problem = listed.problem
             if on_problem is not None:
                 on_problem(problem)
@@ -163,81 +137,8 @@ class MappedFileQueue(NotCopied, FileStream):
             problems.append(problem)
             if listed.damaged:
                 damaged.append(problem)
-        self.file_offsets, self.problems, self._damaged = offsets, problems, damaged
-
-    def _list(self, offsets: list[int]) -> Iterator[_Listed]:
-        # Takes what fits into the list and yields what does not.
-        try:
-            entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
-        except FileNotFoundError:
-            entries = []
-        except NotADirectoryError:
-            # A file in the place of a folder above this one, which then holds nothing.
-            if not self.read_only or os.path.lexists(self.path):
-                raise
-            entries = []
-        sized: list[tuple[int, int, str]] = []
-        for entry in entries:
-            offset = offset_of_name(entry.name)
-            if offset is None or not entry.is_file():
-                if offset is not None and entry.is_symlink() and not os.path.exists(entry.path):
-                    detail = "a link that leads nowhere stands for a file of the store; bring back what it leads to"
-                else:
-                    kind = "file" if entry.is_file() else "directory"
-                    detail = f"a {kind} that is not part of the store lies among its files; move it away"
-                # What has a file's name stands where one should be.
-                yield _Listed(GeometryError(detail, entry.path, 0), damaged=offset is not None)
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                # What another process deletes meanwhile is not there.
-                sized.append((offset, entry.stat().st_size, entry.path))
-        if sized and sized[-1][1] == 0:
-            self._zero_length = sized.pop()[2]
-            detail = (
-                "the newest file has no bytes, which is what a crash while it was being made leaves; opening the store for "
-                "writing deletes it. If it had messages, restore it from a copy first"
-            )
-            yield _Listed(GeometryError(detail, self._zero_length, 0), tidied=True)
-        for offset, length, path in sized:
-            if length != self.mapped_file_size:
-                listed = self._of_length(length, path)
-                yield listed
-                if not listed.harmless:
-                    continue
-            if offset % self.mapped_file_size:
-                detail = (
-                    f"the name is not a multiple of the file size {self.mapped_file_size}; restore the name or the "
-                    "size with which the store was written"
-                )
-                yield _Listed(GeometryError(detail, path, 0), damaged=True)
-                continue
-            if offsets and offset != offsets[-1] + self.mapped_file_size:
-                detail = (
-                    f"the file before it begins at {offsets[-1]}, so one at "
-                    f"{offsets[-1] + self.mapped_file_size} is missing; restore it, or open the store read-only to "
-                    "get out what is there"
-                )
-                yield _Listed(GeometryError(detail, path, 0))
-            offsets.append(offset)
-
-    def _of_length(self, length: int, path: str) -> _Listed:
-        size = self.mapped_file_size
-        pos = min(length, size)
-        if self._is_usual_size is None or not self._is_usual_size():
-            detail = (
-                f"the file has {length} bytes where the configuration says {size}; open the store with the sizes that it "
-                "was written with, or StoreConfig.infer(path)"
-            )
-            return _Listed(GeometryError(detail, path, pos), harmless=False)
-        what = "it was cut short, and what it lost reads as zeros" if length < size else "what follows them is not read"
-        repair = self._repair or (
-            f"truncate -s {size} FILE gives it its size, what it lost is then damage that recovery='skip' passes over"
-        )
-        detail = (
-            f"the file has {length} bytes where the store's files have {size}: {what}. Read-only the rest can be read. To "
-            f"write, restore the file from a copy; without one, {repair}"
-        )
-        return _Listed(GeometryError(detail, path, pos), damaged=True)
+        self.file_offsets, self.problems, self._damaged = files.offsets, problems, damaged
+        self._zero_length = files.zero_length
 
     def damaged(self) -> list[GeometryError]:
         """list of GeometryError: the files among `problems` of which something is gone, or never counted."""
@@ -280,15 +181,11 @@ class MappedFileQueue(NotCopied, FileStream):
                     raise StoreClosedError("the store is closed; open it again", self.path)
                 mapped_file = self._files.get(offset)
                 if mapped_file is None:
-                    mapped_file = MappedFile(
-                        self._path_of(offset),
-                        self.mapped_file_size,
-                        file_from_offset=offset,
-                        read_only=self.read_only,
-                        pool=self.pool,
-                        padded=self.read_only,
-                        advice=self._advice,
+                    make = MappedFile.of_any_length if self.read_only else MappedFile
+                    mapped_file = make(
+                        self._path_of(offset), self.mapped_file_size, file_from_offset=offset, pool=self.pool
                     )
+                    mapped_file.advice = self._advice
                     at = bisect_right(self.file_offsets, offset) - 1
                     if at >= 0 and self.file_offsets[at] == offset:
                         self._files[offset] = mapped_file
@@ -364,19 +261,7 @@ class MappedFileQueue(NotCopied, FileStream):
             return created
         if self.read_only:
             raise ReadOnlyError("the store was opened read-only", self.path)
-        allocated = self.prepared.take()
-        try:
-            mapped_file = MappedFile.create(
-                self._path_of(offset),
-                self.mapped_file_size,
-                file_from_offset=offset,
-                pool=self.pool,
-                staging=self.staging,
-                allocated=allocated,
-            )
-        except BaseException:
-            self.prepared.give_back(allocated)
-            raise
+        mapped_file = self.prepared.create(self._path_of(offset), file_from_offset=offset, pool=self.pool)
         self._files[offset] = mapped_file
         self.file_offsets.append(offset)
         self.wrote_where = offset
@@ -476,11 +361,10 @@ class MappedFileQueue(NotCopied, FileStream):
 
     def _has_older(self, offset: int) -> bool:
         # Whether a file lies before this place now, known or not: a rebuild numbers the units of batches from 0 again.
-        try:
-            names = os.listdir(self.path)
-        except FileNotFoundError:
-            return False
-        offsets = map(offset_of_name, names)
+        found = listing(self.path)
+        if found.problem is not None:
+            raise found.problem
+        offsets = map(offset_of_name, found.names)
         return any(older is not None and older < offset for older in offsets)
 
     def forget_replaced_behind(self, offset: int) -> None:

@@ -11,14 +11,15 @@ is written: a name that is taken, and a place in the store that is only read.  I
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Iterable
 from typing import IO
 
 from rmqstore.errors import StoreError
-from rmqstore.files.mapped_file import fsync_directory, naming_errors
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.listing import is_empty
+from rmqstore.files.os_errors import has_no_links, naming_errors, taken_name
 
 __all__ = ["OutputFile", "OutputFolder", "check_outside", "format_of", "make_part"]
 
@@ -31,8 +32,6 @@ _ENDINGS = {
     ".parquet": "parquet",
 }
 _COMPRESSED_ENDINGS = {".gz": "gzip", ".zst": "zstd"}
-# Linux has one number for ENOTSUP and EOPNOTSUPP, macOS two.
-_NO_HARD_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _EXISTS = "the output exists; give another name, or --force to replace it"
 _NOT_EMPTY = "the output exists and is not an empty folder; give the name of a new one"
 # Of a file that nobody else has, and no link.
@@ -179,7 +178,7 @@ class OutputFile(_Output):
         except FileExistsError:
             raise StoreError(_EXISTS, self.path) from None
         except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
+            if not has_no_links(error):
                 raise
             if os.path.lexists(self.path):
                 raise StoreError(_EXISTS, self.path) from None
@@ -211,7 +210,7 @@ class OutputFolder(_Output):
         self.part = ""
         self.kept = self.was_taken = False
         self._made = -1
-        if os.path.lexists(self.path) and not (os.path.isdir(self.path) and not os.listdir(self.path)):
+        if os.path.lexists(self.path) and not (os.path.isdir(self.path) and is_empty(self.path)):
             raise StoreError(_NOT_EMPTY, self.path)
 
     def __enter__(self) -> OutputFolder:
@@ -252,7 +251,7 @@ class OutputFolder(_Output):
         try:
             os.rename(self.part, self.path)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            if not taken_name(error):
                 raise
             self.was_taken = True
             raise StoreError(_NOT_EMPTY, self.path) from None

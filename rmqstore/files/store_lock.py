@@ -9,7 +9,6 @@ forked child holds nothing: the lock stays with the parent.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import io
 import os
@@ -18,7 +17,9 @@ import sys
 import threading
 
 from rmqstore.errors import StoreLockedError
-from rmqstore.files.mapped_file import NotCopied, naming_errors, open_regular
+from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import is_locked, naming_errors
 
 __all__ = ["StoreLock", "abort_mark", "abort_process", "is_held"]
 
@@ -133,7 +134,7 @@ class StoreLock(NotCopied):
             except OSError as error:
                 holder = _holder(file.fileno())
                 file.close()
-                if error.errno in (errno.EAGAIN, errno.EACCES):
+                if is_locked(error):
                     raise StoreLockedError(
                         f"{holder} has the store open for writing; stop it, or open the store with read_only=True",
                         self.path,
@@ -165,7 +166,7 @@ class StoreLock(NotCopied):
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                if not is_locked(error):
                     raise
                 raise StoreLockedError(
                     f"this process lost the lock of the store, because it opened and closed {self.path} elsewhere, and "

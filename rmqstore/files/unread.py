@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rmqstore.files.listing import listing
+
 __all__ = ["UnreadPart", "unread_parts"]
 
 
@@ -49,18 +51,10 @@ def unread_parts(directory: str | os.PathLike[str], is_read: Callable[[str], boo
         Whether somebody reads the entry with this name, or knows that it holds no message.
     """
     found = []
-    for name in _names(directory):
-        path = os.path.join(directory, name)
-        if not is_read(name):
-            part = UnreadPart.of(path)
-            if part.size or not os.access(path, os.R_OK):
+    # The reader of the directory reports that it cannot be listed.
+    for entry in listing(directory):
+        if not is_read(entry.name):
+            part = UnreadPart.of(entry.path)
+            if part.size or not os.access(entry.path, os.R_OK):
                 found.append(part)
     return found
-
-
-def _names(directory: str | os.PathLike[str]) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        # Whoever reads the directory says so.
-        return []

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from rmqstore import _core
 from rmqstore.errors import Finding, OffsetOutOfRangeError
+from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.flatfile.metadata import FlatFileMetadata
 
@@ -113,12 +114,8 @@ class FlatFiles(NotCopied):
         lengths: dict[int, int] = {}
         refused: dict[int, int] = {}
         self.problems, self.unreadable = [], None
-        try:
-            entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
-        except FileNotFoundError:
-            entries = []
-        except OSError as error:
-            entries = []
+        entries = listing(self.path)
+        if (error := entries.problem) is not None:
             self.unreadable = Finding(self.path, 0, "file", f"cannot be listed: {error.strerror or error}")
             self.problems.append(self.unreadable)
         for entry in entries:
@@ -178,9 +175,7 @@ class FlatFiles(NotCopied):
             files[base] = (
                 same
                 if same is not None and same.size == end - base
-                else MappedFile(
-                    self._path(base), end - base, file_from_offset=base, read_only=True, pool=self._pool, padded=True
-                )
+                else MappedFile.of_any_length(self._path(base), end - base, file_from_offset=base, pool=self._pool)
             )
         gone = [each for base, each in self._layout[2].items() if files.get(base) is not each]
         self._layout = bases, ends, files

@@ -12,6 +12,7 @@ unused.  The begin timestamp is the time at which the file was made, so items ma
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from typing import NamedTuple
 
 from rmqstore import _core
 from rmqstore.errors import Finding, OffsetOutOfRangeError
+from rmqstore.files.again import ask_again
+from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import FlatFiles
 from rmqstore.flatfile.metadata import FlatFileMetadata
@@ -301,7 +304,12 @@ class FlatIndex(NotCopied):
         self.uploaded.load(metadata)
         self._open(metadata)
 
-    def _open(self, metadata: Mapping[int, FlatFileMetadata] | None, tries: int = 3) -> None:
+    def _open(self, metadata: Mapping[int, FlatFileMetadata] | None) -> None:
+        # A local file that is gone was uploaded; after the last try the others are used.
+        with contextlib.suppress(OffsetOutOfRangeError):
+            ask_again(self._open_once, lambda: self.uploaded.load(metadata), tries=2)
+
+    def _open_once(self) -> None:
         local = self._local_files()
         found: list[FlatIndexFile] = []
         for base in self.uploaded.bases:
@@ -314,34 +322,28 @@ class FlatIndex(NotCopied):
                 self.uploaded.lose(base)
         slot_num = next((each.slot_num for each in found if each.slot_num), None)
         uploaded = {each.begin_timestamp for each in found if each.slot_num}
-        moved = False
+        moved: OffsetOutOfRangeError | None = None
         for mapped_file in local:
             try:
                 index = FlatIndexFile(mapped_file, compacted=False, slot_num=slot_num)
-            except OffsetOutOfRangeError:
-                moved = True
+            except OffsetOutOfRangeError as gone:
+                moved = gone
                 continue
             # The file stays for a moment after it was uploaded.
             if index.damage is not None or index.begin_timestamp not in uploaded:
                 found.append(index)
         self.files = sorted(found, key=lambda each: -each.begin_timestamp)
-        if moved and tries > 1:
-            # It was uploaded meanwhile.
-            self.uploaded.load(metadata)
-            self._open(metadata, tries - 1)
+        if moved is not None:
+            raise moved
 
     def _local_files(self) -> list[MappedFile]:
         self._strange = []
         files: list[MappedFile] = []
         if self.local_path is None:
             return files
-        try:
-            entries = sorted(os.scandir(self.local_path), key=lambda entry: entry.name)
-        except FileNotFoundError:
-            return files
-        except OSError as error:
+        entries = listing(self.local_path)
+        if (error := entries.problem) is not None:
             self._strange.append(Finding(self.local_path, 0, "file", f"cannot be listed: {error.strerror or error}"))
-            return files
         for entry in entries:
             if entry.is_dir():
                 continue  # compacting/ has a copy of what is here, and is deleted at the next start.
@@ -355,7 +357,7 @@ class FlatIndex(NotCopied):
             if not os.access(entry.path, os.R_OK):
                 self._strange.append(Finding(entry.path, 0, "file", "may not be read; the records are gone over instead"))
             elif size:
-                files.append(MappedFile(entry.path, size, read_only=True, pool=self._pool, padded=True))
+                files.append(MappedFile.of_any_length(entry.path, size, pool=self._pool))
         return files
 
     @property

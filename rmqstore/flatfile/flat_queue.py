@@ -135,13 +135,13 @@ class FlatQueue(NotCopied):
     def unit_of(self, log_offset: int) -> tuple[int, bool]:
         """(int, bool): queue offset of the unit that leads to this log offset, and whether it is certain; -1 for none.
 
-        It is not where units on the way are gone, which may have led there.
+        It is not where units on the way are gone or zeroed, which may have led there.
         """
         low, high = self.min_queue_offset, self.max_queue_offset
         while low < high:
             middle = (low + high) // 2
             unit = self.unit_at(middle)
-            if unit is None:
+            if unit is None or unit[1] <= 0:
                 return -1, False
             if unit[0] == log_offset:
                 return middle, True

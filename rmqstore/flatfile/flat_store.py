@@ -22,7 +22,9 @@ from rmqstore._columns import KeyTexts
 from rmqstore.arguments import KEY_BITS
 from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreError
 from rmqstore.files.again import ask_again
-from rmqstore.files.mapped_file import MappedFilePool, NotCopied, is_directory
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import MappedFilePool, NotCopied
+from rmqstore.files.open_file import is_directory
 from rmqstore.flatfile.flat_files import EXPIRED, name_prefix
 from rmqstore.flatfile.flat_index import FlatIndex, IndexItem, flat_index_hash
 from rmqstore.flatfile.flat_queue import FlatQueue
@@ -127,9 +129,9 @@ class FlatStore(NotCopied):
             )
         found = [
             (os.path.join(self.path, name, each), name[9:], each)
-            for name in sorted(os.listdir(self.path))
+            for name in listing(self.path).checked().names
             if len(name) > 9 and name[8] == "_" and name[:8] == name_prefix(name[9:]) and cluster in (None, name[9:])
-            for each in _folders(os.path.join(self.path, name))
+            for each in listing(os.path.join(self.path, name), os.DirEntry.is_dir).existing().names
             if broker in (None, each)
         ]
         if len(found) > 1 and broker is None and self.metadata is not None:
@@ -173,7 +175,7 @@ class FlatStore(NotCopied):
 
     def _listed(self, topic: str, path: str) -> list[str]:
         try:
-            return _folders(path)
+            return listing(path, os.DirEntry.is_dir).existing().names
         except OSError as error:
             self._unlisted[topic] = Finding(path, 0, "file", f"cannot be listed: {error.strerror or error}")
             return []
@@ -440,13 +442,6 @@ class FlatStore(NotCopied):
         for queue in self._queues.values():
             queue.close()
         self.index.close()
-
-
-def _folders(path: str) -> list[str]:
-    try:
-        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _may_be_there(path: str) -> bool:

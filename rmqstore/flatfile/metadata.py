@@ -16,7 +16,8 @@ from typing import Any
 
 from rmqstore.consumer.fastjson import parse_fastjson
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import is_not_given_out, read_small_file
+from rmqstore.files.open_file import read_small_file
+from rmqstore.files.os_errors import is_unreadable
 
 __all__ = ["METADATA_FILE", "FlatFileMetadata", "TieredMetadata"]
 
@@ -98,7 +99,7 @@ class TieredMetadata:
             except CorruptionError as error:
                 failure = failure or error
             except OSError as error:
-                if not is_not_given_out(error):
+                if not is_unreadable(error):
                     raise
                 failure = failure or CorruptionError(f"cannot be read: {error.strerror}", each, 0)
         if failure is not None:

@@ -1,13 +1,14 @@
 """The index in RocksDB as the store's index: what of the log it covers, and the phy offsets that a key has in it.
 
 Owns when the database is opened, whether it is trusted, and the answers as RocketMQ's own store gives them, completed by the part
-of the log that the database does not have yet.  It verifies nothing by the records: whoever asks does.  It writes nothing (I7).
+of the log that the database does not have yet.  It writes nothing (I7).
 What of the log it covers is looked at by its segments: it was switched on at some time, and entries are deleted by the hour, so
 the first records of each segment tell.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import logging
@@ -17,11 +18,14 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.commitlog.located import located
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
+from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.rocksdb.index import HOUR, IndexDatabase, IndexKind, index_folder, keys_of_message, may_have_entries
-from rmqstore.rocksdb.places import may_be_database
+from rmqstore.rocksdb.places import may_be_database, state_of_files
+from rmqstore.selection import Selection
 
 __all__ = ["DatabaseIndex"]
 
@@ -38,7 +42,7 @@ _MAX_TAIL = 256 * 1024 * 1024
 
 
 class DatabaseIndex:
-    """The index of a store in RocksDB, if it has one; the database is opened when somebody asks first.
+    """The index of a store in RocksDB, if it has one, as a `KeySource`; the database is opened at the first question.
 
     Parameters
     ----------
@@ -104,19 +108,11 @@ class DatabaseIndex:
 
     def _files(self) -> tuple[tuple[str, int, int], ...]:
         try:
-            with os.scandir(index_folder(self.root)) as entries:
-                found = [
-                    (entry.name, status.st_size, status.st_mtime_ns)
-                    for entry in entries
-                    if (entry.name == "CURRENT" or entry.name.endswith((".sst", ".log"))) and (status := entry.stat())
-                ]
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
+            return state_of_files(index_folder(self.root))
         except OSError as error:
-            if not is_not_given_out(error):
+            if not is_unreadable(error):
                 raise
             return (("", -1, -1),)
-        return tuple(sorted(found))
 
     def _open(self) -> IndexDatabase | None:
         if self._state is not None:
@@ -205,40 +201,61 @@ class DatabaseIndex:
 
     # --------------------------------------------------------------------------------------------------------- queries
 
-    def phy_offsets(
-        self, topic: str, text: str, index_type: str | None, begin: int = 0, end: int = 2**63 - 1
-    ) -> list[int]:
-        """list of int: where records have this key by the database, the last first, each once; those outside the log are left out.
+    def candidates(self, sought: SoughtKeys) -> Candidates:
+        """Return where records have the keys by the database, without those outside the log; see `KeySource`.
 
-        Parameters
-        ----------
-        index_type : {None, "U", "K", "T"}
-        begin, end : int
-            Store times in ms, inclusive; records of the same hours are among them.
+        Records of the same hours as the store times that are asked for are among them.
         """
+        numbers: list[int] = []
+        phy_offsets: list[int] = []
         with self._lock:
-            database = self._open()
-            if database is None:
-                return []
-            kinds: tuple[IndexKind, ...] = ("U", "K") if index_type is None else (index_type,)  # type: ignore[assignment]
-            low, high = self.commit_log.min_offset, self.commit_log.max_offset
-            found: set[int] = set()
-            try:
-                for kind in kinds:
-                    found.update(phy for phy in database.find(topic, kind, text, begin, end) if low <= phy < high)
-            except CorruptionError as error:
-                self.distrust(error)
-                return []
-            return sorted(found, reverse=True)
+            for number, (topic, text) in enumerate(sought.pairs()):
+                found = self._phy_offsets(topic, text, sought.selection)
+                numbers += [number] * len(found)
+                phy_offsets += found
+        return Candidates.of(numbers, phy_offsets)
 
-    def like_java(
-        self, topic: str, text: str, max_num: int, begin: int, end: int, index_type: str | None, now: int
-    ) -> list[int]:
+    def _phy_offsets(self, topic: str, text: str, selection: Selection) -> list[int]:
+        # The last first, each once.
+        database, index_type = self._open(), selection.index_type
+        if database is None:
+            return []
+        kinds: tuple[IndexKind, ...] = ("U", "K") if index_type is None else (index_type,)
+        low, high = self.commit_log.min_offset, self.commit_log.max_offset
+        found: set[int] = set()
+        try:
+            for kind in kinds:
+                found.update(phy for phy in database.find(topic, kind, text, *selection.times) if low <= phy < high)
+        except CorruptionError as error:
+            self.distrust(error)
+            return []
+        return sorted(found, reverse=True)
+
+    def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
+        """Ask the database no more if one of these entries is its own and cannot be true, see `KeySource`."""
+        wrong = rejected[~sought.at_any_time().matching(functools.partial(located, self.commit_log), rejected)[1]]
+        own = self.candidates(sought) if len(wrong) else wrong
+        places = set(zip(own.numbers.tolist(), own.phy_offsets.tolist()))
+        for number, phy_offset in zip(wrong.numbers.tolist(), wrong.phy_offsets.tolist()):
+            # The record of a segment that is missing is unknown.
+            if (number, phy_offset) in places and self.commit_log.region_of(phy_offset) is not None:
+                text = f"an entry leads to phy offset {phy_offset}, where no record has its key"
+                self.distrust(CorruptionError(text, self.root))
+                return
+
+    def like_java(self, selection: Selection, begin: int, end: int) -> list[int]:
         """list of int: phy offsets as RocketMQ 5.5.0 finds them by its index in RocksDB, ascending, quirks included.
 
         A range of over seven days finds nothing; one without a begin or an end is the last seven days.  The oldest are kept
         where there are more than `max_num`, and texts that go on after an ``@`` are found too.  What the log has beyond the
         database counts as if it were there, as after the broker's start.
+
+        Parameters
+        ----------
+        selection : Selection
+            One topic and one key, `index_type` and `max_num`.
+        begin, end : int
+            Store times in ms, inclusive.
 
         Raises
         ------
@@ -252,22 +269,24 @@ class DatabaseIndex:
                     raise self.damage or self.missing  # type: ignore[misc]
                 return []
             if begin == 0 or end == 2**63 - 1:
+                now = self.commit_log.config.clock()
                 begin, end = now - _DAYS * _DAY, now
             if end - begin > _DAYS * _DAY or end < begin:
                 return []
-            tail = self._tail_keys(database)
-            kinds: tuple[IndexKind, ...] = ("K", "U") if index_type is None else (index_type,)  # type: ignore[assignment]
+            kinds: tuple[IndexKind, ...] = ("K", "U") if selection.index_type is None else (selection.index_type,)
             for kind in kinds:
-                walk = self._walk(database, tail, topic, kind, text, begin, end)
-                found = list(itertools.islice(walk, max(max_num, 0)))
+                walk = self._walk(database, selection, kind, (begin, end))
+                found = list(itertools.islice(walk, max(selection.max_num or 0, 0)))
                 if found:
                     return sorted(found)
             return []
 
     def _walk(
-        self, database: IndexDatabase, tail: list[bytes], topic: str, kind: IndexKind, text: str, begin: int, end: int
+        self, database: IndexDatabase, selection: Selection, kind: IndexKind, times: tuple[int, int]
     ) -> Iterator[int]:
         # By hour, then by unique key: the order of the keys.
+        topic, text, tail = selection.topic, selection.key, self._tail_keys(database)
+        begin, end = times
         first = begin // HOUR * HOUR
         for hour in range(first, min(end // HOUR * HOUR, first + (_HOURS - 1) * HOUR) + 1, HOUR):
             if not -(2**63) <= hour < 2**63:

@@ -17,7 +17,9 @@ from rmqstore._shown import shows
 from rmqstore.config import StoreConfig
 from rmqstore.config.infer import INDEX_HEADER
 from rmqstore.errors import GeometryError, ReadOnlyError
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, naming_errors
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
+from rmqstore.files.os_errors import naming_errors
+from rmqstore.files.prepared_files import PreparedFiles
 
 __all__ = ["IndexFile", "IndexHeader"]
 
@@ -67,8 +69,7 @@ class IndexFile(NotCopied, IndexRegion):
         path: str | os.PathLike[str],
         config: StoreConfig | None = None,
         *,
-        staging: str | None = None,
-        allocated: str | None = None,
+        prepared: PreparedFiles | None = None,
         sparse: bool = False,
         previous: IndexFile | None = None,
     ) -> IndexFile:
@@ -79,10 +80,8 @@ class IndexFile(NotCopied, IndexRegion):
         path : path
         config : StoreConfig, optional
             `max_hash_slot_num` and `max_index_num`; RocketMQ's defaults (5 000 000 and 20 000 000, 420 000 040 bytes).
-        staging : path, optional
-            Where the file is made before it is renamed into place.
-        allocated : path, optional
-            A file that `MappedFile.allocate` made before, to be used instead of a new one.
+        prepared : PreparedFiles, optional
+            Files of its size that wait, and where a new one is made before it is renamed into place.
         sparse : bool
             All but the header is a hole; `reserve_entries` before each put.
         previous : IndexFile, optional
@@ -100,13 +99,10 @@ class IndexFile(NotCopied, IndexRegion):
         if previous is not None:
             header = previous.header
             time, phy_offset = max(header.end_timestamp, 0), max(header.end_phy_offset, 0)
-        created = MappedFile.create(
-            path,
-            config.index_file_size,
-            staging=staging,
-            allocated=allocated,
-            pool=pool,
-            head=INDEX_HEADER.pack(time, time, phy_offset, phy_offset, 0, 0),
+        if prepared is None:
+            prepared = PreparedFiles(os.path.dirname(os.fspath(path)) or ".", config.index_file_size)
+        created = prepared.create(
+            path, pool=pool, head=INDEX_HEADER.pack(time, time, phy_offset, phy_offset, 0, 0)
         )
         try:
             if sparse:

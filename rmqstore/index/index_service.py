@@ -32,7 +32,12 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreError,
 )
-from rmqstore.files.mapped_file import NotCopied, fsync_directory, is_not_given_out, why_not_given_out
+from rmqstore.files.again import ask_again
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.open_file import why_unreadable
+from rmqstore.files.os_errors import is_missing, is_unreadable
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
 
@@ -41,7 +46,6 @@ __all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_aft
 logger = logging.getLogger(__name__)
 
 # The system's word for a link to nothing, and for a file, where a folder should be.
-_NO_FOLDER = (FileNotFoundError, NotADirectoryError)
 _CREATE_TRIES = 3
 _CREATE_PAUSE = 1.0  # seconds, as in RocketMQ
 
@@ -118,7 +122,7 @@ def index_name_after(last: str | None, now: int) -> str:
 
 
 @shows(
-    "candidates", "config", "distrusted", "entries", "file", "files", "index_error", "names", "newest",
+    "config", "distrusted", "entries", "file", "files", "index_error", "names", "newest",
     "passed_over", "path", "query_offset", "read_only", "root",
 )  # fmt: skip
 class IndexService(NotCopied, OpenedIndexes):
@@ -204,18 +208,21 @@ class IndexService(NotCopied, OpenedIndexes):
         names = []
         passed_over: dict[str, StoreError] = {}
         given_out: dict[str, tuple[int, int]] = {}
-        try:
-            entries = list(os.scandir(self.path))
-        except OSError as closed:
-            entries = []
+
+        def pass_over(name: str, problem: StoreError, path: str) -> None:
+            passed_over[name] = problem
+            if name not in self.passed_over:
+                logger.warning("%s: %s", path, problem.message)
+
+        entries = listing(self.path, lambda entry: is_index_name(entry.name))
+        closed = entries.problem
+        if self.read_only and os.path.islink(self.path):
             # A link that leads nowhere, to a disk that is not mounted for instance, is more than a folder that is missing.
-            if not isinstance(closed, FileNotFoundError) or (self.read_only and os.path.islink(self.path)):
-                if not (self.read_only and (is_not_given_out(closed) or isinstance(closed, _NO_FOLDER))):
-                    raise
-                passed_over[""] = self.folder_not_given_out(closed)
-                if "" not in self.passed_over:
-                    logger.warning("%s: %s", self.path, passed_over[""].message)
-        entries = [entry for entry in entries if is_index_name(entry.name)]
+            closed = entries.error
+        if closed is not None:
+            if not (self.read_only and (is_unreadable(closed) or is_missing(closed))):
+                raise closed
+            pass_over("", self.folder_not_given_out(closed), self.path)
         newest = max((entry.name for entry in entries), key=int, default=None)
         for entry in entries:
             try:
@@ -231,11 +238,9 @@ class IndexService(NotCopied, OpenedIndexes):
             except FileNotFoundError:
                 continue  # Another process deleted it meanwhile.
             except OSError as unseen:
-                if not (self.read_only and is_not_given_out(unseen)):
+                if not (self.read_only and is_unreadable(unseen)):
                     raise
-                passed_over[entry.name] = self.not_given_out(unseen, entry.path)
-                if entry.name not in self.passed_over:
-                    logger.warning("%s: %s", entry.path, passed_over[entry.name].message)
+                pass_over(entry.name, self.not_given_out(unseen, entry.path), entry.path)
                 continue
             length = status.st_size
             if self.read_only and length == 0 and entry.name == newest:
@@ -243,14 +248,12 @@ class IndexService(NotCopied, OpenedIndexes):
                 continue
             given_out[entry.name] = status.st_ino, status.st_ctime_ns
             if given_out[entry.name] != self._given_out.get(entry.name):
-                failure = why_not_given_out(entry.path)
+                failure = why_unreadable(entry.path)
                 if failure is not None:
                     if not self.read_only:
                         raise failure
                     del given_out[entry.name]
-                    passed_over[entry.name] = self.not_given_out(failure, entry.path)
-                    if entry.name not in self.passed_over:
-                        logger.warning("%s: %s", entry.path, passed_over[entry.name].message)
+                    pass_over(entry.name, self.not_given_out(failure, entry.path), entry.path)
                     continue
             if length != self.config.index_file_size:
                 error = self.of_length(length, entry.path)
@@ -283,7 +286,7 @@ class IndexService(NotCopied, OpenedIndexes):
     def folder_not_given_out(self, error: OSError) -> StoreError:
         """StoreError: what to say where the system does not give out the folder, for the reason `error`."""
         reason, advice = error.strerror or error, "Let this user list and search it"
-        if isinstance(error, _NO_FOLDER):
+        if is_missing(error):
             leads_nowhere = isinstance(error, FileNotFoundError)
             reason = "it is a link that leads nowhere" if leads_nowhere else "it is no folder"
             advice = "Bring back what it leads to" if leads_nowhere else "Move it away"
@@ -450,17 +453,17 @@ class IndexService(NotCopied, OpenedIndexes):
             raise IndexFileError(
                 "an earlier failure to create an index file stopped indexing; reopen the store", self.path
             )
-        failure: OSError | None = None
-        for attempt in range(_CREATE_TRIES):
-            if attempt:
-                time.sleep(self.create_pause)
-            try:
-                created = self._create(newest)
-                break
-            except OSError as error:
-                failure = error
-                logger.warning("try %d of %d to create an index file failed: %s", attempt + 1, _CREATE_TRIES, error)
-        else:
+
+
+        def warn(number: int, error: Exception) -> None:
+            logger.warning("try %d of %d to create an index file failed: %s", number, _CREATE_TRIES, error)
+
+        def wait() -> None:
+            time.sleep(self.create_pause)
+
+        try:
+            created = ask_again(lambda: self._create(newest), wait, OSError, _CREATE_TRIES - 1, warn)
+        except OSError as failure:
             self.index_error = True
             raise IndexFileError(
                 f"an index file of {self.config.index_file_size} bytes could not be created in {_CREATE_TRIES} tries "
@@ -493,12 +496,10 @@ class IndexService(NotCopied, OpenedIndexes):
     def is_whole(self) -> bool:
         """bool: exactly the files that were listed or made are there."""
         with self._open_lock:
-            names = set(self._names)
-            try:
-                there = {name for name in os.listdir(self.path) if is_index_name(name)}
-            except FileNotFoundError:
-                there = set()
-            return names == there and all(index.mapped_file.is_current() for index in self._open.values())
+            found = listing(self.path, lambda entry: is_index_name(entry.name))
+            if found.problem is not None:
+                raise found.problem
+            return set(self._names) == set(found.names) and all(index.mapped_file.is_current() for index in self._open.values())
 
     def adopt(self, is_on_disk: Callable[[int, int], bool]) -> None:
         """Let the next flush force what a process that died may have left unforced.
@@ -534,20 +535,9 @@ class IndexService(NotCopied, OpenedIndexes):
 
     def _create(self, newest: IndexFile | None) -> IndexFile:
         name = index_name_after(self._names[-1] if self._names else None, time.time_ns() // 1_000_000)
-        # Taken out first: what another thread prepares meanwhile is for the next time.
-        allocated = self.prepared.take()
-        try:
-            index = IndexFile.create(
-                os.path.join(self.path, name),
-                self.config,
-                staging=self.root,
-                allocated=allocated,
-                sparse=self.sparse,
-                previous=newest,
-            )
-        except BaseException:
-            self.prepared.give_back(allocated)
-            raise
+        index = IndexFile.create(
+            os.path.join(self.path, name), self.config, prepared=self.prepared, sparse=self.sparse, previous=newest
+        )
         with self.lock.write(), self._open_lock:
             self._list_changed()
             self._names.append(name)
@@ -687,21 +677,8 @@ class IndexService(NotCopied, OpenedIndexes):
                     page, at = index.select_chain(key_hash, at)
                     index.damaged |= phy_offset in page
 
-    def candidates(self, topic: str, key: str) -> Iterator[int]:
-        """The phy offset of every entry with the key's hash, newest entry first, whatever its time.
-
-        Other keys with the same hash are among them, and a key that was indexed twice comes twice.
-        """
-        key_hash = index_key_hash(topic, key)
-        for index in self.newest_first():
-            page, at = index.select_chain(key_hash)
-            yield from page
-            while at:
-                page, at = index.select_chain(key_hash, at)
-                yield from page
-
     def entries(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Every entry with one of these index hashes, as `candidates` gives them for one.
+        """Return every entry with one of these index hashes, whatever its time.
 
         Parameters
         ----------

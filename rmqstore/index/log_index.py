@@ -16,19 +16,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rmqstore import _numpy as np
-from rmqstore._core import Verdict
+from rmqstore._core import Verdict, doubtful_entry
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.config import StoreConfig
+from rmqstore.commitlog.located import located
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MemoryFile
+from rmqstore.files.memory_file import MemoryFile
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
-from rmqstore.spans import joined, without
+from rmqstore.index.key_source import Candidates, SoughtKeys
+from rmqstore.spans import Span, joined, without
 
-__all__ = ["DEFAULT_LOG_BYTES", "LogIndex", "chain_in_memory"]
+__all__ = ["DEFAULT_LOG_BYTES", "LogIndex"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class _Part(NamedTuple):
 
 
 class LogIndex:
-    """The entries of those stretches of a log that its index files do not cover.
+    """The index files of a store, and entries of those stretches of its log that they do not cover, as a `KeySource`.
 
     Parameters
     ----------
@@ -105,6 +106,25 @@ class LogIndex:
         """Let exact questions ask what `cover` found, and not the index files."""
         order = [(f"log{part.begin:019d}", part.entries) for part in self._parts if part.entries is not None]
         self.index_service.take_log_files([(name, entries) for name, entries in order], False, self.index_service.version)
+
+    def candidates(self, sought: SoughtKeys) -> Candidates:
+        """Return the places of all entries with the hashes of the keys, see `KeySource`."""
+        return Candidates(*self.index_service.entries(sought.hashes))
+
+    def covered(self) -> list[Span]:
+        """Return the parts of the log that this or `database` covers, see `KeySource`."""
+        return without(self.commit_log.min_offset, self.commit_log.max_offset, self.uncovered)
+
+    def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
+        """Have the index service distrust the files whose entries cannot be true, see `KeySource`."""
+        key_hashes, phy_offsets = sought.hashes[rejected.numbers], rejected.phy_offsets
+        for place in np.flatnonzero(phy_offsets >= self.commit_log.max_offset).tolist():
+            self.index_service.distrust_entry(int(key_hashes[place]), int(phy_offsets[place]))
+        for part, regions, bases, numbers in located(self.commit_log, phy_offsets):
+            hashes, offsets = key_hashes[part], phy_offsets[part]
+            place = -1
+            while (place := doubtful_entry(regions, bases, numbers, offsets, hashes, place + 1)) >= 0:
+                self.index_service.distrust_entry(int(hashes[place]), int(offsets[place]))
 
     def is_current(self) -> bool:
         """bool: `cover` would find nothing new in the list of index files, nor at the end of log and index."""
@@ -317,13 +337,3 @@ class LogIndex:
         config = self.index_service.config.replace(max_hash_slot_num=max(entries, 16), max_index_num=entries + 16)
         path = os.path.join(self.index_service.path, name)
         return IndexFile.over(MemoryFile(path, config.index_file_size), config)
-
-
-def chain_in_memory(key_hash: int, phy_offsets: list[int]) -> IndexFile:
-    """IndexFile: one in memory whose only chain has this hash and leads to these phy offsets, in their order."""
-    num = len(phy_offsets)
-    config = StoreConfig(max_hash_slot_num=1, max_index_num=num + 2)
-    index = IndexFile.over(MemoryFile("chain", config.index_file_size), config)
-    backwards = np.array(phy_offsets[::-1], np.int64)
-    index.put_hashes(np.full(num, key_hash, np.int32), backwards, np.zeros(num, np.int64))
-    return index

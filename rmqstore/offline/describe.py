@@ -17,6 +17,8 @@ from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.again import ask_again
+from rmqstore.files.listing import listing
+from rmqstore.files.os_errors import is_missing
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -223,7 +225,7 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
         There is no store, or its files do not fit the geometry.
     """
     gone = (FileNotFoundError, OffsetOutOfRangeError)
-    return ask_again(lambda: _describe_once(path, config), lambda: None, gone, 10)
+    return ask_again(lambda: _describe_once(path, config), gone=gone, tries=10)
 
 
 def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> StoreDescription:
@@ -315,23 +317,16 @@ def rocksdb_folders(root: str) -> tuple[str, ...]:
     """
     found = []
     for folder in ("", "config"):
-        try:
-            names = [entry.name for entry in os.scandir(os.path.join(root, folder)) if entry.is_dir()]
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
+        below = listing(os.path.join(root, folder), os.DirEntry.is_dir)
+        if below.error is not None and not is_missing(below.error):
             # The rest of an answer needs none of them.
             logger.warning(
-                "%s: whether a RocksDB lies there cannot be told: %s", os.path.join(root, folder), error.strerror
+                "%s: whether a RocksDB lies there cannot be told: %s", os.path.join(root, folder), below.error.strerror
             )
-            continue
-        found += [os.path.join(folder, name) for name in names if _is_rocksdb(os.path.join(root, folder, name))]
+        found += [os.path.join(folder, entry.name) for entry in below if _is_rocksdb(entry.path)]
     return tuple(sorted(found))
 
 
 def _is_rocksdb(path: str) -> bool:
     # One that lost its file CURRENT is one too; a topic may be a directory of such a name.
-    try:
-        return any(entry.name.startswith("MANIFEST-") and not entry.is_dir() for entry in os.scandir(path))
-    except OSError:
-        return False
+    return bool(listing(path, lambda entry: entry.name.startswith("MANIFEST-") and not entry.is_dir()))

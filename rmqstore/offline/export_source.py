@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
-from rmqstore._core import PRE_FILL_SIZE, Verdict, check_record, index_key_hash
+from rmqstore._core import PRE_FILL_SIZE, Verdict, check_record
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.errors import ChecksumError, CorruptionError, Finding, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.index.key_source import SoughtKeys
+from rmqstore.index.log_index import LogIndex
 from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.offline.export_options import DECODED, JUDGED
 from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
@@ -31,7 +33,6 @@ from rmqstore.spans import without
 from rmqstore.store.columns import (
     ColumnOptions,
     Columns,
-    doubt_entries,
     import_pyarrow,
     may_match,
     queue_places,
@@ -261,12 +262,11 @@ class Source:
     def _indexed(self) -> Iterator[np.ndarray]:
         service = self.store.index_service
         assert service is not None
-        hits = []
-        for topic in dict.fromkeys(self.selection.topics or ()):
-            for key in dict.fromkeys(self.selection.keys or ()):
-                hits.append(np.fromiter(service.candidates(topic, key), np.int64))
-                hashes = np.full(len(hits[-1]), index_key_hash(topic, key), np.int32)
-                doubt_entries(self.log, service, hashes, hits[-1])
+        pairs = itertools.product(dict.fromkeys(self.selection.topics or ()), dict.fromkeys(self.selection.keys or ()))
+        sought = SoughtKeys.of_pairs(list(pairs), self.selection)
+        index = LogIndex(self.store.path, self.log, service)
+        candidates = index.candidates(sought)
+        index.doubt(sought, candidates)
         service.note_damage()
         spans = []
         for name in service.names:
@@ -275,7 +275,7 @@ class Source:
                 continue
             if header.index_count > 1 and header.begin_phy_offset <= header.end_phy_offset:
                 spans.append((header.begin_phy_offset, header.end_phy_offset))
-        found = np.unique(np.concatenate([np.empty(0, np.int64), *hits]))
+        found = np.unique(candidates.phy_offsets)
         at = self.begin
         # What lies between the spans of the index files was perhaps never indexed, or its file is lost.
         for first, last in sorted(spans):

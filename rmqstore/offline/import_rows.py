@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from rmqstore.errors import InvalidMessageError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.open_file import open_regular
 from rmqstore.offline.import_input import BOUNDS, Chunk, Input
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.table_rows import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key

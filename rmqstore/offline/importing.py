@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, StoreError
+from rmqstore.files.listing import is_empty
 from rmqstore.files.output_file import OutputFolder
 from rmqstore.offline.import_arrow import arrow_chunks, reconciled
 from rmqstore.offline.import_input import Chunk, Input
@@ -152,7 +153,7 @@ def import_files(
     if [os.fspath(each) for each in files].count("-") > 1:
         raise StoreError("standard input is given twice; give - once")
     created = not _is_store(root)
-    if created and os.path.lexists(root) and not (os.path.isdir(root) and not os.listdir(root)):
+    if created and os.path.lexists(root) and not (os.path.isdir(root) and is_empty(root)):
         raise StoreError(
             "there is no store here, and the folder is not empty; give a store's root (the folder that holds commitlog/), or a "
             "name that is free",

@@ -21,6 +21,7 @@ from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
 from rmqstore.consumer.settings_sources import SettingsKind, SettingsSource, settings_sources
 from rmqstore.errors import MissingDependencyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import STAGING_PREFIX, offset_of_name
 from rmqstore.files.unread import UnreadPart, unread_parts
 from rmqstore.index.index_service import is_index_name
@@ -126,25 +127,17 @@ def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
 
 def _unread_beside_queues(folder: str, is_database: bool) -> Iterator[UnreadPart]:
     # A database is read as a whole.
-    topics = _folders(folder)
+    topics = set(listing(folder, os.DirEntry.is_dir).names)
     yield from unread_parts(folder, lambda name: is_database or name in topics)
     for topic in topics:
         yield from _unread_of_topic(os.path.join(folder, topic))
 
 
 def _unread_of_topic(folder: str) -> Iterator[UnreadPart]:
-    queues = [name for name in _folders(folder) if is_queue_name(name)]
+    queues = [name for name in listing(folder, os.DirEntry.is_dir).names if is_queue_name(name)]
     yield from unread_parts(folder, lambda name: name in queues)
     for queue in queues:
         yield from unread_parts(os.path.join(folder, queue), _is_segment)
-
-
-def _folders(path: str) -> set[str]:
-    try:
-        with os.scandir(path) as entries:
-            return {entry.name for entry in entries if entry.is_dir()}
-    except OSError:
-        return set()
 
 
 def _is_segment(name: str) -> bool:
@@ -165,17 +158,11 @@ def _is_read(name: str) -> bool:
 # -------------------------------------------------------------------------------------------------------------- parts
 
 
-def _names(path: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return sorted(os.listdir(path))
-    return []
-
-
 def _has_files(path: str) -> bool:
     return any(
-        _names(os.path.join(path, topic, queue))
-        for topic in _names(path)
-        for queue in _names(os.path.join(path, topic))
+        listing(os.path.join(path, topic, queue)).names
+        for topic in listing(path).names
+        for queue in listing(os.path.join(path, topic)).names
     )
 
 
@@ -222,7 +209,7 @@ def _in_database(families: dict[str, bool] | str, family: str) -> str:
 
 def _index(root: str, config: StoreConfig, families: dict[str, bool] | str) -> str:
     files = ""
-    if any(name.isdigit() for name in _names(os.path.join(root, "index"))):
+    if any(name.isdigit() for name in listing(os.path.join(root, "index")).names):
         files = "files" if "index_tags" in config.assumed else f"files with{'' if config.index_tags else 'out'} tags"
     return _joined([files, _in_database(families, "default")])
 
@@ -243,13 +230,13 @@ def _settings(root: str, sources: list[SettingsSource]) -> str:
 
 def _has_json(root: str) -> bool:
     files = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "lmqConsumerOffset.json")
-    return any(name in files for name in _names(os.path.join(root, "config")))
+    return any(name in files for name in listing(os.path.join(root, "config")).names)
 
 
 def _timers(root: str, families: dict[str, bool] | str) -> str:
-    names = _names(root)
+    names = listing(root).names
     files = ""
-    if "timerwheel" in names or _names(os.path.join(root, "timerlog")):
+    if "timerwheel" in names or listing(os.path.join(root, "timerlog")).names:
         snapshots = any(name.startswith("timerwheel.") for name in names)
         files = "file wheel with snapshots" if snapshots else "file wheel"
     return _joined([files, _in_database(families, "timer") if isinstance(families, dict) else ""])

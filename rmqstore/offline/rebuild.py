@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rmqstore._core import Verdict
@@ -29,7 +29,8 @@ from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import look_at_files
 from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool, make_directories
+from rmqstore.files.durable import make_directories
+from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.output_file import check_outside, make_part
 from rmqstore.files.store_lock import StoreLock, is_held
 from rmqstore.index.index_service import IndexService
@@ -52,7 +53,7 @@ from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
 from rmqstore.store.lost_log import end_of_known, refuse_loss
 from rmqstore.store.opening import REBUILD_DIRECTORY, is_swapping
 
-__all__ = ["REBUILD_DIRECTORY", "RebuildReport", "check_config", "rebuild"]
+__all__ = ["REBUILD_DIRECTORY", "RebuildJob", "RebuildReport", "check_config", "rebuild"]
 
 # Verdicts on records whose lengths are whole.
 _CORRUPT = (Verdict.BAD_BODY_CRC.name, Verdict.BAD_PROP_CRC.name)
@@ -98,6 +99,114 @@ class RebuildReport:
     moved_aside: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RebuildJob:
+    """What is rebuilt, of which store, and where to.
+
+    Attributes
+    ----------
+    root : str
+        The store's directory.
+    kinds : tuple of str
+        "index", "consumequeue" or both.
+    config, output, drop_units
+        As for `rebuild`.
+    """
+
+    root: str
+    kinds: tuple[str, ...]
+    config: StoreConfig | None = None
+    output: str | os.PathLike[str] | None = None
+    drop_units: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        path: str | os.PathLike[str],
+        what: Iterable[str] = ("index", "consumequeue"),
+        config: StoreConfig | None = None,
+        output: str | os.PathLike[str] | None = None,
+        drop_units: int = 0,
+    ) -> RebuildJob:
+        """Check the arguments of `rebuild`."""
+        return cls(check_store_root(path), kinds_of(what), config, output, drop_units)
+
+    @property
+    def known_config(self) -> StoreConfig:
+        """StoreConfig: the geometry of a job that is being run."""
+        assert self.config is not None
+        return self.config
+
+    def run(self, build: Callable[[RebuildJob, str], RebuildReport], *, resumable: bool = False) -> RebuildReport:
+        """Have the files built next to the old ones, and put them in place.
+
+        Parameters
+        ----------
+        build : callable
+            Called with this job, its geometry known, and the directory to build in.
+        resumable : bool
+            `build` continues with what an earlier run left in that directory, so that it stays after a failure.
+        """
+        started = time.perf_counter()
+        if self.output is not None:
+            report = self._run_to(self.output, build, resumable)
+        else:
+            with StoreLock(self.root):
+                report = self._run_in_place(build, resumable)
+        report.seconds = time.perf_counter() - started
+        return report
+
+    def _with_config(self) -> RebuildJob:
+        return dataclasses.replace(self, config=known_config(self.root, self.config, self.kinds))
+
+    def _run_to(
+        self,
+        output: str | os.PathLike[str],
+        build: Callable[[RebuildJob, str], RebuildReport],
+        resumable: bool,
+    ) -> RebuildReport:
+        job = self._with_config()
+        target = free_output(output, self.kinds, self.root)
+        work = os.path.join(target, REBUILD_DIRECTORY) if resumable else make_part(target, "rebuild")
+        if os.path.islink(work):
+            raise StoreError("a link is where the rebuild keeps what it builds; remove it", work)
+        with _deleted_on_failure(work, resumable):
+            report = build(job, work)
+            move_built(work, target, self.kinds)
+        delete_tree(work, ignore_errors=True)
+        report.output = target
+        return report
+
+    def _run_in_place(self, build: Callable[[RebuildJob, str], RebuildReport], resumable: bool) -> RebuildReport:
+        root, kinds = self.root, self.kinds
+        work = os.path.join(root, REBUILD_DIRECTORY)
+        complete = finish_swap(root, work)
+        if complete and set(kinds) <= set(complete):
+            return RebuildReport(complete, root, resumed=True, moved_aside=moved_aside(root))
+        job = self._with_config()
+        refuse_lost_log(root, job.known_config, kinds, self.drop_units)
+        if not resumable:
+            delete_tree(work, ignore_errors=True)
+            make_directories(work)
+        with _deleted_on_failure(work, resumable):
+            report = build(job, work)
+        mark_complete(work, kinds)
+        swap(root, work, kinds)
+        if "consumequeue" in kinds:
+            report.moved_aside = moved_aside(root)
+        return report
+
+
+@contextlib.contextmanager
+def _deleted_on_failure(work: str, resumable: bool) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if not resumable:
+            delete_tree(work, ignore_errors=True)
+        raise
+
+
 def rebuild(
     path: str | os.PathLike[str],
     what: Iterable[str] = ("index", "consumequeue"),
@@ -139,42 +248,9 @@ def rebuild(
     CorruptionError
         What was built does not agree with the log; the old files are untouched.
     """
-    started = time.perf_counter()
-    root = check_store_root(path)
-    kinds = kinds_of(what)
-    if output is not None:
-        config = known_config(root, config, kinds)
-        target = free_output(output, kinds, root)
-        work = make_part(target, "rebuild")
-        try:
-            report = _Build(root, work, kinds, config, progress).run()
-            move_built(work, target, kinds)
-        finally:
-            delete_tree(work, ignore_errors=True)
-        report.output = target
-        report.seconds = time.perf_counter() - started
-        return report
-    with StoreLock(root):
-        work = os.path.join(root, REBUILD_DIRECTORY)
-        complete = finish_swap(root, work)
-        if complete and set(kinds) <= set(complete):
-            seconds = time.perf_counter() - started
-            return RebuildReport(complete, root, resumed=True, seconds=seconds, moved_aside=moved_aside(root))
-        config = known_config(root, config, kinds)
-        refuse_lost_log(root, config, kinds, drop_units)
-        delete_tree(work, ignore_errors=True)
-        make_directories(work)
-        try:
-            report = _Build(root, work, kinds, config, progress).run()
-        except BaseException:
-            delete_tree(work, ignore_errors=True)
-            raise
-        mark_complete(work, kinds)
-        swap(root, work, kinds)
-        if "consumequeue" in kinds:
-            report.moved_aside = moved_aside(root)
-    report.seconds = time.perf_counter() - started
-    return report
+    return RebuildJob.of(path, what, config, output, drop_units).run(
+        lambda job, target: _Build(job, target, progress).run()
+    )
 
 
 def kinds_of(what: Iterable[str] | str) -> tuple[str, ...]:
@@ -298,17 +374,11 @@ def check_config(
 class _Build:
     """Builds index and queues of one store below a directory, and compares them with the log."""
 
-    def __init__(
-        self,
-        root: str,
-        target: str,
-        kinds: tuple[str, ...],
-        config: StoreConfig,
-        progress: Callable[[int, int], None] | None,
-    ):
-        self.root, self.target, self.kinds, self.config, self.progress = root, target, kinds, config, progress
-        self.batch_topics = {topic for topic, _, _ in queue_directories(root, "batchconsumequeue")}
-        self.report = RebuildReport(kinds, root)
+    def __init__(self, job: RebuildJob, target: str, progress: Callable[[int, int], None] | None):
+        self.root, self.kinds, self.config = job.root, job.kinds, job.known_config
+        self.target, self.progress = target, progress
+        self.batch_topics = {topic for topic, _, _ in queue_directories(job.root, "batchconsumequeue")}
+        self.report = RebuildReport(job.kinds, job.root)
 
     def run(self) -> RebuildReport:
         while True:

@@ -23,7 +23,8 @@ from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, Collecte
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, fsync_tree, make_directories
+from rmqstore.files.durable import fsync_directory, fsync_tree, make_directories
+from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.message import encode_java_utf8
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, free_output, refuse_assumed, refuse_lost_log

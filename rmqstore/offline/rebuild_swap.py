@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from rmqstore import _core
 from rmqstore.errors import GeometryError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import fsync_directory, naming_errors, open_regular
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import naming_errors
 from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.opening import REBUILD_COMPLETE
@@ -156,7 +159,7 @@ def _move_aside(root: str, folder: str, kind: str) -> str:
 def moved_aside(root: str, kinds: tuple[str, ...] = ("rocksdb",)) -> tuple[str, ...]:
     """tuple of str: the folders of queues that rebuilds moved aside, of these kinds ("rocksdb", "files")."""
     found = []
-    for name in os.listdir(root):
+    for name in listing(root).checked().names:
         folder, _, end = name.rpartition(".")
         kind, _, number = end.partition("-")
         path = os.path.join(root, name)
@@ -172,7 +175,7 @@ def _has_been_swapped(work: str, folder: str) -> bool:
 def _raise_checkpoint(root: str) -> None:
     # A real broker that finds an abort file deletes index files newer than this time (RocketMQ 5.5.0).
     directory = os.path.join(root, "index")
-    names = sorted(name for name in os.listdir(directory) if name.isdigit()) if os.path.isdir(directory) else []
+    names = listing(directory, lambda entry: entry.name.isdigit()).existing().names
     try:
         checkpoint = Checkpoint.load(os.path.join(root, "checkpoint"))
     except GeometryError as error:

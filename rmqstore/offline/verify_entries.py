@@ -15,7 +15,9 @@ from rmqstore import _numpy as np
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import Finding, OffsetOutOfRangeError, finding_of
-from rmqstore.files.mapped_file import is_not_given_out, why_not_given_out
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import why_unreadable
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService, is_index_name
 
@@ -329,23 +331,19 @@ def load_index(service: IndexService) -> tuple[list[Finding], bool]:
     (list of Finding, bool)
         What is wrong with the others, and whether some cannot be read.
     """
+    found = listing(service.path)
+    if found.unreadable is not None:
+        return [finding_of(service.folder_not_given_out(found.unreadable), "file", service.path)], True
+    if found.problem is not None:
+        raise found.problem
     problems: list[Finding] = []
     is_unread = False
-    try:
-        names = sorted(os.listdir(service.path))
-    except FileNotFoundError:
-        return problems, False
-    except OSError as failure:
-        if not is_not_given_out(failure):
-            raise
-        return [finding_of(service.folder_not_given_out(failure), "file", service.path)], True
     good = []
-    for name in names:
-        path = os.path.join(service.path, name)
+    for name, path in zip(found.names, found.paths):
         if not is_index_name(name) or not _may_be_file(path):
             problems.append(Finding(path, 0, "file", "no part of the store; a directory here stops a real broker"))
             continue
-        error = why_not_given_out(path)
+        error = why_unreadable(path)
         if error is not None:
             is_unread = True
             problems.append(finding_of(service.not_given_out(error, path), "file", path))
@@ -364,4 +362,4 @@ def _may_be_file(path: str) -> bool:
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError as error:
-        return is_not_given_out(error)
+        return is_unreadable(error)

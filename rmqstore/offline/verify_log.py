@@ -15,7 +15,7 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS, Stretch
 from rmqstore.errors import Finding
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import why_not_given_out
+from rmqstore.files.open_file import why_unreadable
 from rmqstore.message import SysFlag, body_findings
 from rmqstore.offline.compared import Compared
 from rmqstore.offline.verify_unread import unread_file
@@ -52,7 +52,7 @@ class LogCheck:
         good = []
         for base in files.offsets:
             path = files.file(base).path
-            error = why_not_given_out(path)
+            error = why_unreadable(path)
             if error is None:
                 good.append(base)
                 continue

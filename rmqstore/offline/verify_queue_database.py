@@ -17,7 +17,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError, finding_of
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC, decode_java_utf8
 from rmqstore.offline.verify_unread import unread_database
 from rmqstore.rocksdb.places import queue_databases
@@ -70,7 +70,7 @@ class QueueDatabaseCheck:
             # Nothing is known of the database then.
             self.findings.append(finding_of(error, "not_checked", self.path))
         except OSError as error:
-            if is_not_given_out(error):
+            if is_unreadable(error):
                 self.findings.append(unread_database(self.path, error, "queues in RocksDB"))
             else:
                 path = os.fsdecode(error.filename) if error.filename is not None else self.path

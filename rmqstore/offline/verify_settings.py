@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError, finding_of
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.compared import Compared
 from rmqstore.offline.verify_unread import unread_database, unread_file
@@ -26,7 +26,7 @@ def checkpoint_findings(compared: Compared, end: int, last_timestamp: int) -> It
     try:
         checkpoint = Checkpoint.load(path, read_only=True)
     except (StoreError, OSError) as error:
-        if isinstance(error, OSError) and is_not_given_out(error):
+        if is_unreadable(error):
             yield unread_file(path, error, "its times and offsets are not compared with the log")
         else:
             yield Finding(path, 0, "bad_checkpoint", str(error))

@@ -18,7 +18,8 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import Finding, StoreError, finding_of
-from rmqstore.files.mapped_file import is_not_given_out, why_not_given_out
+from rmqstore.files.open_file import why_unreadable
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 from rmqstore.offline.compared import Compared
 from rmqstore.offline.verify_unread import unread_file
@@ -83,7 +84,7 @@ class QueueCheck:
         except (StoreError, OSError) as error:
             named = getattr(error, "path", None) or getattr(error, "filename", None)
             where = os.fsdecode(named) if named else compared.root
-            if isinstance(error, OSError) and is_not_given_out(error):
+            if is_unreadable(error):
                 self.problem = unread_file(where, error, _NOT_COMPARED)
                 # The folder was reported, once for all queues that may be in it.
                 self._files_told = where in compared.queues.unseen
@@ -100,7 +101,7 @@ class QueueCheck:
         for files in () if self.queue is None else self.queue.file_lists():
             for base in files.offsets:
                 path = files.file(base).path
-                error = why_not_given_out(path)
+                error = why_unreadable(path)
                 if error is not None:
                     yield unread_file(path, error, _NOT_COMPARED)
 

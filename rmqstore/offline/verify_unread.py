@@ -6,7 +6,7 @@ import os
 
 from rmqstore.consumequeue.consume_queue_store import unseen_text
 from rmqstore.errors import Finding, StoreError
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 
 __all__ = ["unread_database", "unread_file", "unread_folder"]
 
@@ -29,7 +29,7 @@ def unread_folder(path: str, error: OSError) -> Finding:
 
 def unread_database(path: str, error: StoreError | OSError, what: str) -> Finding:
     """Return the finding that `what` is in a database which cannot be read, because of `error`."""
-    if isinstance(error, OSError) and is_not_given_out(error):
+    if is_unreadable(error):
         where = path if error.filename is None else os.fsdecode(error.filename)
         text = f"{what}: this cannot be read ({error.strerror or error}), and is not compared with the log; let this user read "
         return Finding(where, 0, "file", text + "it, or restore it from a copy where the disk fails")

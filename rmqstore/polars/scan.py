@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import is_light_queue, parse_message_id
 from rmqstore.polars.predicate import Limit, limits_of
 from rmqstore.polars.reading import Reading
@@ -209,7 +209,7 @@ def _by_queue(store: MessageStore, names: list[str], limits: dict[str, Limit]) -
     try:
         return _by_readable_queue(store, names, limits)
     except OSError as error:
-        if not is_not_given_out(error):
+        if not is_unreadable(error):
             raise
         return None
 

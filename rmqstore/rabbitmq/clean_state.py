@@ -10,14 +10,14 @@ Invariants: `clean.dot` is written last, and without it the others mean nothing;
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files.mapped_file import fsync_directory, naming_errors
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.os_errors import is_too_large, missing_file, naming_errors
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.directory import map_file, read_present
 from rmqstore.rabbitmq.ets import FileSummary, clean_dot, file_summaries, header_of, is_counted, parse, parse_clean_dot
@@ -52,7 +52,7 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     clean_path, summary_path, index_path = (os.path.join(message_files.path, name) for name in CLEAN_FILES)
     for path in (summary_path, index_path):
         if not os.path.exists(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise missing_file(path)
     refs = parse_clean_dot(_small(clean_path), path=clean_path)
     if client_refs is not None and sorted(refs) != client_refs:
         raise CorruptionError("the state was made for other queues than those with recovery terms", clean_path, 0)
@@ -189,7 +189,7 @@ def _small(path: str) -> bytes:
     try:
         return read_present(path)
     except OSError as error:
-        if error.errno != errno.EFBIG:
+        if not is_too_large(error):
             raise
         raise CorruptionError(error.strerror or "the file is too large", path, 0) from None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq import term
 
 __all__ = ["QueueDefinition", "data_directory", "durable_queues"]

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import fsync_directory
+from rmqstore.files.durable import fsync_directory
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._term import Atom, ImproperList
 from rmqstore.rabbitmq.directory import read_present

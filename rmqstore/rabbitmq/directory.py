@@ -5,13 +5,13 @@ Owns no state and no bytes.  A node takes no such lock, so it only keeps writers
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 
 from rmqstore._core import Region
 from rmqstore.errors import StoreLockedError
-from rmqstore.files.mapped_file import naming_errors, open_regular, read_small_file
+from rmqstore.files.open_file import open_regular, read_small_file
+from rmqstore.files.os_errors import is_locked, naming_errors
 
 __all__ = ["lock_directory", "map_file", "read_present"]
 
@@ -23,7 +23,7 @@ def lock_directory(path: str, refusal: str) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
+        if not is_locked(error):
             raise
         raise StoreLockedError(refusal, path) from None
     return fd

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._term import Atom
 from rmqstore.rabbitmq.term import consult, format_term, is_list, is_tuple

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, StoreLockedError
+from rmqstore.files.listing import listing
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.batches import BATCH_ROWS
 from rmqstore.rabbitmq.dets import write_recovery_terms
@@ -73,19 +74,11 @@ class ImportReport:
 def node_process(path: str | os.PathLike[str]) -> int | None:
     """int or None: a process that has files below `path` open, as a running node has; None also where /proc does not tell."""
     root = os.path.realpath(os.fspath(path)) + os.sep
-    try:
-        processes = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    except OSError:
-        return None
-    for process in processes:
-        folder = f"/proc/{process}/fd"
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
+    processes = listing("/proc", lambda entry: entry.name.isdigit() and int(entry.name) != os.getpid())
+    for process in processes.names:
+        for path in listing(f"/proc/{process}/fd").paths:
             with contextlib.suppress(OSError):
-                opened = os.readlink(os.path.join(folder, name))
+                opened = os.readlink(path)
                 # Whoever only lists folders, such as du, is not a node.
                 if opened.startswith(root) and not os.path.isdir(opened):
                     return int(process)
@@ -404,11 +397,11 @@ class _Import:
         # The directory that was made, if nothing went into it.
         with contextlib.suppress(OSError):
             journal = os.path.join(self.path, "journal.jif")
-            if set(os.listdir(self.path)) <= {"journal.jif", ".queue_name", ".queue_name.unfinished"} and (
+            if set(listing(self.path).checked().names) <= {"journal.jif", ".queue_name", ".queue_name.unfinished"} and (
                 not os.path.exists(journal) or not os.path.getsize(journal)
             ):
-                for name in os.listdir(self.path):
-                    os.unlink(os.path.join(self.path, name))
+                for path in listing(self.path).checked().paths:
+                    os.unlink(path)
                 os.rmdir(self.path)
 
 

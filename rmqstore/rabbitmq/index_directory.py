@@ -8,7 +8,6 @@ Invariant: what the files hold is what they held when they were loaded or last w
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from rmqstore.errors import CorruptionError, StoreChangedError
-from rmqstore.files.mapped_file import read_ahead, read_small_file
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import read_ahead, read_small_file
+from rmqstore.files.os_errors import missing_file
 from rmqstore.rabbitmq._core import (
     ENTRY_DELIVER,
     ENTRY_EMBEDDED,
@@ -91,7 +92,7 @@ class IndexDirectory:
         """Read the journal, then the segments (a live node moves entries in this direction)."""
         findings, count = Findings(), self.segment_entry_count
         numbers = []
-        for name in os.listdir(self.path):
+        for name in listing(self.path).checked().names:
             match = SEGMENT_NAME.fullmatch(name)
             if match and int(match[1]) <= MAX_SEQ_ID // count:
                 if chosen is None or int(match[1]) in chosen:
@@ -139,7 +140,7 @@ class IndexDirectory:
             found = read(path)
             # A segment that was just listed may be flushed away by a live node; a link to nothing hides its file.
             if found is None and os.path.lexists(path) and not os.path.exists(path):
-                raise FileNotFoundError(errno.ENOENT, "a link to nothing", path)
+                raise missing_file(path, "a link to nothing")
             return found
         except OSError as error:
             if not self.read_only:

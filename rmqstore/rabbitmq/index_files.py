@@ -14,7 +14,8 @@ import numpy as np
 
 from rmqstore._core import Region
 from rmqstore.errors import GeometryError, StoreError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq._core import Findings, JournalMap, Segment, load_segment, scan_journal
 from rmqstore.rabbitmq.directory import map_file, read_present
 from rmqstore.rabbitmq.index_columns import IndexColumns, JournalColumns, cut_columns, empty_columns
@@ -61,10 +62,10 @@ def check_entry_count(segment_entry_count: int, path: str | None = None) -> None
 
 def check_version_1(folder: str) -> None:
     """Raise StoreError where a queue's directory is of version 2: a node reads nothing of version 1 there."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
+    found = listing(folder)
+    if found.error is not None:
         return  # of a missing one too, which a writer makes
+    names = found.names
     stub = None
     if ".queue_name" in names:
         with contextlib.suppress(OSError), open(open_regular(os.path.join(folder, ".queue_name")), "rb") as file:

@@ -18,7 +18,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from rmqstore.errors import StoreChangedError
-from rmqstore.files.mapped_file import NotCopied, fsync_directory, naming_errors, open_regular
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import naming_errors
 from rmqstore.rabbitmq._core import Segment
 from rmqstore.rabbitmq.directory import lock_directory
 from rmqstore.rabbitmq.index_directory import IndexDirectory

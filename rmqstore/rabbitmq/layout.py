@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 from rmqstore.errors import CorruptionError, GeometryError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.open_file import open_regular
 
 __all__ = [
     "DEFAULT_SEGMENT_ENTRY_COUNT",

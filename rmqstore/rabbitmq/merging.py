@@ -16,7 +16,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from rmqstore.files.mapped_file import fsync_directory, naming_errors, open_regular
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import naming_errors
 from rmqstore.rabbitmq.message_file import copy_bytes
 from rmqstore.rabbitmq.message_files import RDT, MessageFiles
 from rmqstore.rabbitmq.problem import Problem

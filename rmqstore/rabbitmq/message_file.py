@@ -6,7 +6,6 @@ raises for damage and knows no other file.  The bytes belong to `rmqstore.rabbit
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqstore._core import Region
+from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.directory import map_file
 from rmqstore.rabbitmq.problem import Problem
@@ -183,6 +183,6 @@ def copy_bytes(source: Any, begin: int, size: int, destination: Any) -> None:
     while size > 0:
         data = source.read(min(size, _COPY_SIZE))
         if not data:
-            raise OSError(errno.EIO, "the file is shorter than its records", source.name)
+            raise failed_read(source.name, "the file is shorter than its records")
         destination.write(data)
         size -= len(data)

@@ -11,7 +11,6 @@ goes, unless it is the highest; after a failed write or sync nothing is written 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 from collections.abc import Sequence
@@ -20,7 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqstore.errors import StoreError
-from rmqstore.files.mapped_file import NotCopied, fsync_directory, naming_errors, open_regular
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import full_disk, naming_errors, unread_format, with_path
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.directory import lock_directory, map_file
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
@@ -124,7 +127,7 @@ class MessageFiles(NotCopied):
         rdq: list[int] = []
         rdt: list[int] = []
         staged: list[str] = []
-        for name in sorted(os.listdir(self.path)):
+        for name in listing(self.path).checked().names:
             match = _FILE_NAME.fullmatch(name)
             if match is not None and int(match[1]) <= MAX_FILE:
                 (rdq if match[2] == "rdq" else rdt).append(int(match[1]))
@@ -133,7 +136,7 @@ class MessageFiles(NotCopied):
             elif name.endswith(".sqs"):
                 path = os.path.join(self.path, name)
                 detail = f"files that end in .sqs are not read by this version ({os.path.getsize(path)} bytes)"
-                self.unreadable[path] = OSError(errno.ENOTSUP, detail, path)
+                self.unreadable[path] = unread_format(path, detail)
                 self.problems.append(Problem(path, 0, UNREAD_FORMAT, detail, None))
             elif name.endswith((".rdq", ".rdt")):
                 detail = "the name is not a number that a store gives a file; a node stops with an error or reads it"
@@ -256,13 +259,13 @@ class MessageFiles(NotCopied):
             while written < size:
                 more = os.pwrite(self._current_fd, memoryview(data)[written:], pos + written)
                 if more == 0:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    raise full_disk()
                 written += more
         except OSError as error:
             # The next opening would cut the tail as well; without it a reader sees whole records only.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._current_fd, pos)
-            named = OSError(error.errno, error.strerror, self.path_of(number))
+            named = with_path(error, self.path_of(number))
             self.fail(named)
             raise named from error
         for msg_id, refcount, at, record_size in places:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rmqstore.errors import StoreError
-from rmqstore.files.mapped_file import fsync_directory, naming_errors, open_regular
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import naming_errors
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, forget_clean_state, read_clean_state
 from rmqstore.rabbitmq.directory import map_file

@@ -28,6 +28,7 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.os_errors import with_path
 from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
@@ -296,7 +297,7 @@ class MessageStore(ClosedAtExit, NotCopied):
                 if entry is None or entry[0] == 0:
                     if entry is None and self._files.unreadable:
                         path, error = next(iter(self._files.unreadable.items()))
-                        raise OSError(error.errno, error.strerror, path)
+                        raise with_path(error, path)
                     raise KeyError(f"the message store {self.path} has no message {msg_id.hex()}")
                 _, file, pos, size = entry
                 try:

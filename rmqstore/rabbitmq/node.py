@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from rmqstore.errors import StoreError
 from rmqstore.files import unread
-from rmqstore.files.mapped_file import is_directory, read_small_file
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import is_directory, read_small_file
 from rmqstore.rabbitmq import term
 
 __all__ = [
@@ -101,7 +102,7 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
     for below in ("msg_stores/vhosts", "vhosts", ""):
         folder = os.path.join(root, below) if below else root
         if is_directory(folder):
-            found = sorted(entry.path for entry in os.scandir(folder) if is_vhost(entry.path))
+            found = [path for path in listing(folder).checked().paths if is_vhost(path)]
             if found:
                 return found
     nodes = [os.path.join(root, os.path.relpath(each, root)) for each in nodes_below(root)]
@@ -147,7 +148,7 @@ def _vhost_above(path: str) -> str | None:
 
 def _last_written(node: str) -> float:
     places = (node, os.path.join(node, "msg_stores", "vhosts"))
-    inside = [entry.stat().st_mtime for place in places if os.path.isdir(place) for entry in os.scandir(place)]
+    inside = [entry.stat().st_mtime for place in places for entry in listing(place).existing()]
     return max([os.stat(node).st_mtime, *inside])
 
 
@@ -200,10 +201,7 @@ def nodes_below(path: str) -> list[str]:
 
 
 def _directories(path: str) -> list[str]:
-    try:
-        return sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
-    except OSError:
-        return []
+    return listing(path, os.DirEntry.is_dir).paths
 
 
 def is_vhost(path: str) -> bool:
@@ -240,7 +238,7 @@ def _unread(folder: str, is_read: Callable[[str], bool]) -> Iterator[UnreadPart]
 
 def _parts(root: str) -> Iterator[UnreadPart]:
     for node in _directories(os.path.join(root, "quorum")):
-        log = sum(os.path.getsize(each.path) for each in os.scandir(node) if each.is_file())
+        log = sum(os.path.getsize(path) for path in listing(node, os.DirEntry.is_file).checked().paths)
         queues = _directories(node)
         if queues and log:
             yield UnreadPart(node, "log of quorum queues", "", "", log)

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import StoreError
+from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.index_columns import IndexEntry
@@ -68,11 +69,11 @@ class QueueDirectory(NotCopied):
         self.files: list[str] = []
         # What of it cannot be opened, so that the queue is read without it.
         self.unreadable: list[Problem] = []
-        try:
-            if os.path.isdir(self.path):
-                self.files = sorted(os.listdir(self.path))
-        except OSError as error:
-            self.unreadable.append(unreadable_file(self.path, error))
+        if os.path.isdir(self.path):
+            found = listing(self.path)
+            self.files = found.names
+            if found.error is not None:
+                self.unreadable.append(unreadable_file(self.path, found.error))
         self.index_version = 2 if any(map(_V2_FILE.fullmatch, self.files)) else 1
 
     def __repr__(self) -> str:

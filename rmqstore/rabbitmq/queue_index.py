@@ -26,7 +26,8 @@ from rmqstore.errors import (
     StoreError,
     StorePoisonedError,
 )
-from rmqstore.files.mapped_file import NotCopied, make_directories
+from rmqstore.files.durable import make_directories
+from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.rabbitmq._core import ENTRY_PERSISTENT, MAX_SEQ_ID
 from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmqstore.files.mapped_file import NotCopied, open_regular
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq import _messages, _term
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.directory import map_file
@@ -367,7 +369,7 @@ class QueueIndexV2(NotCopied):
         stores: set[int] = set()
         numbers: set[int] = set()
         live: dict[int, int] = {}
-        for name in os.listdir(index.path):
+        for name in listing(index.path).checked().names:
             match = _NAME.fullmatch(name)
             if match is not None:
                 (numbers if match[2] == "qi" else stores).add(int(match[1]))

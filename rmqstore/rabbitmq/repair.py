@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files.mapped_file import fsync_tree, open_regular
+from rmqstore.files.durable import fsync_tree
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import open_regular
 from rmqstore.files.output_file import OutputFolder
 from rmqstore.rabbitmq import _term, layout
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES
@@ -425,7 +427,7 @@ class _Repair:
     # ---------------------------------------------------------------------------------------------------- the store
 
     def _copy_store(self, source: str, with_clean_state: bool) -> None:
-        for name in sorted(os.listdir(source)):
+        for name in listing(source).checked().names:
             if name.endswith((".rdq", ".rdt")) or (with_clean_state and name in CLEAN_FILES):
                 shutil.copyfile(os.path.join(source, name), os.path.join(self.output, PERSISTENT, name))
 
@@ -440,8 +442,8 @@ class _Repair:
         source = self.vhost.store()
         if source is None:
             return
-        for name in os.listdir(os.path.join(self.output, PERSISTENT)):
-            os.unlink(os.path.join(self.output, PERSISTENT, name))
+        for path in listing(os.path.join(self.output, PERSISTENT)).checked().paths:
+            os.unlink(path)
         with contextlib.closing(MessageStore.open(os.path.join(self.output, PERSISTENT), references={})) as store:
             ids = source.locations().msg_id.tobytes()
             for at in range(0, len(ids), 16):

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqstore.errors import CorruptionError, GeometryError, StoreError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq import layout, term
 from rmqstore.rabbitmq.index_files import SEGMENT_NAME, read_segment
 from rmqstore.rabbitmq.problem import Problem
@@ -109,10 +110,7 @@ def _segments_show(path: str, queues: Sequence[str]) -> tuple[int, int | None]:
     tops: list[int] = []
     for name in queues:
         folder = os.path.join(path, "queues", name)
-        try:
-            segments = sorted(filter(SEGMENT_NAME.fullmatch, os.listdir(folder)), key=lambda each: int(each[:-4]))
-        except OSError:
-            continue
+        segments = sorted(filter(SEGMENT_NAME.fullmatch, listing(folder).names), key=lambda each: int(each[:-4]))
         for segment in segments[:4]:
             with contextlib.suppress(OSError):
                 columns, _ = read_segment(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq._messages import MessageFlag, MessageRecordLayout
 from rmqstore.rabbitmq.lost import LostMessage, LostMessages, undecoded
 from rmqstore.rabbitmq.message import Message

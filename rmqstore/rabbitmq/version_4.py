@@ -5,14 +5,14 @@ Owns the signs, from the surest to the weakest.  It only reads.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import StoreError
-from rmqstore.files.mapped_file import read_small_file
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import read_small_file
 from rmqstore.rabbitmq.definitions import data_directory
 from rmqstore.rabbitmq.ets import clean_dot_values
 from rmqstore.rabbitmq.index_columns import IndexEntry
@@ -27,9 +27,8 @@ __all__ = ["sign_of_version_4"]
 def sign_of_version_4(vhost: Vhost) -> str | None:
     """Return what shows that RabbitMQ 4.x wrote a vhost's directory; None for one of 3.x."""
     node = data_directory(vhost.path)
-    with contextlib.suppress(OSError):
-        if any(name.endswith(".sqs") for name in os.listdir(store_path(vhost.path, True))):
-            return "message files that end in .sqs"
+    if any(name.endswith(".sqs") for name in listing(store_path(vhost.path, True)).names):
+        return "message files that end in .sqs"
     if any({"redeliver_seq_id", "delivery_count"} & each.keys() for each in vhost.terms.values()):
         return "recovery terms as 4.3 writes them"
     if (

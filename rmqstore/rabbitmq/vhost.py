@@ -7,7 +7,6 @@ in `problems`, so that everything that is whole can be read.  Rules: RabbitMQ 3.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from functools import cached_property
@@ -18,7 +17,9 @@ import numpy as np
 
 from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, StoreClosedError, StoreError
+from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
 from rmqstore.rabbitmq.index_columns import IndexEntry
@@ -148,17 +149,12 @@ class Vhost(NotCopied):
     def is_pre_3_7(self) -> bool:
         """bool: laid out as before 3.7, where all vhosts of a node share the directories."""
         return not os.path.exists(os.path.join(self.path, ".vhost")) and any(
-            name.startswith(("rabbit_durable_queue.", "schema.DAT")) for name in os.listdir(self.path)
+            name.startswith(("rabbit_durable_queue.", "schema.DAT")) for name in listing(self.path).checked().names
         )
 
     def _queue_directories(self) -> list[str]:
-        folder = os.path.join(self.path, "queues")
-        if not os.path.isdir(folder):
-            return []
-        try:
-            return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-        except OSError:
-            return []  # one of `strays`
+        # An error is one of `strays`.
+        return listing(os.path.join(self.path, "queues"), os.DirEntry.is_dir).names
 
     @cached_property
     def strays(self) -> list[Problem]:
@@ -167,11 +163,10 @@ class Vhost(NotCopied):
         if not os.path.isdir(folder):
             return []
         detail = "there is something else than a queue's directory, or a link to nothing; put the directory back"
-        try:
-            paths = sorted(entry.path for entry in os.scandir(folder) if not entry.is_dir())
-        except OSError as error:
-            return [unreadable_file(folder, error)]
-        return [Problem(path, 0, "no_directory", detail, None) for path in paths]
+        found = listing(folder, lambda entry: not entry.is_dir())
+        if found.error is not None:
+            return [unreadable_file(folder, found.error)]
+        return [Problem(path, 0, "no_directory", detail, None) for path in found.paths]
 
     @cached_property
     def incomplete(self) -> list[Problem]:
@@ -380,7 +375,7 @@ class Vhost(NotCopied):
             Its record is not what was there when the message store was opened.
         """
         if entry.path.endswith(".qs"):
-            raise OSError(errno.EIO, "the file cannot be read", entry.path)
+            raise failed_read(entry.path, "the file cannot be read")
         store = self.store(entry.persistent)
         try:
             return None if store is None else store.read_term(entry.msg_id)

@@ -9,7 +9,6 @@ read for one that ended before, and shows an older state; so the MANIFEST is loo
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import time
@@ -18,6 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError, StoreError
+from rmqstore.files.again import ask_again
+from rmqstore.files.listing import is_empty, listing
+from rmqstore.files.os_errors import missing_file, says_full
 from rmqstore.rocksdb.log_files import BLOCK, FIRST, HEAD, LAST, wrong_types
 from rmqstore.rocksdb.places import is_database
 
@@ -26,12 +28,18 @@ __all__ = ["Database", "is_database", "load_rocksdict", "lost_log_text", "unlist
 # What a database reads when it is opened; OPTIONS, IDENTITY and LOCK are not needed.
 _SUFFIXES = (".sst", ".log")
 # A flush or a compaction of a broker takes files away between the listing and the opening.
-_TRIES = 10
+_TRIES = 5
 # How often the MANIFEST is looked at where it is behind, and seconds between.
 _LOOKS = 4
 _PAUSE = 0.02
-# That a disk, a quota or a limit takes no more.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Refused(Exception):
+    """RocksDB does not open the files; the text is the first line of its reason."""
+
+
+class _FilesChanged(_Refused):
+    """It misses files, and a flush or compaction of the broker ran since they were linked."""
 
 
 class Database:
@@ -90,72 +98,84 @@ class Database:
         self._handles: dict[str, Any] = {}
         self.families = self._open()
         self.unlisted: tuple[str, ...] = ()
-        for attempt in range(_LOOKS):
-            torn, self.unlisted = _torn_manifest(self.path), self._unlisted()
-            self.lost_log = _lost_log(self.path)
-            if (torn is None and not self.unlisted and self.lost_log is None) or attempt == _LOOKS - 1:
-                break
-            # A broker that writes both is done in a moment.
-            self.close()
-            time.sleep(_PAUSE)
-            self.log_damage = None
-            self.families = self._open()
-        if torn is not None:
-            self.log_damage = torn if self.log_damage is None else f"{self.log_damage}; {torn}"
+        with contextlib.suppress(_FilesChanged):
+            ask_again(self._compare, self._reopen, _FilesChanged, _LOOKS - 1)
+        if self._torn is not None:
+            self.log_damage = self._torn if self.log_damage is None else f"{self.log_damage}; {self._torn}"
+
+    def _compare(self) -> None:
+        self._torn: str | None = _torn_manifest(self.path)
+        self.unlisted = self._unlisted()
+        self.lost_log = _lost_log(self.path)
+        if self._torn is not None or self.unlisted or self.lost_log is not None:
+            raise _FilesChanged("the MANIFEST is behind the tables, or there is no log")
+
+    def _reopen(self) -> None:
+        # A broker that writes both is done in a moment.
+        self.close()
+        time.sleep(_PAUSE)
+        self.log_damage = None
+        self.families = self._open()
 
     def _open(self) -> tuple[str, ...]:
+        try:
+            return ask_again(self._open_once, gone=_FilesChanged, tries=_TRIES - 1)
+        except _Refused as refused:
+            advice = "what it held is in the commit log: rebuild it, or restore the file from a backup"
+            if isinstance(refused, _FilesChanged):
+                advice = "its files changed at each of several tries, as its broker writes: try again"
+            raise CorruptionError(
+                f"the RocksDB database cannot be opened: {refused}; {advice}", self.path
+            ) from refused.__cause__
+
+    def _open_once(self) -> tuple[str, ...]:
+        # RocksDB's own default ends at the first damage of its log in silence.  The first mode refuses damage, but for a torn
+        # end; the second takes what there is.
+        modes = load_rocksdict().DBRecoveryMode
+        strict = modes.absolute_consistency() if self._skip_damaged else modes.tolerate_corrupted_tail_records()
+        try:
+            families, told = self._open_linked(strict), []
+        except _Refused as refused:
+            lenient = modes.skip_any_corrupted_record() if self._skip_damaged else modes.point_in_time()
+            families = self._open_linked(lenient)
+            # Only the log can be what the strict mode refused.
+            told = [] if "No such file" in str(refused) else [str(refused)]
+        if told or self._wrong_types:
+            self.log_damage = "; ".join([*self._wrong_types, *told])
+        return families
+
+    def _open_linked(self, mode: Any) -> tuple[str, ...]:
         # Imported here because they bring much along that a store without a database has no use for.
         import shutil
 
         rocksdict = load_rocksdict()
-        error: Exception | None = None
-        strict, linked, busy = "", frozenset[str](), False
-        for attempt in range(_TRIES):
-            links = _new_directory()
-            self._wrong_types: list[str] = []
-            try:
-                linked = self._link(links)
-                plain = rocksdict.Options(raw_mode=True)
-                plain.set_wal_recovery_mode(self._recovery_mode(rocksdict, attempt))
-                families = tuple(rocksdict.Rdict.list_cf(links, plain))
-                self._rdict = rocksdict.Rdict(
-                    links,
-                    options=plain,
-                    column_families={name: rocksdict.Options(raw_mode=True) for name in families},
-                    access_type=rocksdict.AccessType.read_only(False),
-                )
-            except Exception as failed:  # rocksdict raises plain Exceptions, and OSErrors without a file
-                shutil.rmtree(links, ignore_errors=True)
-                if isinstance(failed, StoreError) or getattr(failed, "filename", None) is not None:
-                    raise
-                if _is_full(failed):
-                    raise self._no_room(links, failed) from failed
-                if isinstance(failed, OSError):
-                    raise
-                error = failed
-                if attempt % 2 == 0:
-                    strict = _first_line(failed, links)
-                else:
-                    # Did a flush or compaction run in between, so that another try may be better?
-                    busy = "No such file" in str(failed) and self._names() != linked
-                    if not busy:
-                        break
-                continue
-            told = list(self._wrong_types)
-            if attempt % 2 == 1 and "No such file" not in strict:
-                # Only the log can be what the strict mode refused.
-                told.append(strict)
-            if told:
-                self.log_damage = "; ".join(told)
-            self._handles = {name: self._rdict.get_column_family(name) for name in families}
-            self._finalizer = weakref.finalize(self, _remove, links, os.getpid())
-            return families
-        advice = "what it held is in the commit log: rebuild it, or restore the file from a backup"
-        if busy:
-            advice = "its files changed at each of several tries, as its broker writes: try again"
-        raise CorruptionError(
-            f"the RocksDB database cannot be opened: {_first_line(error, links)}; {advice}", self.path
-        ) from error
+        links, linked = _new_directory(), frozenset[str]()
+        self._wrong_types: list[str] = []
+        try:
+            linked = self._link(links)
+            plain = rocksdict.Options(raw_mode=True)
+            plain.set_wal_recovery_mode(mode)
+            families = tuple(rocksdict.Rdict.list_cf(links, plain))
+            self._rdict = rocksdict.Rdict(
+                links,
+                options=plain,
+                column_families={name: rocksdict.Options(raw_mode=True) for name in families},
+                access_type=rocksdict.AccessType.read_only(False),
+            )
+        except Exception as failed:  # rocksdict raises plain Exceptions, and OSErrors without a file
+            shutil.rmtree(links, ignore_errors=True)
+            if isinstance(failed, StoreError) or getattr(failed, "filename", None) is not None:
+                raise
+            if says_full(str(failed)):
+                raise self._no_room(links, failed) from failed
+            if isinstance(failed, OSError):
+                raise
+            # Where a flush or compaction ran in between, another try may be better.
+            changed = "No such file" in str(failed) and self._names() != linked
+            raise (_FilesChanged if changed else _Refused)(_first_line(failed, links)) from failed
+        self._handles = {name: self._rdict.get_column_family(name) for name in families}
+        self._finalizer = weakref.finalize(self, _remove, links, os.getpid())
+        return families
 
     def _no_room(self, links: str, error: Exception) -> StoreError:
         # Nothing of the store's own is written, so that it can only be the directory of links.
@@ -169,36 +189,26 @@ class Database:
     def _unlisted(self) -> tuple[str, ...]:
         listed = {os.path.basename(table["name"]) for table in self._rdict.live_files()}
         last = max(map(_number, listed), default=-1)
-        tables = [name for name in os.listdir(self._rdict.path()) if name.endswith(".sst") and _number(name) > last]
+        tables = [name for name in listing(self._rdict.path()).checked().names if name.endswith(".sst") and _number(name) > last]
         return tuple(sorted(name for name in tables if name not in listed))
 
-    def _recovery_mode(self, rocksdict: Any, attempt: int) -> Any:
-        # RocksDB's own default ends at the first damage of its log in silence.  The first try refuses damage, but for a torn
-        # end; the one after it takes what there is.
-        modes = rocksdict.DBRecoveryMode
-        if attempt % 2 == 0:
-            return modes.absolute_consistency() if self._skip_damaged else modes.tolerate_corrupted_tail_records()
-        return modes.skip_any_corrupted_record() if self._skip_damaged else modes.point_in_time()
-
     def _names(self) -> frozenset[str]:
-        with os.scandir(self.path) as entries:
-            return frozenset(entry.name for entry in entries if _is_read(entry.name) and not entry.is_dir())
+        return frozenset(listing(self.path, lambda entry: _is_read(entry.name) and not entry.is_dir()).checked().names)
 
     def _link(self, links: str) -> frozenset[str]:
         # The names of the files that were linked.
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                if _is_read(entry.name) and _is_file(entry.path):
-                    self._link_one(entry.path, links)
+        for entry in listing(self.path).checked():
+            if _is_read(entry.name) and _is_file(entry.path):
+                self._link_one(entry.path, links)
         if not os.path.lexists(os.path.join(links, "CURRENT")):
-            if os.listdir(links):
+            if not is_empty(links):
                 raise CorruptionError(
                     "the RocksDB database cannot be opened: its file CURRENT is missing; what it held is in the commit log: "
                     "rebuild it, or restore the file from a backup",
                     self.path,
                 )
-            raise FileNotFoundError(2, "No RocksDB database is here: no file CURRENT", self.path)
-        return frozenset(os.listdir(links))
+            raise missing_file(self.path, "No RocksDB database is here: no file CURRENT")
+        return frozenset(listing(links).checked().names)
 
     def _link_one(self, path: str, links: str) -> None:
         # RocksDB gets a copy of a log in which it would not come past a type: by the CRC it judges what was meant.
@@ -344,12 +354,6 @@ def _is_file(path: str) -> bool:
     return True
 
 
-def _is_full(error: Exception) -> bool:
-    # rocksdict gives texts in place of numbers.
-    text = str(error)
-    return any(f"(os error {number})" in text or os.strerror(number) in text for number in _FULL)
-
-
 def _new_directory() -> str:
     import tempfile
 
@@ -407,18 +411,14 @@ def _torn_manifest(path: str) -> str | None:
 
 def _lost_log(path: str) -> str | None:
     """str or None: why the database has no write-ahead log."""
-    found = False
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.name.endswith(".log") and _number(entry.name) >= 0:
-                    if not entry.is_file():
-                        return f"its write-ahead log {entry.name} is not a file"
-                    found = True
-    except OSError:
+    logs = listing(path, lambda entry: entry.name.endswith(".log") and _number(entry.name) >= 0)
+    if logs.error is not None:
         # It was opened a moment ago: its broker takes the folder away.
         return None
-    return None if found else "its write-ahead log (*.log) is gone"
+    for entry in logs:
+        if not entry.is_file():
+            return f"its write-ahead log {entry.name} is not a file"
+    return None if logs else "its write-ahead log (*.log) is gone"
 
 
 def lost_log_text(lost: str) -> str:

@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from rmqstore.files.listing import listing
 from rmqstore.message import MessageExt, SysFlag, encode_java_utf8
 from rmqstore.rocksdb.database import Database, is_database
 from rmqstore.rocksdb.places import may_be_database
@@ -57,15 +58,12 @@ def may_have_entries(root: str | os.PathLike[str]) -> bool:
     path = index_folder(root)
     if not is_database(path):
         return may_be_database(path)
-    try:
-        with os.scandir(path) as entries:
-            return any(
-                entry.name.endswith(".sst") or (entry.name.endswith(".log") and entry.stat().st_size > 0)
-                for entry in entries
-            )
-    except PermissionError:
-        # Nobody can tell.
-        return True
+    found = listing(
+        path,
+        lambda entry: entry.name.endswith(".sst") or (entry.name.endswith(".log") and entry.stat().st_size > 0),
+    )
+    # One that may not be listed may have some.
+    return isinstance(found.error, PermissionError) or bool(found.checked())
 
 
 def _prefix(topic: str, kind: IndexKind, text: str) -> bytes:

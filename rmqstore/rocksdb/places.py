@@ -5,10 +5,12 @@ Owns the names of these folders.  It opens nothing and is cheap to import: every
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from rmqstore.errors import StoreError
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.listing import listing
+from rmqstore.files.os_errors import is_unreadable, with_path
 
 __all__ = [
     "FOLDERS",
@@ -19,6 +21,7 @@ __all__ = [
     "is_database",
     "may_be_database",
     "queue_databases",
+    "state_of_files",
 ]
 
 PLACES = ("consumequeue", "consumequeue_rocksdb")
@@ -41,12 +44,8 @@ def is_database(path: str | os.PathLike[str]) -> bool:
     """bool: the directory holds a RocksDB database, be it one that lost its file ``CURRENT``; directories do not matter."""
     if os.path.isfile(os.path.join(path, "CURRENT")):
         return True
-    try:
-        with os.scandir(path) as entries:
-            # A topic may be named like that, so that it is a directory.
-            return any(entry.name.startswith("MANIFEST-") and not entry.is_dir() for entry in entries)
-    except OSError:
-        return False
+    # A topic may be named like that, so that it is a directory.
+    return bool(listing(path, lambda entry: entry.name.startswith("MANIFEST-") and not entry.is_dir()))
 
 
 def may_be_database(path: str | os.PathLike[str]) -> bool:
@@ -57,14 +56,31 @@ def may_be_database(path: str | os.PathLike[str]) -> bool:
 def closed_folder(path: str | os.PathLike[str]) -> OSError | None:
     """OSError or None: why the system does not give out the directory `path`; None where it does, or there is none."""
     try:
-        os.scandir(path).close()
+        listing(path).checked()
         # One that may be listed and not searched gives out no file.
         os.stat(os.path.join(path, "CURRENT"))
     except OSError as error:
         # Below a folder that is closed itself nobody knows whether it is there.
-        if is_not_given_out(error) and os.path.lexists(path):
-            return OSError(error.errno, error.strerror, os.fspath(path))
+        if is_unreadable(error) and os.path.lexists(path):
+            return with_path(error, os.fspath(path))
     return None
+
+
+def state_of_files(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
+    """Return name, length and time of the files that change when a broker writes into the database at `path`.
+
+    Raises
+    ------
+    OSError
+        The directory exists and cannot be listed.
+    """
+    found = []
+    for entry in listing(path, lambda entry: entry.name == "CURRENT" or entry.name.endswith((".sst", ".log"))).existing():
+        # A broker deletes files while this runs.
+        with contextlib.suppress(FileNotFoundError):
+            status = entry.stat()
+            found.append((entry.name, status.st_size, status.st_mtime_ns))
+    return tuple(found)
 
 
 def check_queue_databases(root: str | os.PathLike[str]) -> None:

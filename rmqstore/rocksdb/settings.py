@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.rocksdb.database import Database, lost_log_text, unlisted_text
-from rmqstore.rocksdb.places import may_be_database
+from rmqstore.rocksdb.places import may_be_database, state_of_files
 
 __all__ = ["Kind", "Layout", "OffsetEntry", "SettingsDatabase", "TextEntry", "database_state", "settings_layouts"]
 
@@ -76,16 +76,13 @@ def database_state(root: str | os.PathLike[str], kind: Kind = "topics") -> tuple
     """tuple of (str, int, int): name, length and time of the files of all databases of `kind`; another one after a change."""
     found = []
     for layout in settings_layouts(root, kind):
-        path = _path(root, layout, kind) or ""
         try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if entry.name == "CURRENT" or entry.name.endswith((".sst", ".log")):
-                        status = entry.stat()
-                        found.append((f"{layout}/{entry.name}", status.st_size, status.st_mtime_ns))
+            files = state_of_files(_path(root, layout, kind) or "")
         except OSError as error:
-            if not (isinstance(error, FileNotFoundError) or is_not_given_out(error)):
+            if not is_unreadable(error):
                 raise
+            continue
+        found += [(f"{layout}/{name}", size, time) for name, size, time in files]
     return tuple(sorted(found))
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
 from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.spark.options import CORRUPT_COLUMN, UNREADABLE_BODY, ReadOptions
-from rmqstore.spark.plan import Piece, QueuePiece, first_offset, is_no_file, open_log, segment_path
+from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, first_offset, is_no_file, open_log, segment_path
 from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow, queue_batches, scan_schema
 from rmqstore.store.undispatched import Undispatched
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PieceReader",
+    "ReadJob",
     "in_spark_layout",
     "marked_verdict",
     "piece_batches",
@@ -97,6 +98,35 @@ def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) 
     return pa.schema([pa.field(name, kind, name not in never_null) for name, kind in kinds.items()])
 
 
+@dataclass(frozen=True)
+class ReadJob:
+    """What every task of a job that reads a store must know.
+
+    Attributes
+    ----------
+    root : str
+        The store's directory.
+    config : StoreConfig
+    log_end : int
+        Where the log ended when the job was planned, as a phy offset.
+    options : ReadOptions
+    schema : pyarrow.Schema
+        Of `spark_arrow_schema`; one without columns asks for batches that have only a number of rows.  With
+        ``corrupt=report`` every column of it has to be nullable.
+    """
+
+    root: str
+    config: StoreConfig
+    log_end: int
+    options: ReadOptions
+    schema: pa.Schema
+
+    @classmethod
+    def of(cls, plan: LogPlan, options: ReadOptions, schema: pa.Schema) -> ReadJob:
+        """Make the job that reads a planned log."""
+        return cls(plan.root, plan.config, plan.end, options, schema)
+
+
 def marked_verdict(message: MessageExt | None) -> str:
     """str: what is wrong with a whole record that is marked as corrupt.
 
@@ -110,32 +140,18 @@ class PieceReader:
 
     Parameters
     ----------
-    root, config
-        The store's.
-    options : ReadOptions
-    schema : pyarrow.Schema
-        Of `spark_arrow_schema`.
-    log : CommitLog or int
-        The log, or without one how CRCs are checked.
-    piece_end, log_end : int
-        Offsets: a damaged stretch belongs to the piece in which it begins, a missing one to each that lies in it.
+    job : ReadJob
+    log : CommitLog, optional
+        The log that the piece is part of; None for a piece of something else.
+    piece_end : int, optional
+        Phy offset: a damaged stretch belongs to the piece in which it begins, a missing one to each that it covers.
     """
 
-    def __init__(
-        self,
-        root: str,
-        config: StoreConfig,
-        options: ReadOptions,
-        schema: pa.Schema,
-        log: CommitLog | int,
-        piece_end: int,
-        log_end: int,
-    ):
+    def __init__(self, job: ReadJob, log: CommitLog | None = None, piece_end: int | None = None):
         self.pa = import_pyarrow()
-        self.root, self.config, self.options, self.schema = root, config, options, schema
-        self.log = None if isinstance(log, int) else log
-        crc_check = log if isinstance(log, int) else log.crc_check
-        self.piece_end, self.log_end = piece_end, log_end
+        self.job, self.log = job, log
+        self.options, self.schema = options, schema = job.options, job.schema
+        self.piece_end = job.log_end if piece_end is None else piece_end
         self.columns = columns = tuple(schema.names)
         self.source = {name: "body_stored" if name == "body" and not options.decode_body else name for name in columns}
         wanted = list(dict.fromkeys(self.source[name] for name in columns if name != CORRUPT_COLUMN))
@@ -146,7 +162,7 @@ class PieceReader:
         # Without any column there is still a number of rows.
         self.made = Columns(
             ColumnOptions(wanted or ["queue_id"], _BATCH_ROWS, byte_limit=_BATCH_BYTES, decode=options.decode_body),
-            crc_check,
+            1 if log is None else log.crc_check,
         )
         self.ready: list[pa.RecordBatch] = []
 
@@ -181,7 +197,7 @@ class PieceReader:
 
     def place(self, phy_offset: int) -> tuple[str, int]:
         """(str, int): the file that has this offset, and the position in it."""
-        return segment_path(self.root, self.config, phy_offset)
+        return segment_path(self.job.root, self.job.config, phy_offset)
 
     def verdict_at(self, phy_offset: int) -> str:
         """str: what is wrong with the record at this offset."""
@@ -226,7 +242,7 @@ class PieceReader:
             self.log.warn_of_missing(begin, end)
         if way == "report":
             # One that no 32-bit size can tell is told in parts.
-            end = max(min(end, self.piece_end if verdict is None else self.log_end), begin + 1)
+            end = max(min(end, self.piece_end if verdict is None else self.job.log_end), begin + 1)
             while begin < end:
                 size = min(end - begin, _INT32_MAX)
                 self.ready.append(self.one_row({"phy_offset": begin, "size": size, CORRUPT_COLUMN: text}))
@@ -255,7 +271,7 @@ class PieceReader:
     def unit_place(self, piece: QueuePiece, queue: AnyConsumeQueue | None, queue_offset: int) -> tuple[str, int | None]:
         """(str, int or None): the file that has, or had, the unit of a queue, and the position in it, where known."""
         if queue is None:
-            return queue_directory(self.root, ConsumeQueue.kind, piece.topic, piece.queue_id), None
+            return queue_directory(self.job.root, ConsumeQueue.kind, piece.topic, piece.queue_id), None
         if isinstance(queue, BatchConsumeQueue) or not queue.disk_files:
             return queue.files.path, None
         size = queue.files.mapped_file_size
@@ -314,36 +330,20 @@ def in_spark_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     )
 
 
-def piece_batches(
-    root: str,
-    config: StoreConfig,
-    piece: Piece,
-    options: ReadOptions,
-    schema: pa.Schema,
-    log_end: int,
-    *,
-    first: bool = False,
-) -> Iterator[pa.RecordBatch]:
+def piece_batches(job: ReadJob, piece: Piece, *, first: bool = False) -> Iterator[pa.RecordBatch]:
     """The chosen records of a piece of the log, in its order.
 
     Parameters
     ----------
-    root, config
-        The store's.
+    job : ReadJob
     piece : Piece
-    options : ReadOptions
-    schema : pyarrow.Schema
-        Of `spark_arrow_schema`; one without columns gives batches that have only a number of rows.  With ``corrupt=report``
-        every column of it has to be nullable.
-    log_end : int
-        Where the log ended when the pieces were cut.
     first : bool
         `piece.begin` is known to be the beginning of a record.
 
     Yields
     ------
     pyarrow.RecordBatch
-        Of this schema.
+        Of the job's schema.
 
     Raises
     ------
@@ -352,14 +352,14 @@ def piece_batches(
     GeometryError
         The segment is not as long as the configuration says.
     """
-    log = open_log(root, config, piece)
+    log = open_log(job.root, job.config, piece)
     try:
-        reader = PieceReader(root, config, options, schema, log, piece.end, log_end)
+        reader = PieceReader(job, log, piece.end)
         if piece.missing or is_no_file(reader.place(piece.begin)[0]):
             reader.damage(piece.begin, piece.end, None)
             yield from reader.ready
             return
-        options.selection.choose(reader.made.out)
+        job.options.selection.choose(reader.made.out)
         begin = piece.begin if first else first_offset(log, piece)
         for _ in log.fill(reader.made.out, begin, piece.end, reader.damage):
             reader.take()
@@ -369,34 +369,32 @@ def piece_batches(
         log.close()
 
 
-def queue_piece_batches(
-    root: str, config: StoreConfig, piece: QueuePiece, options: ReadOptions, schema: pa.Schema, log_end: int
-) -> Iterator[pa.RecordBatch]:
+def queue_piece_batches(job: ReadJob, piece: QueuePiece) -> Iterator[pa.RecordBatch]:
     """The chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`.
 
     Units that the plan has and that are not there are damage as a segment that is not there: what is read and what is
     named is what was planned.
     """
     pool = MappedFilePool(64)
-    log = CommitLog(root, config, pool, read_only=True)
-    queues = ConsumeQueueStore(root, config, pool, read_only=True)
+    log = CommitLog(job.root, job.config, pool, read_only=True)
+    queues = ConsumeQueueStore(job.root, job.config, pool, read_only=True)
     try:
         log.load()
-        log.set_end(log_end)
+        log.set_end(job.log_end)
         queues.load()
         queue = queues.find(piece.topic, piece.queue_id)
         if queue is None or queue.max_queue_offset < piece.end:
             # The plan has units that a broker did not come to write.
-            Undispatched(root, log, queues).look()
+            Undispatched(job.root, log, queues).look()
             queue = queues.find(piece.topic, piece.queue_id)
-        reader = PieceReader(root, config, options, schema, log, log_end, log_end)
+        reader = PieceReader(job, log)
         if queue is None:
             reader.gone(piece, None, piece.begin, piece.end)
             yield from reader.ready
             return
-        options.selection.choose(reader.made.out, by_place=True)
+        job.options.selection.choose(reader.made.out, by_place=True)
         selection = replace(
-            options.selection, topics=(piece.topic,), begin_queue_offset=piece.begin, end_queue_offset=piece.end
+            job.options.selection, topics=(piece.topic,), begin_queue_offset=piece.begin, end_queue_offset=piece.end
         )
         batches = queue_batches(log, queue, reader.made, selection, reader.damage, partial(reader.gone, piece, queue))
         for batch in batches:

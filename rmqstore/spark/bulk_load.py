@@ -29,11 +29,14 @@ from rmqstore._rows import RowBatch
 from rmqstore.config import StoreConfig, system_clock
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFile, fsync_directory, make_directories, name_of_offset
+from rmqstore.files.durable import fsync_directory, make_directories
+from rmqstore.files.listing import is_empty
+from rmqstore.files.mapped_file import MappedFile, name_of_offset
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, host_to_bytes
+from rmqstore.offline.rebuild import RebuildJob
 from rmqstore.offline.rebuild_swap import delete_tree
 from rmqstore.spark.batches import without_marks
-from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
+from rmqstore.spark.mapper import Mapper, spark_mapper
 from rmqstore.spark.rebuild import rebuild_with
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
@@ -418,7 +421,7 @@ def _count(rows: _Rows, following: dict[QueueKey, int]) -> None:
 def _new_store(path: str) -> Iterator[str]:
     # The folder in which the store is made; it gets its name at the end, or goes.
     root = os.path.abspath(path)
-    if os.path.exists(root) and (not os.path.isdir(root) or os.listdir(root)):
+    if os.path.exists(root) and not (os.path.isdir(root) and is_empty(root)):
         raise StoreError(
             "there is something already; bulk_load makes a new store, df.write.format('rocketmq-store') appends to one",
             root,
@@ -461,16 +464,8 @@ def start_plan(work: str, config: StoreConfig | None, *, keep_timestamps: bool) 
     return plan
 
 
-def load_spooled(
-    mapper: Mapper, plan: LoadPlan, summaries: Sequence[PartitionSummary], *, parallelism: int = 1
-) -> BulkLoadReport:
-    """Make the store of the spooled rows in `plan.work`: log, queues, index, checkpoint.
-
-    Parameters
-    ----------
-    mapper : callable
-        As of `rmqstore.spark.rebuild.rebuild_with`.
-    """
+def load_spooled(mapper: Mapper, plan: LoadPlan, summaries: Sequence[PartitionSummary]) -> BulkLoadReport:
+    """Make the store of the spooled rows in `plan.work`: log, queues, index, checkpoint."""
     report = BulkLoadReport(plan.work)
     segments, report.log_bytes = lay_out(plan, summaries)
     report.segments, report.records = len(segments), sum(summary.rows for summary in summaries)
@@ -480,7 +475,7 @@ def load_spooled(
     fsync_directory(os.path.join(plan.work, "commitlog"))
     if segments:
         what = ("index", "consumequeue") if plan.config.message_index_enable else ("consumequeue",)
-        rebuilt = rebuild_with(mapper, plan.work, what, plan.config, parallelism=parallelism)
+        rebuilt = rebuild_with(mapper, RebuildJob.of(plan.work, what, plan.config))
         report.index_entries = rebuilt.index_entries
         if rebuilt.records != report.records or rebuilt.damage:
             raise StoreError(
@@ -557,12 +552,7 @@ def bulk_load(
     with _new_store(os.fspath(path)) as work:
         plan = start_plan(work, config, keep_timestamps="store_timestamp" in df.columns)
         summaries = _spool(ordered, plan)
-        report = load_spooled(
-            spark_mapper(spark),
-            plan,
-            summaries,
-            parallelism=default_parallelism(spark) if parallelism is None else parallelism,
-        )
+        report = load_spooled(spark_mapper(spark, parallelism), plan, summaries)
     report.path = os.path.abspath(path)
     return report
 

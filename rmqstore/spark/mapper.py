@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import StoreError
@@ -18,28 +19,49 @@ if TYPE_CHECKING:
 # So many tasks go to the cluster at once, together with the function.
 _MAPPED_TASKS = 8192
 
-#: Applies a function to (plan, task) for every task, somewhere, and gives the answers in the order of the tasks.
-Mapper = Callable[[Callable[[Any, Any], Any], Any, Sequence[Any]], list[Any]]
+
+@dataclass(frozen=True)
+class Mapper:
+    """Applies a function to (plan, task) for every task, somewhere.
+
+    Attributes
+    ----------
+    map : callable
+        Called as ``map(function, plan, tasks)``: runs the tasks in any order, more than once if it must, and returns the
+        answers in the order of the tasks.
+    parallelism : int
+        The number of tasks that run at once.
+    """
+
+    map: Callable[[Callable[[Any, Any], Any], Any, Sequence[Any]], list[Any]]
+    parallelism: int = 1
+
+    def __call__(self, function: Callable[[Any, Any], Any], plan: Any, tasks: Sequence[Any]) -> list[Any]:
+        """Return the answers in the order of the tasks."""
+        return self.map(function, plan, tasks)
 
 
-def default_parallelism(spark: SparkSession) -> int:
-    """int: how many tasks Spark says it runs at once."""
+def _default_parallelism(spark: SparkSession) -> int:
+    # How many tasks Spark says it runs at once.
     try:
         return max(spark.sparkContext.defaultParallelism, 1)
     except Exception:  # A session of Spark Connect has no context, and its error is not a public name.
         return int(spark.conf.get("spark.default.parallelism", "16") or 16)
 
 
-def spark_mapper(spark: SparkSession) -> Mapper:
-    """Mapper: runs every task as a task of Spark's; what a task finds wrong with a store is raised here as it is there."""
+def spark_mapper(spark: SparkSession, parallelism: int | None = None) -> Mapper:
+    """Return a mapper that runs every task as a task of Spark's, by default as many at once as Spark says.
 
-    def mapper(function: Callable[[Any, Any], Any], plan: Any, tasks: Sequence[Any]) -> list[Any]:
+    An error about a store in a task is raised here as it is there.
+    """
+
+    def run(function: Callable[[Any, Any], Any], plan: Any, tasks: Sequence[Any]) -> list[Any]:
         answers: list[Any] = []
         for first in range(0, len(tasks), _MAPPED_TASKS):
             answers += _map_tasks(spark, function, plan, list(tasks[first : first + _MAPPED_TASKS]))
         return answers
 
-    return mapper
+    return Mapper(run, _default_parallelism(spark) if parallelism is None else parallelism)
 
 
 def _map_tasks(spark: SparkSession, function: Callable[[Any, Any], Any], plan: Any, tasks: list[Any]) -> list[Any]:

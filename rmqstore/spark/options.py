@@ -16,6 +16,7 @@ from typing import Any
 from rmqstore.arguments import Moment, milliseconds
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
+from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.selection import Selection
 from rmqstore.spark.plan import PARTITION_BYTES
@@ -144,10 +145,9 @@ def tells_segment_size(root: str, options: Mapping[str, str]) -> bool:
     """bool: the size of a segment is known: an option or a broker.conf says it, or there is one that is not empty."""
     if "mapped_file_size_commit_log" in options or options.get("broker_conf"):
         return True
+    segments = listing(os.path.join(root, "commitlog"), lambda entry: offset_of_name(entry.name) is not None)
     try:
-        with os.scandir(os.path.join(root, "commitlog")) as entries:
-            named = [each for each in entries if offset_of_name(each.name) is not None]
-            return any(each.is_file() and each.stat().st_size for each in named)
+        return any(each.is_file() and each.stat().st_size for each in segments.checked())
     except FileNotFoundError:
         return False
 

@@ -26,10 +26,13 @@ from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories
-from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.errors import OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name, open_regular
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name
+from rmqstore.files.open_file import open_regular
 from rmqstore.message import MessageExt, is_light_queue
+from rmqstore.selection import Selection
 from rmqstore.spans import Span
 from rmqstore.store.light_queues import refuse_light_queues
 from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
@@ -103,6 +106,8 @@ class LogPlan:
         Offsets of the oldest byte and after the last record, in bytes.
     lost : tuple of (int, int)
         Phy offsets, begin and end, of the parts that the log lost, see `MessageStore.lost_log`.
+    light_queue : str or None
+        The name of a light queue, if the store has any.
     """
 
     root: str
@@ -111,6 +116,7 @@ class LogPlan:
     begin: int
     end: int
     lost: tuple[Span, ...] = ()
+    light_queue: str | None = None
 
     @classmethod
     def of(
@@ -149,12 +155,13 @@ class LogPlan:
             log.follow()
             queues.load()
             claimed = max(claimed, claimed_by_queues(log, queues, checkpoint))
-            begin, end = log.min_offset, known_end(log)
+            begin, end = log.min_offset, log.known_end()
             lost = lost_ranges(log, claimed)
             if ends:
                 begin, end = _with_lost_ends(log, begin, end)
                 end = max([end, *(last for _, last in lost)])
-            return cls(root, config, log.files.offsets, begin, end, lost)
+            light_queue = next((topic for topic, _ in queues.keys() if is_light_queue(topic)), None)
+            return cls(root, config, log.files.offsets, begin, end, lost, light_queue)
         finally:
             queues.close()
             log.close()
@@ -163,6 +170,13 @@ class LogPlan:
         """Warn of the parts of the log that are lost: no answer has the messages of these."""
         for begin, end in self.lost:
             logger.warning("%s: %s", os.path.join(self.root, "commitlog"), lost_text(begin, end))
+
+    def warn_of_light_queues(self) -> None:
+        """Warn where a filter on the topic that Spark applies by itself finds none of the messages of a light queue."""
+        try:
+            self.refuse_light_queues(() if self.light_queue is None else (self.light_queue,))
+        except UnsupportedFormatError as error:
+            logger.warning("%s: %s; a filter on the column topic finds none of them", self.root, error.message)
 
     def refuse_light_queues(self, topics: Iterable[str] | None) -> None:
         """Raise UnsupportedFormatError if one of `topics` is a light queue, which a scan of the log cannot find."""
@@ -223,11 +237,6 @@ class LogPlan:
                 made.append(Piece(at, until))
             at = until
         return made
-
-
-def known_end(log: CommitLog) -> int:
-    """int: the end of a log that was opened with `CommitLog.follow`, after damage in its newest segment if records follow."""
-    return log.known_end()
 
 
 def _with_lost_ends(log: CommitLog, begin: int, end: int) -> tuple[int, int]:
@@ -323,7 +332,7 @@ def _unit_before(directory: str, file_size: int, cut: int) -> tuple[int, int, in
     # Number, phy offset and size of the last unit of a queue whose phy offset is not above the cut, None without one.  The
     # files are read and not mapped: some twenty units are looked at.
     try:
-        bases = sorted(offset for name in os.listdir(directory) if (offset := offset_of_name(name)) is not None)
+        bases = sorted(offset for name in listing(directory).checked().names if (offset := offset_of_name(name)) is not None)
         place = bisect_right(bases, cut, key=lambda base: _read_unit(directory, base, 0)[0]) - 1
         if place < 0:
             return None
@@ -349,36 +358,27 @@ def _read_unit(directory: str, base: int, number: int) -> tuple[int, int]:
     return (phy_offset, size) if size > 0 else _NOWHERE
 
 
-def queue_pieces(
-    plan: LogPlan,
-    topics: Iterable[str] | None,
-    queue_ids: Iterable[int] | None,
-    size: int,
-    begin_phy_offset: int | None = None,
-) -> Iterator[QueuePiece]:
-    """Cut the queues into pieces whose messages take about `size` bytes of the log.
+def queue_pieces(plan: LogPlan, selection: Selection, size: int) -> Iterator[QueuePiece]:
+    """Cut the selected queues into pieces whose messages take about `size` bytes of the log.
 
     Parameters
     ----------
-    topics, queue_ids : iterable, optional
-        Only these.
+    plan : LogPlan
+    selection : Selection
+        Its topics and queue ids.  Messages before its `begin_phy_offset` have no piece.
     size : int
         Bytes; at least one unit is in a piece.  How large the messages of a queue are is known on average over all queues.
-    begin_phy_offset : int, optional
-        What lies before it in the log is not wanted, and nobody misses it where it goes meanwhile.
 
     Yields
     ------
     QueuePiece
         Queue by queue, in queue order.  A batch queue is one piece.
     """
-    wanted_topics = None if topics is None else set(topics)
-    wanted_ids = None if queue_ids is None else set(queue_ids)
     pool = MappedFilePool(16)
     queues = ConsumeQueueStore(plan.root, plan.config, pool, read_only=True)
     queues.load()
     log = plan.open()
-    low = plan.begin if begin_phy_offset is None else min(max(begin_phy_offset, plan.begin), plan.end)
+    low = min(max(selection.begin_phy_offset or 0, plan.begin), plan.end)
     bounds = []
     try:
         Undispatched(plan.root, log, queues).look()
@@ -393,9 +393,7 @@ def queue_pieces(
     units = sum(max(end - begin, 0) for _, begin, end in bounds)
     step = max(size * units // max(plan.end - low, 1), 1)
     for queue, begin, end in bounds:
-        if (wanted_topics is not None and queue.topic not in wanted_topics) or (
-            wanted_ids is not None and queue.queue_id not in wanted_ids
-        ):
+        if not selection.has_queue(queue.topic, queue.queue_id):
             continue
         part = step if isinstance(queue, ConsumeQueue) else max(end - begin, 1)
         for at in range(begin, end, part):

@@ -177,14 +177,12 @@ def _source(path: str, options: Mapping[str, Any], columns: Sequence[str]) -> An
 
 def _over_pieces(
     spark: SparkSession,
-    path: str,
-    options: Mapping[str, Any],
-    columns: Sequence[str],
+    source: tuple[Any, Sequence[Any]],
     schema: str,
     measure: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
 ) -> DataFrame:
     # A DataFrame of what `measure` makes of the batches of each piece; it runs where the piece is read.
-    reader, pieces = _source(path, options, columns)
+    reader, pieces = source
 
     def work(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -323,7 +321,7 @@ def profile(
             raise StoreError(f"a profile reads the columns that it needs; leave option {name} out")
     made_at = time.time_ns() // 1_000_000
     columns = [*_COLUMNS] + [CORRUPT_COLUMN] * (options.get("corrupt", "report") == "report")
-    measured = _over_pieces(spark, root, options, columns, f"{_GROUPS}, {_SUMS}", _measure_volumes)
+    measured = _over_pieces(spark, _source(root, options, columns), f"{_GROUPS}, {_SUMS}", _measure_volumes)
     groups = [part.split()[0] for part in _GROUPS.split(", ")]
     measured = measured.groupBy(*groups).agg(
         *(F.sum(part.split()[0]).alias(part.split()[0]) for part in _SUMS.split(", "))
@@ -341,9 +339,9 @@ def profile(
         measured.unpersist()
 
     keys_schema = "topic string, key string, num bigint"
-    key_columns = ["topic", "keys"]
+    source = _source(root, options, ["topic", "keys"])
     keys = (
-        _over_pieces(spark, root, options, key_columns, keys_schema, _measure_keys)
+        _over_pieces(spark, source, keys_schema, _measure_keys)
         .where("topic is not null")
         .groupBy("topic")
         .agg(
@@ -364,7 +362,7 @@ def profile(
     top: list[TopKey] = []
     if top_keys > 0:
         frequent = (
-            _over_pieces(spark, root, options, key_columns, keys_schema, _measure_frequent)
+            _over_pieces(spark, source, keys_schema, _measure_frequent)
             .groupBy("topic", "key")
             .agg(F.sum("num").alias("num"))
             .orderBy(F.col("key").isNull().desc(), F.desc("num"), "topic", "key")

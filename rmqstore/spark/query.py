@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, Window
@@ -28,7 +29,7 @@ from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.reader import spark_schema
 from rmqstore.spark.task import spare_collector
 from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, chosen_columns, import_pyarrow
-from rmqstore.store.key_columns import key_table, text_buffers
+from rmqstore.store.key_columns import AskedKeys, key_table, text_buffers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,29 +42,39 @@ logger = logging.getLogger(__name__)
 # Keys that are looked up together, and index files that are asked by one task.
 _KEYS_AT_ONCE = 4096
 _FILES_OF_A_TASK = 16
-# What an index lookup compares, see `IndexService`.
 
 
-class _KeyTask:
-    # What a task needs to look keys up; pickled with the function that it runs.
+@dataclass(frozen=True)
+class _KeyJob:
+    """What every task of a query must know; pickled with the function that it runs.
 
-    def __init__(
-        self,
-        plan: LogPlan,
-        files: list[str],
-        columns: tuple[str, ...],
-        selection: Selection,
-        with_log: bool = False,
-    ):
-        # Whether a task that asks all index files searches the log as well.
-        self.with_log = with_log
-        self.plan, self.files, self.columns, self.selection = plan, files, columns, selection
-        self.schema = spark_arrow_schema(columns)
+    Attributes
+    ----------
+    plan : LogPlan
+    files : list of str
+        Names of the index files when the query was made.
+    columns : tuple of str
+    selection : Selection
+        Store times, kind of key, and how many messages of a key; with few keys the topic and the keys.
+    with_log : bool
+        A task that searches all index files searches the log as well.
+    """
+
+    plan: LogPlan
+    files: list[str]
+    columns: tuple[str, ...]
+    selection: Selection
+    with_log: bool = False
+
+    @property
+    def schema(self) -> StructType:
+        """StructType: of what is found."""
+        return StructType([StructField("key", StringType()), *spark_schema(self.columns).fields])
 
     def batches(self, names: list[str] | None, keys: list[str], topics: list[str]) -> Iterator[pa.RecordBatch]:
-        # Of these index files; of what no index file covers where there are no names.
+        """Look keys up in these index files; without names, in what no index file covers."""
         spare_collector()
-        pa = import_pyarrow()
+        pa, schema = import_pyarrow(), spark_arrow_schema(self.columns)
         log = self.plan.open()
         index_service = IndexService(self.plan.root, self.plan.config, read_only=True)
         try:
@@ -75,29 +86,24 @@ class _KeyTask:
                     "the index files were replaced since the query was made; make the query again", index_service.path
                 )
             index_service.take([name for name in (self.files if names is None else names) if name in left])
+            index = LogIndex(self.plan.root, log, index_service)
             if names is None or (self.with_log and len(names) == len(self.files)):
-                log_index = LogIndex(self.plan.root, log, index_service)
-                log_index.cover(DEFAULT_LOG_BYTES)
+                index.cover(DEFAULT_LOG_BYTES)
                 if names is None:
-                    log_index.only_log()
+                    index.only_log()
             for first in range(0, len(keys), _KEYS_AT_ONCE):
                 part = slice(first, first + _KEYS_AT_ONCE)
+                texts = pa.array(keys[part], pa.string()), pa.array(topics[part], pa.string())
+                asked = AskedKeys(*texts, self.selection)
                 while True:
-                    table = key_table(
-                        log,
-                        index_service,
-                        pa.array(keys[part], pa.string()),
-                        pa.array(topics[part], pa.string()),
-                        self.selection,
-                        ColumnOptions(self.columns),
-                    )
+                    table = key_table(log, index, asked, ColumnOptions(self.columns))
                     if not index_service.note_damage():
                         break
                     # What a damaged file hides is in the log; all others say what is not.  A row may come from two tasks.
                     index_service.take(left)
                     LogIndex(self.plan.root, log, index_service).cover(DEFAULT_LOG_BYTES)
                 for batch in table.combine_chunks().to_batches():
-                    laid_out = in_spark_layout(batch.select(list(self.columns)), self.schema)
+                    laid_out = in_spark_layout(batch.select(list(self.columns)), schema)
                     arrays = [batch.column("key"), *laid_out.columns]
                     yield pa.RecordBatch.from_arrays(arrays, names=["key", *self.columns])
         finally:
@@ -170,30 +176,27 @@ def query(
     files = list(index_service.names)
     with_log = _uncovered(plan, index_service)
     plan.warn_of_lost()
-    schema = StructType([StructField("key", StringType()), *spark_schema(names).fields])
+    job = _KeyJob(plan, files, names, selection, with_log)
     if isinstance(keys, DataFrame):
-        search = _KeyTask(plan, files, names, selection, with_log)
-        return _by_slot(keys, topic, search, files, schema, partitions)
+        return _by_slot(keys, topic, job, partitions)
     if topic is None:
         raise ValueError("topic is None, which needs a DataFrame of keys with a column topic")
     chosen = list(dict.fromkeys([keys] if isinstance(keys, str) else keys))
     for key in chosen:
         if not isinstance(key, str):
             raise TypeError(f"key {key!r} is not text: give str")
+    job = replace(job, selection=replace(selection, topics=(topic,), keys=tuple(chosen)))
     tasks = min(partitions or -(-len(files) // _FILES_OF_A_TASK), len(files)) if chosen else 0
     if tasks < 2:
-        search = _KeyTask(plan, files, names, selection, with_log)
-        return _by_file(spark, search, [files], chosen, topic, schema)
+        return _by_file(spark, job, [files])
     # A key's newest messages lie in the files of several tasks; a record that was indexed twice may do so too.
     wanted = names if "phy_offset" in names else (*names, "phy_offset")
-    search = _KeyTask(plan, files, wanted, selection)
     groups: list[list[str] | None] = [
         list(files[len(files) * i // tasks : len(files) * (i + 1) // tasks]) for i in range(tasks)
     ]
     if with_log:
         groups.append(None)
-    whole = StructType([StructField("key", StringType()), *spark_schema(wanted).fields])
-    found = _by_file(spark, search, groups, chosen, topic, whole)
+    found = _by_file(spark, replace(job, columns=wanted, with_log=False), groups)
     newest = Window.partitionBy("key").orderBy(F.desc("phy_offset"))
     # Of equal places all have rank 1, so that the first row of each is taken, and places are counted rather than rows.
     ranked = found.withColumn("_place", F.dense_rank().over(newest)).withColumn(
@@ -220,27 +223,21 @@ def _uncovered(plan: LogPlan, index_service: IndexService) -> bool:
     return bool(stretches)
 
 
-def _by_file(
-    spark: SparkSession,
-    search: _KeyTask,
-    groups: Sequence[list[str] | None],
-    keys: list[str],
-    topic: str,
-    schema: StructType,
-) -> DataFrame:
+def _by_file(spark: SparkSession, job: _KeyJob, groups: Sequence[list[str] | None]) -> DataFrame:
+    keys = list(job.selection.keys or ())
+    topics = [job.selection.topic] * len(keys)
+
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from search.batches(groups[number], keys, [topic] * len(keys))
+                yield from job.batches(groups[number], keys, topics)
 
-    return spark.range(0, len(groups), 1, len(groups)).mapInArrow(look_up, schema)
+    return spark.range(0, len(groups), 1, len(groups)).mapInArrow(look_up, job.schema)
 
 
-def _by_slot(
-    keys: DataFrame, topic: str | None, search: _KeyTask, files: list[str], schema: StructType, partitions: int | None
-) -> DataFrame:
+def _by_slot(keys: DataFrame, topic: str | None, job: _KeyJob, partitions: int | None) -> DataFrame:
     chosen = keys.select("key", (F.col("topic") if topic is None else F.lit(topic)).alias("topic")).dropna()
-    slot_num, by_tag = search.plan.config.max_hash_slot_num, search.selection.index_type == "T"
+    slot_num, by_tag = job.plan.config.max_hash_slot_num, job.selection.index_type == "T"
     with_slot = StructType([*chosen.schema.fields, StructField("_slot", IntegerType())])
 
     def add_slot(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -252,8 +249,8 @@ def _by_slot(
 
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from search.batches(files, batch.column(0).to_pylist(), batch.column(1).to_pylist())
+            yield from job.batches(job.files, batch.column(0).to_pylist(), batch.column(1).to_pylist())
 
     slots = chosen.dropDuplicates().mapInArrow(add_slot, with_slot)
     ranges = slots.repartitionByRange("_slot") if partitions is None else slots.repartitionByRange(partitions, "_slot")
-    return ranges.sortWithinPartitions("_slot").mapInArrow(look_up, schema)
+    return ranges.sortWithinPartitions("_slot").mapInArrow(look_up, job.schema)

@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 
 from rmqstore._columns import COLUMN_NAMES
 from rmqstore.errors import StoreError
-from rmqstore.spark.batches import piece_batches, queue_piece_batches, spark_arrow_schema
+from rmqstore.spark.batches import ReadJob, piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions, store_config
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, queue_pieces
 from rmqstore.spark.task import spare_collector
@@ -143,18 +143,17 @@ class StoreReader(DataSourceReader):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
-        self.options = options
-        self.schema = checked_schema(schema, options)
+        arrow_schema = checked_schema(schema, options)
         # Tiered storage may have what was lost.
         ends = options.tiered is None
         self.plan: LogPlan | None = LogPlan.of(options.path, store_config(options.path, raw, index=False), ends=ends)
         if not ends or options.mode == "queue":
             # Units may have been lost along with their messages.
             self.plan.warn_of_lost()
-        if not os.path.isdir(os.path.join(options.path, "commitlog")):
+        if ends and not os.path.isdir(os.path.join(options.path, "commitlog")):
             # A name that is spelled wrongly would give no rows.
             raise StoreError("there is no store here; give the folder that holds commitlog/", options.path)
-        self.root, self.config, self.log_end = self.plan.root, self.plan.config, self.plan.end
+        self.job = ReadJob.of(self.plan, options, arrow_schema)
         # Filters that contradict each other leave nothing to read.
         self.nothing = False
 
@@ -164,23 +163,15 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """The pieces of the log, in its order; with ``mode=queue`` those of the queues.  Those of tiered storage come first."""
-        options, plan = self.options, self.plan
+        options, plan = self.job.options, self.plan
         selection = options.selection
         if self.nothing or plan is None:
             return []
-        older: list[InputPartition] = []
-        if options.tiered is not None and selection.begin_phy_offset is None and selection.end_phy_offset is None:
-            older = [
-                PiecePartition(piece)
-                for piece in tiered_pieces(
-                    plan, options.tiered, selection, options.partition_bytes,
-                    strict=options.corrupt == "fail", by_log=options.mode != "queue",
-                )
-            ]  # fmt: skip
+        if selection.topics is None:
+            plan.warn_of_light_queues()
+        older: list[InputPartition] = [PiecePartition(piece) for piece in tiered_pieces(plan, options)]
         if options.mode == "queue":
-            pieces = queue_pieces(
-                plan, selection.topics, selection.queue_ids, options.partition_bytes, selection.begin_phy_offset
-            )
+            pieces = queue_pieces(plan, selection, options.partition_bytes)
             return [*older, *(PiecePartition(piece) for piece in pieces)]
         plan.refuse_light_queues(selection.topics)
         return older + [
@@ -190,10 +181,10 @@ class StoreReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of one piece."""
-        return read_partition(self, partition)
+        return read_partition(self.job, partition)
 
 
-def read_partition(reader: Any, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_partition(job: ReadJob, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The record batches of a piece, for the batch reader and the one that follows a store."""
     if not isinstance(partition, PiecePartition):
         # Spark makes a partition of its own where there is none.
@@ -201,15 +192,12 @@ def read_partition(reader: Any, partition: InputPartition) -> Iterator[pa.Record
     spare_collector()
     piece = partition.piece
     if isinstance(piece, TieredPiece):
-        return tiered_piece_batches(reader.root, reader.config, piece, reader.options, reader.schema)
+        return tiered_piece_batches(job, piece)
     if isinstance(piece, QueuePiece):
-        return queue_piece_batches(reader.root, reader.config, piece, reader.options, reader.schema, reader.log_end)
-    config = reader.config
-    if partition.segment_size is not None and partition.segment_size != config.mapped_file_size_commit_log:
-        config = config.replace(mapped_file_size_commit_log=partition.segment_size)
-    return piece_batches(
-        reader.root, config, piece, reader.options, reader.schema, reader.log_end, first=partition.first
-    )
+        return queue_piece_batches(job, piece)
+    if partition.segment_size is not None and partition.segment_size != job.config.mapped_file_size_commit_log:
+        job = replace(job, config=job.config.replace(mapped_file_size_commit_log=partition.segment_size))
+    return piece_batches(job, piece, first=partition.first)
 
 
 def _met(options: ReadOptions, name: str, values: set[Any]) -> ReadOptions:
@@ -301,16 +289,21 @@ class FilteringStoreReader(StoreReader):
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Take the filters on topic, queue_id, tags, store_timestamp and phy_offset; gives back the others."""
+        options = self.job.options
         for each in filters:
             column = each.attribute[0] if len(getattr(each, "attribute", ())) == 1 else ""
-            narrowed = push_filter(self.options, type(each).__name__, column, getattr(each, "value", None))
-            if column == "phy_offset" and self.options.tiered is not None:
+            narrowed = push_filter(options, type(each).__name__, column, getattr(each, "value", None))
+            if column == "topic" and narrowed is not None and options.mode == "queue" and self.plan is not None:
+                # Spark compares, and no row of a light queue has it as its topic.
+                self.plan.refuse_light_queues(narrowed.selection.topics)
+            if column == "phy_offset" and options.tiered is not None:
                 # Each queue of tiered storage counts by itself, so Spark compares.
                 narrowed = None
-            if narrowed is not None and (self.options.mode == "commitlog" or column not in ("topic", "queue_id")):
-                self.options = narrowed
+            if narrowed is not None and (options.mode == "commitlog" or column not in ("topic", "queue_id")):
+                options = narrowed
+                self.job = replace(self.job, options=options)
                 # A row that tells of damage is null in these columns, so Spark has to leave it out.
-                if self.options.corrupt != "report":
+                if options.corrupt != "report":
                     continue
             yield each
-        self.nothing = () in (self.options.selection.topics, self.options.selection.queue_ids)
+        self.nothing = () in (options.selection.topics, options.selection.queue_ids)

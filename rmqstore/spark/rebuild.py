@@ -21,37 +21,24 @@ import logging
 import os
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmqstore.commitlog.commit_log import CommitLog, check_store_root
+from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig, system_clock
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories, queue_directory
 from rmqstore.errors import CorruptionError, Finding, StoreError
-from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, read_small_file
-from rmqstore.files.store_lock import StoreLock
+from rmqstore.files.durable import fsync_directory, make_directories
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.open_file import read_small_file
 from rmqstore.index.index_service import index_name_after
-from rmqstore.offline.rebuild import (
-    REBUILD_DIRECTORY,
-    RebuildReport,
-    free_output,
-    kinds_of,
-    known_config,
-    refuse_findings,
-    refuse_lost_log,
-)
-from rmqstore.offline.rebuild_swap import (
-    delete_tree,
-    finish_swap,
-    folders_of,
-    mark_complete,
-    move_built,
-    moved_aside,
-    swap,
-)
-from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
+from rmqstore.offline.rebuild import RebuildJob, RebuildReport, refuse_findings
+from rmqstore.offline.rebuild_swap import delete_tree, folders_of
+from rmqstore.spark.mapper import Mapper, spark_mapper
 from rmqstore.spark.plan import PARTITION_BYTES
 from rmqstore.spark.rebuild_checks import check_part, check_queues
 from rmqstore.spark.rebuild_files import write_named
@@ -89,79 +76,36 @@ _PIECES = 8
 _SMALL_WORK_TASKS = 64
 
 
-def rebuild_with(
-    mapper: Mapper,
-    path: str | os.PathLike[str],
-    what: Iterable[str] = ("index", "consumequeue"),
-    config: StoreConfig | None = None,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    partition_bytes: int | None = None,
-    parallelism: int = 1,
-    drop_units: int = 0,
-) -> RebuildReport:
-    """As `rebuild`, with tasks mapped by `mapper`.
+def rebuild_with(mapper: Mapper, job: RebuildJob, partition_bytes: int | None = None) -> RebuildReport:
+    """Rebuild as `rebuild` does, with tasks mapped by `mapper`.
 
     Parameters
     ----------
-    mapper : callable
-        Called as ``mapper(function, plan, tasks)``: applies the function to (plan, task) for every task, in any order,
-        wherever, more than once if it must, and returns the answers in the order of the tasks.
-    path, what, config, output, partition_bytes, drop_units
-        As of `rebuild`.
-    parallelism : int
-        How many tasks run at once; files of the index are cut into spans where they are fewer than that.
+    mapper : Mapper
+        Index files are cut into spans where there are fewer of them than tasks that run at once.
+    job : RebuildJob
+    partition_bytes : int, optional
+        See `rebuild`.
     """
-    started = time.perf_counter()
-    root = os.path.abspath(check_store_root(path))
-    kinds = kinds_of(what)
-    if (partition_bytes is not None and partition_bytes < 1) or parallelism < 1:
-        raise ValueError(f"partition_bytes is {partition_bytes}, parallelism {parallelism}; both must be at least 1")
-    if output is not None:
-        config = known_config(root, config, kinds)
-        target = os.path.abspath(free_output(output, kinds, root))
-        work = os.path.join(target, REBUILD_DIRECTORY)
-        if os.path.islink(work):
-            raise StoreError("a link is where the rebuild keeps what it builds; remove it", work)
-        report = _run(mapper, root, work, kinds, config, partition_bytes, parallelism)
-        move_built(work, target, kinds)
-        delete_tree(work)
-        report.output = target
-    else:
-        with StoreLock(root):
-            work = os.path.join(root, REBUILD_DIRECTORY)
-            complete = finish_swap(root, work)
-            if complete and set(kinds) <= set(complete):
-                return RebuildReport(complete, root, resumed=True, seconds=time.perf_counter() - started)
-            config = known_config(root, config, kinds)
-            refuse_lost_log(root, config, kinds, drop_units)
-            report = _run(mapper, root, work, kinds, config, partition_bytes, parallelism)
-            mark_complete(work, kinds)
-            swap(root, work, kinds)
-            if "consumequeue" in kinds:
-                report.moved_aside = moved_aside(root)
-    report.seconds = time.perf_counter() - started
-    return report
+    if (partition_bytes is not None and partition_bytes < 1) or mapper.parallelism < 1:
+        raise ValueError(
+            f"partition_bytes is {partition_bytes}, parallelism {mapper.parallelism}; both must be at least 1"
+        )
+    output = None if job.output is None else os.path.abspath(job.output)
+    job = dataclasses.replace(job, root=os.path.abspath(job.root), output=output)
+    return job.run(partial(_build, mapper, partition_bytes), resumable=True)
 
 
-def _run(
-    mapper: Mapper,
-    root: str,
-    work: str,
-    kinds: tuple[str, ...],
-    config: StoreConfig,
-    piece_size: int | None,
-    parallelism: int,
-) -> RebuildReport:
+def _build(mapper: Mapper, piece_size: int | None, job: RebuildJob, work: str) -> RebuildReport:
     # Without queues the way to a piece begins at its segment's start, so that smaller pieces are read again and again.
-    by_queues = next(queue_directories(root, "consumequeue"), None) is not None
+    by_queues = next(queue_directories(job.root, "consumequeue"), None) is not None
     if piece_size is None:
-        piece_size = PARTITION_BYTES if by_queues else config.mapped_file_size_commit_log
+        piece_size = PARTITION_BYTES if by_queues else job.known_config.mapped_file_size_commit_log
     while True:
-        plan = _make_plan(root, work, kinds, config, piece_size, by_queues)
+        plan = _make_plan(job, work, piece_size, by_queues)
         _start(plan)
         try:
-            report = _build(mapper, plan, parallelism)
+            report = _Rebuild(mapper, plan).run()
             break
         except PartsDoNotMeetError as error:
             delete_tree(work, ignore_errors=True)
@@ -178,10 +122,9 @@ def _run(
     return report
 
 
-def _make_plan(
-    root: str, work: str, kinds: tuple[str, ...], config: StoreConfig, piece_size: int, by_queues: bool
-) -> RebuildPlan:
-    config = dataclasses.replace(config, clock=system_clock)
+def _make_plan(job: RebuildJob, work: str, piece_size: int, by_queues: bool) -> RebuildPlan:
+    root, kinds = job.root, job.kinds
+    config = dataclasses.replace(job.known_config, clock=system_clock)
     log = CommitLog(root, config, MappedFilePool(4), read_only=True)
     try:
         log.load()
@@ -218,8 +161,7 @@ def _make_plan(
 
 def _start(plan: RebuildPlan) -> None:
     # What an earlier attempt at the very same left is gone on with; anything else goes.
-    names = os.listdir(plan.work) if os.path.isdir(plan.work) else []
-    if os.path.basename(plan.build) not in names:
+    if os.path.basename(plan.build) not in listing(plan.work).existing().names:
         delete_tree(plan.work, ignore_errors=True)
         make_directories(plan.build)
     else:
@@ -238,132 +180,193 @@ def _together(work: list[Any]) -> list[list[Any]]:
     return [work[at : at + size] for at in range(0, len(work), size)]
 
 
-def _build(mapper: Mapper, plan: RebuildPlan, parallelism: int) -> RebuildReport:
-    report = RebuildReport(plan.kinds, plan.root)
-    groups = _groups(plan.piece_num, parallelism)
-    summary = LogSummary(plan.begin, plan.begin)
-    summaries = [LogSummary.from_json(text) for text in mapper(scan_pieces, plan, groups)]
-    for each in summaries:
-        summary.join(each, plan)
-    if plan.end > plan.begin and summary.reached < plan.end:
-        raise CorruptionError(
-            f"the log was read up to phy offset {summary.reached}, but ends at {plan.end}; please report this",
-            os.path.join(plan.root, "commitlog"),
-        )
-    report.records, report.damage, report.log_bytes = summary.records, summary.damage, plan.end - plan.begin
-    index_names: list[str] = []
-    if "index" in plan.kinds:
+class _Rebuild:
+    """One run of the passes over a plan, and what their tasks answered.
+
+    Attributes
+    ----------
+    report : RebuildReport
+    groups : list of (int, int)
+        The pieces that each task of a pass over the log takes.
+    summaries : list of LogSummary
+        Of each group.
+    summary : LogSummary
+        Of the whole log.
+    index_names : list of str
+        Of the new index files.
+    dropped : set of (str, int)
+        Queues of topics that were deleted, of which nothing was built.
+    """
+
+    def __init__(self, mapper: Mapper, plan: RebuildPlan):
+        self.mapper, self.plan = mapper, plan
+        self.report = RebuildReport(plan.kinds, plan.root)
+        self.groups = _groups(plan.piece_num, mapper.parallelism)
+        self.summaries: list[LogSummary] = []
+        self.summary = LogSummary(plan.begin, plan.begin)
+        self.index_names: list[str] = []
+        self.dropped: set[QueueKey] = set()
+
+    def run(self) -> RebuildReport:
+        """Build, verify, and force to the disk."""
+        self._scan()
+        if "index" in self.plan.kinds:
+            self._build_index()
+        if "consumequeue" in self.plan.kinds:
+            self._build_queues()
+        self._assemble()
+        self._verify()
+        return self.report
+
+    def _scan(self) -> None:
+        plan, summary, report = self.plan, self.summary, self.report
+        self.summaries = [LogSummary.from_json(text) for text in self.mapper(scan_pieces, plan, self.groups)]
+        for each in self.summaries:
+            summary.join(each, plan)
+        if plan.end > plan.begin and summary.reached < plan.end:
+            raise CorruptionError(
+                f"the log was read up to phy offset {summary.reached}, but ends at {plan.end}; please report this",
+                os.path.join(plan.root, "commitlog"),
+            )
+        report.records, report.damage, report.log_bytes = summary.records, summary.damage, plan.end - plan.begin
         report.index_entries = sum(summary.entry_nums)
-        index_names = _build_index(mapper, plan, summary, parallelism)
-    dropped: set[QueueKey] = set()
-    if "consumequeue" in plan.kinds:
-        dropped = _build_queues(mapper, plan, summary, summaries, groups, report)
-    _assemble(plan, summary, index_names)
-    _verify(mapper, plan, summary, groups, index_names, (sorted(without_unit(report.damage)), sorted(dropped)))
-    return report
 
+    def _build_index(self) -> None:
+        mapper, plan, summary = self.mapper, self.plan, self.summary
+        total, per_file = sum(summary.entry_nums), plan.config.max_index_num - 1
+        file_num = -(-total // per_file)
+        # One task a file needs no slot heads of others, and a pass less.  Files are cut only where most of what runs tasks
+        # would stand idle.
+        cut = bool(total) and mapper.parallelism >= _IDLE * file_num
+        span_size = max(min(total, per_file) * file_num // mapper.parallelism + 1, _SMALLEST_SPAN) if cut else per_file
+        spans = spans_of(plan, summary.entry_nums, min(span_size, per_file))
+        mapper(note_heads, plan, [span for span in spans if span.number < span.of - 1])
+        mapper(write_span, plan, spans)
+        if summary.records and total % per_file == 0 and not summary.last_has_keys:
+            # RocketMQ (5.5.0) rolls a full file for the next record even if that has no keys.
+            before = None
+            if spans:
+                piece, first, count = spans[-1].parts[-1]
+                before = EntryPlace(piece, first + count - 1)
+            write_empty_file(plan, (file_num, before))
+            file_num += 1
+        text = read_small_file(os.path.join(plan.build, "names.json"))
+        if text is None:
+            names: list[str] = []
+            for _ in range(file_num):
+                names.append(index_name_after(names[-1] if names else None, time.time_ns() // 1_000_000))
+            text = json.dumps(names).encode()
+            write_named(os.path.join(plan.build, "names.json"), text)
+        self.index_names = list(json.loads(text))
 
-def _build_index(mapper: Mapper, plan: RebuildPlan, summary: LogSummary, parallelism: int) -> list[str]:
-    total, per_file = sum(summary.entry_nums), plan.config.max_index_num - 1
-    file_num = -(-total // per_file)
-    # One task a file needs no slot heads of others, and a pass less.  Files are cut only where most of what runs tasks
-    # would stand idle.
-    cut = bool(total) and parallelism >= _IDLE * file_num
-    span_size = max(min(total, per_file) * file_num // parallelism + 1, _SMALLEST_SPAN) if cut else per_file
-    spans = spans_of(plan, summary.entry_nums, min(span_size, per_file))
-    mapper(note_heads, plan, [span for span in spans if span.number < span.of - 1])
-    mapper(write_span, plan, spans)
-    if summary.records and total % per_file == 0 and not summary.last_has_keys:
-        # RocketMQ (5.5.0) rolls a full file for the next record even if that has no keys.
-        before = None
-        if spans:
-            piece, first, count = spans[-1].parts[-1]
-            before = EntryPlace(piece, first + count - 1)
-        write_empty_file(plan, (file_num, before))
-        file_num += 1
-    text = read_small_file(os.path.join(plan.build, "names.json"))
-    if text is None:
-        names: list[str] = []
-        for _ in range(file_num):
-            names.append(index_name_after(names[-1] if names else None, time.time_ns() // 1_000_000))
-        text = json.dumps(names).encode()
-        write_named(os.path.join(plan.build, "names.json"), text)
-    return list(json.loads(text))
+    def _build_queues(self) -> None:
+        plan, summary = self.plan, self.summary
+        deleted = DeletedTopics(plan.root)
+        self._drop({key for key in summary.queues if deleted.is_deleted(key[0])})
+        fills = [fill for fill in summary.fills if fill[:2] not in self.dropped]
+        for key, (first, phy_offset, *_) in summary.queues.items():
+            if key[0] in self._batch_topics or first > phy_offset // SMALLEST_RECORD + 1:
+                summary.alone.add(key)
+            # Files begin at a multiple of their size, and the first with the file that holds the first unit.
+            begin = first - first % (plan.config.consume_queue_file_size // UNIT_SIZE)
+            if begin < first:
+                fills.append((*key, begin, first))
+        fills = [fill for fill in fills if fill[:2] not in summary.alone]
+        mark = os.path.join(plan.build, "filled")
+        if fills and not os.path.exists(mark):
+            self.mapper(fill_units, plan, _together(fills))
+            write_named(mark, b"")
+        self.report.units = sum(place[4] for key, place in summary.queues.items() if key not in summary.alone)
+        if summary.alone:
+            self._build_alone()
 
+    @property
+    def _batch_topics(self) -> frozenset[str]:
+        return self.plan.batch_topics | self.summary.batch_topics
 
-def _build_queues(
-    mapper: Mapper,
-    plan: RebuildPlan,
-    summary: LogSummary,
-    summaries: list[LogSummary],
-    groups: list[tuple[int, int]],
-    report: RebuildReport,
-) -> set[QueueKey]:
-    # The queues of the records; those of which nothing was built are returned.
-    batch_topics = plan.batch_topics | summary.batch_topics
-    deleted = DeletedTopics(plan.root)
-    dropped = {key for key in summary.queues if deleted.is_deleted(key[0])}
-    _drop(summary, dropped, report)
-    fills = [fill for fill in summary.fills if fill[:2] not in dropped]
-    for key, (first, phy_offset, *_) in summary.queues.items():
-        if key[0] in batch_topics or first > phy_offset // SMALLEST_RECORD + 1:
-            summary.alone.add(key)
-        # Files begin at a multiple of their size, and the first with the file that holds the first unit.
-        begin = first - first % (plan.config.consume_queue_file_size // UNIT_SIZE)
-        if begin < first:
-            fills.append((*key, begin, first))
-    fills = [fill for fill in fills if fill[:2] not in summary.alone]
-    mark = os.path.join(plan.build, "filled")
-    if fills and not os.path.exists(mark):
-        mapper(fill_units, plan, _together(fills))
-        write_named(mark, b"")
-    report.units = sum(place[4] for key, place in summary.queues.items() if key not in summary.alone)
-    if not summary.alone:
-        return dropped
-    segments: set[int] = set()
-    for each, numbers in zip(summaries, groups, strict=True):
-        if each.further or not summary.alone.isdisjoint(each.queues):
-            segments |= {plan.segment(plan.piece(number).begin) for number in range(*numbers)}
-    tasks = [(sorted(segments), sorted(summary.alone), sorted(batch_topics))]
-    for units, misplaced, gone, deleted_after, alone_dropped in mapper(dispatch_alone, plan, tasks):
-        report.units += units
-        report.damage += [tuple(part) for part in misplaced]
-        for topic, num in gone.items():
-            report.gone[topic] = report.gone.get(topic, 0) + num
-        earlier = {
-            key
-            for key, (_, phy_offset, *_) in summary.queues.items()
-            if key not in summary.alone and phy_offset <= deleted_after.get(key[0], -1)
-        }
-        report.units -= sum(summary.queues[key][4] for key in earlier)
-        _drop(summary, earlier, report)
-        dropped |= earlier | set(alone_dropped)
-    return dropped
+    def _build_alone(self) -> None:
+        plan, summary, report = self.plan, self.summary, self.report
+        segments: set[int] = set()
+        for each, numbers in zip(self.summaries, self.groups, strict=True):
+            if each.further or not summary.alone.isdisjoint(each.queues):
+                segments |= {plan.segment(plan.piece(number).begin) for number in range(*numbers)}
+        tasks = [(sorted(segments), sorted(summary.alone), sorted(self._batch_topics))]
+        for units, misplaced, gone, deleted_after, alone_dropped in self.mapper(dispatch_alone, plan, tasks):
+            report.units += units
+            report.damage += [tuple(part) for part in misplaced]
+            for topic, num in gone.items():
+                report.gone[topic] = report.gone.get(topic, 0) + num
+            earlier = {
+                key
+                for key, (_, phy_offset, *_) in summary.queues.items()
+                if key not in summary.alone and phy_offset <= deleted_after.get(key[0], -1)
+            }
+            report.units -= sum(summary.queues[key][4] for key in earlier)
+            self._drop(earlier)
+            self.dropped |= set(alone_dropped)
 
+    def _drop(self, keys: set[QueueKey]) -> None:
+        # Queues of topics that were deleted: what tasks wrote of them stays in the scratch.
+        gone = self.report.gone
+        for key in keys:
+            gone[key[0]] = gone.get(key[0], 0) + self.summary.queues.pop(key)[4]
+        self.summary.alone -= keys
+        self.dropped |= keys
 
-def _drop(summary: LogSummary, keys: set[QueueKey], report: RebuildReport) -> None:
-    # Queues of topics that were deleted: what tasks wrote of them stays in the scratch.
-    for key in keys:
-        report.gone[key[0]] = report.gone.get(key[0], 0) + summary.queues.pop(key)[4]
-    summary.alone -= keys
+    def _assemble(self) -> None:
+        # Renames only; each may be the last before a kill, and is not done twice.
+        plan, summary = self.plan, self.summary
+        for kind in plan.kinds:
+            make_directories(os.path.join(plan.work, kind))
+        for number, name in enumerate(self.index_names):
+            _move(index_path(plan, number), os.path.join(plan.work, "index", name))
+        if "consumequeue" not in plan.kinds:
+            return
+        for topic, queue_id in sorted(summary.queues):
+            if (topic, queue_id) not in summary.alone:
+                source = os.path.join(plan.build, "units", topic, str(queue_id))
+                _move(source, queue_directory(plan.work, "consumequeue", topic, queue_id))
+        alone = os.path.join(plan.build, "alone")
+        for kind in folders_of(("consumequeue",)):
+            for topic, queue_id, source in queue_directories(alone, kind):
+                _move(source, queue_directory(plan.work, kind, topic, queue_id))
 
-
-def _assemble(plan: RebuildPlan, summary: LogSummary, index_names: list[str]) -> None:
-    # Renames only; each may be the last before a kill, and is not done twice.
-    for kind in plan.kinds:
-        make_directories(os.path.join(plan.work, kind))
-    for number, name in enumerate(index_names):
-        _move(index_path(plan, number), os.path.join(plan.work, "index", name))
-    if "consumequeue" not in plan.kinds:
-        return
-    for topic, queue_id in sorted(summary.queues):
-        if (topic, queue_id) not in summary.alone:
-            source = os.path.join(plan.build, "units", topic, str(queue_id))
-            _move(source, queue_directory(plan.work, "consumequeue", topic, queue_id))
-    alone = os.path.join(plan.build, "alone")
-    for kind in folders_of(("consumequeue",)):
-        for topic, queue_id, source in queue_directories(alone, kind):
-            _move(source, queue_directory(plan.work, kind, topic, queue_id))
+    def _verify(self) -> None:
+        mapper, plan, entry_nums = self.mapper, self.plan, self.summary.entry_nums
+        batch_topics = sorted(self._batch_topics)
+        starts = [0, *np.cumsum(entry_nums, dtype=np.int64).tolist()] if entry_nums else None
+        left_out = sorted(without_unit(self.report.damage)), sorted(self.dropped)
+        tasks = [(*numbers, starts[numbers[0]] if starts else 0, batch_topics, *left_out) for numbers in self.groups]
+        covered: dict[QueueKey, int] = {}
+        # In one go: a pass costs a moment even where it has little to do.
+        answers = mapper(check_part, plan, [*tasks, *self.index_names])
+        for (_, last, *_), (findings, units, entry) in zip(tasks, answers, strict=False):
+            refuse_findings(findings)
+            for key, count in units.items():
+                covered[key] = covered.get(key, 0) + count
+            if starts and entry != starts[last]:
+                finding = Finding(
+                    plan.work, 0, "missing_entry", f"entry {entry} of the index comes next, not {starts[last]}"
+                )
+                refuse_findings([finding])
+        for findings in answers[len(tasks) :]:
+            refuse_findings(findings)
+        queues = sorted(
+            {
+                (topic, queue_id)
+                for kind in folders_of(("consumequeue",))
+                for topic, queue_id, _ in queue_directories(plan.work, kind)
+            }
+        )
+        if "consumequeue" in plan.kinds:
+            checks = [(*key, covered.get(key, 0), key[0] in batch_topics) for key in queues]
+            few = sum(covered.values()) < _FEW_UNITS and len(checks) <= _SMALL_WORK_TASKS
+            for findings in [check_queues(plan, checks)] if few else mapper(check_queues, plan, _together(checks)):
+                refuse_findings(findings)
+        for folder in folders_of(plan.kinds):
+            if os.path.isdir(os.path.join(plan.work, folder)):
+                fsync_directory(os.path.join(plan.work, folder))
+        fsync_directory(plan.work)
 
 
 def _move(source: str, target: str) -> None:
@@ -372,49 +375,6 @@ def _move(source: str, target: str) -> None:
         os.rename(source, target)
     elif not os.path.exists(target):
         raise CorruptionError("what a task had built is gone; start the rebuild again", source)
-
-
-def _verify(
-    mapper: Mapper,
-    plan: RebuildPlan,
-    summary: LogSummary,
-    groups: list[tuple[int, int]],
-    index_names: list[str],
-    left_out: tuple[list[int], list[QueueKey]],
-) -> None:
-    batch_topics = sorted(plan.batch_topics | summary.batch_topics)
-    starts = [0, *np.cumsum(summary.entry_nums, dtype=np.int64).tolist()] if summary.entry_nums else None
-    tasks = [(*numbers, starts[numbers[0]] if starts else 0, batch_topics, *left_out) for numbers in groups]
-    covered: dict[QueueKey, int] = {}
-    # In one go: a pass costs a moment even where it has little to do.
-    answers = mapper(check_part, plan, [*tasks, *index_names])
-    for (_, last, *_), (findings, units, entry) in zip(tasks, answers, strict=False):
-        refuse_findings(findings)
-        for key, count in units.items():
-            covered[key] = covered.get(key, 0) + count
-        if starts and entry != starts[last]:
-            finding = Finding(
-                plan.work, 0, "missing_entry", f"entry {entry} of the index comes next, not {starts[last]}"
-            )
-            refuse_findings([finding])
-    for findings in answers[len(tasks) :]:
-        refuse_findings(findings)
-    queues = sorted(
-        {
-            (topic, queue_id)
-            for kind in folders_of(("consumequeue",))
-            for topic, queue_id, _ in queue_directories(plan.work, kind)
-        }
-    )
-    if "consumequeue" in plan.kinds:
-        checks = [(*key, covered.get(key, 0), key[0] in batch_topics) for key in queues]
-        few = sum(covered.values()) < _FEW_UNITS and len(checks) <= _SMALL_WORK_TASKS
-        for findings in [check_queues(plan, checks)] if few else mapper(check_queues, plan, _together(checks)):
-            refuse_findings(findings)
-    for folder in folders_of(plan.kinds):
-        if os.path.isdir(os.path.join(plan.work, folder)):
-            fsync_directory(os.path.join(plan.work, folder))
-    fsync_directory(plan.work)
 
 
 def rebuild(
@@ -466,15 +426,5 @@ def rebuild(
     A rebuild that was killed, or whose job failed, leaves what its tasks had finished in ``.rmqstore-rebuild``.  The same
     call goes on with that, if nothing was written to the log meanwhile.
     """
-    if parallelism is None:
-        parallelism = default_parallelism(spark)
-    return rebuild_with(
-        spark_mapper(spark),
-        path,
-        what,
-        config,
-        output,
-        partition_bytes=partition_bytes,
-        parallelism=parallelism,
-        drop_units=drop_units,
-    )
+    job = RebuildJob.of(path, what, config, output, drop_units)
+    return rebuild_with(spark_mapper(spark, parallelism), job, partition_bytes)

@@ -12,7 +12,8 @@ from typing import Any
 
 from rmqstore._dispatch import RecordColumns
 from rmqstore.errors import Finding
-from rmqstore.files.mapped_file import fsync_directory
+from rmqstore.files.durable import fsync_directory
+from rmqstore.files.listing import listing
 from rmqstore.offline.compared import Compared
 from rmqstore.offline.rebuild_swap import folders_of
 from rmqstore.offline.verify import verify_index_file, verify_queue, verify_records
@@ -100,8 +101,8 @@ def _force_queue(plan: RebuildPlan, topic: str, queue_id: int) -> None:
     for folder in folders_of(("consumequeue",)):
         directory = os.path.join(plan.work, folder, topic, str(queue_id))
         if os.path.isdir(directory):
-            for entry in os.scandir(directory):
-                _force(entry.path)
+            for path in listing(directory).checked().paths:
+                _force(path)
             fsync_directory(directory)
             fsync_directory(os.path.dirname(directory))
 

@@ -67,11 +67,18 @@ class _Spool:
         self.store_timestamps = data[8 * n : 16 * n].view(np.int64)
         self.hashes = data[16 * n :].view(np.int32)
 
+    def entry(self, number: int) -> _Entry:
+        return _Entry(int(self.phy_offsets[number]), int(self.store_timestamps[number]))
 
-def _entry(plan: RebuildPlan, place: EntryPlace) -> tuple[int, int]:
-    # phy offset and store timestamp of a spooled entry.
-    spool = _Spool(spool_path(plan, place.piece))
-    return int(spool.phy_offsets[place.number]), int(spool.store_timestamps[place.number])
+
+class _Entry(NamedTuple):
+    phy_offset: int
+    store_timestamp: int
+
+
+def _entry(plan: RebuildPlan, place: EntryPlace) -> _Entry:
+    # What is spooled there.
+    return _Spool(spool_path(plan, place.piece)).entry(place.number)
 
 
 def spans_of(plan: RebuildPlan, entry_nums: Sequence[int], span_size: int) -> list[Span]:
@@ -140,8 +147,8 @@ def write_span(plan: RebuildPlan, span: Span) -> None:
     heads = SlotHeads(config.max_hash_slot_num)
     for number in range(span.number):
         heads.merge(*np.fromfile(_heads_path(plan, span, number), np.int32).reshape(2, -1))
-    begin_phy_offset, begin_timestamp = _entry(plan, span.begin)
-    before = 0 if span.before is None else _entry(plan, span.before)[1]
+    begin = _entry(plan, span.begin)
+    before = 0 if span.before is None else _entry(plan, span.before).store_timestamp
     path, size = index_path(plan, span.file), config.index_file_size
     entries_at = _HEADER_SIZE + 4 * config.max_hash_slot_num
     at = span.first
@@ -151,22 +158,19 @@ def write_span(plan: RebuildPlan, span: Span) -> None:
             part = slice(start, min(start + ENTRIES, first + count))
             hashes, phy_offsets = np.asarray(spool.hashes[part]), np.asarray(spool.phy_offsets[part])
             times = np.asarray(spool.store_timestamps[part])
-            data = heads.encode(hashes, phy_offsets, times, at, begin_timestamp, before)
+            data = heads.encode(hashes, phy_offsets, times, at, begin.store_timestamp, before)
             write_at(path, size, entries_at + at * _ENTRY_SIZE, data.data)
             at += part.stop - part.start
     if span.number == span.of - 1:
-        last_phy_offset, last_timestamp = (
-            int(spool.phy_offsets[part.stop - 1]),
-            int(spool.store_timestamps[part.stop - 1]),
-        )
         write_at(path, size, _HEADER_SIZE, heads.table().data)
-        header = begin_timestamp, last_timestamp, begin_phy_offset, last_phy_offset, heads.used_num, at
-        write_at(path, size, 0, _header(*header))
+        write_at(path, size, 0, _header(begin, spool.entry(part.stop - 1), heads.used_num, at))
     write_named(mark, b"")
 
 
-def _header(begin: int, end: int, begin_phy_offset: int, end_phy_offset: int, used: int, count: int) -> bytes:
-    numbers = np.array([begin, end, begin_phy_offset, end_phy_offset], ">i8").tobytes()
+def _header(first: _Entry, last: _Entry, used: int, count: int) -> bytes:
+    numbers = np.array(
+        [first.store_timestamp, last.store_timestamp, first.phy_offset, last.phy_offset], ">i8"
+    ).tobytes()
     return numbers + np.array([used, count], ">i4").tobytes()
 
 
@@ -174,7 +178,5 @@ def write_empty_file(plan: RebuildPlan, task: tuple[int, EntryPlace | None]) -> 
     """The file, without an entry, that RocketMQ makes for a record without keys; it begins where the one before ends."""
     plan.folder("files")
     file, before = task
-    phy_offset, timestamp = (0, 0) if before is None else _entry(plan, before)
-    phy_offset, timestamp = max(phy_offset, 0), max(timestamp, 0)
-    header = _header(timestamp, timestamp, phy_offset, phy_offset, 0, 1)
-    write_at(index_path(plan, file), plan.config.index_file_size, 0, header)
+    end = _Entry(0, 0) if before is None else _Entry(*(max(number, 0) for number in _entry(plan, before)))
+    write_at(index_path(plan, file), plan.config.index_file_size, 0, _header(end, end, 0, 1))

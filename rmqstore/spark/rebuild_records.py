@@ -19,7 +19,8 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import can_name_queue, queue_directory
-from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, read_small_file
+from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
+from rmqstore.files.open_file import read_small_file
 from rmqstore.message import decode_java_utf8
 from rmqstore.offline.rebuild import refuse_assumed
 from rmqstore.offline.rebuild_swap import delete_tree

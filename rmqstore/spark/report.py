@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["Figures", "KeyFigures", "TopKey", "VolumeFigures", "page", "shown"]
 
-_WIDTH = 920
+_WIDTH, _HEIGHT = 920, 200
 # So many bars can be told apart, and so many rows are read.
 _MOST_BARS = 168
 _MOST_ROWS = 30
@@ -194,10 +194,10 @@ class _Plot:
 
     number = 0
 
-    def __init__(self, title: str, description: str, height: int):
+    def __init__(self, title: str, description: str):
         _Plot.number += 1
         self._parts = [
-            f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="p{_Plot.number}t p{_Plot.number}d">'
+            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="p{_Plot.number}t p{_Plot.number}d">'
             f'<title id="p{_Plot.number}t">{html.escape(title)}</title>'
             f'<desc id="p{_Plot.number}d">{html.escape(description)}</desc>'
         ]
@@ -209,12 +209,12 @@ class _Plot:
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> None:
         self._parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>')
 
-    def bar(self, x: float, y: float, width: float, height: float, tip: str, kind: str = "bar") -> None:
+    def bar(self, x: float, y: float, width: float, height: float, tip: str) -> None:
         """A bar with a tip, which is HTML already."""
         rounded = min(2.5, width / 3, height / 2)
         self._parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.6):.1f}" height="{max(height, 0):.1f}" rx="{rounded:.1f}" '
-            f'class="{kind}"><title>{tip}</title></rect>'
+            f'class="bar"><title>{tip}</title></rect>'
         )
 
     def text(self) -> str:
@@ -222,18 +222,11 @@ class _Plot:
 
 
 def _columns(
-    title: str,
-    description: str,
-    bars: Sequence[tuple[str, float, str]],
-    ticks: dict[int, str],
-    of: str,
-    sizes: bool = False,
-    height: int = 200,
+    plot: _Plot, bars: Sequence[tuple[float, str]], ticks: dict[int, str], of: str, sizes: bool = False
 ) -> str:
-    # Upright bars (label, value, tip), side by side; `ticks` are the labels below by the number of the bar.
-    plot = _Plot(title, description, height)
-    left, top, bottom = 64, 32, height - 26
-    highest = max((value for _, value, _ in bars), default=0) or 1
+    # Upright bars (value, tip), side by side; `ticks` are the labels below by the number of the bar, `of` names the values.
+    left, top, bottom = 64, 32, _HEIGHT - 26
+    highest = max((value for value, _ in bars), default=0) or 1
     if sizes:
         unit = 1
         while unit * 1024 <= highest:
@@ -251,7 +244,7 @@ def _columns(
         line += step
     each = (_WIDTH - left) / max(len(bars), 1)
     gap = min(each * 0.2, 6)
-    for number, (_, value, tip) in enumerate(bars):
+    for number, (value, tip) in enumerate(bars):
         tall = (bottom - top) * value / top_value
         if value:
             tall = max(tall, 1)
@@ -304,25 +297,13 @@ def _over_time(figures: Figures) -> str:
     parts = []
     for place, what, sizes in ((0, f"messages per {each}", False), (1, f"bytes per {each}", True)):
         bars = [
-            (
-                "",
-                each_sum[place],
-                f"{_time(start)}: {_count(each_sum[0])} messages, {_size(each_sum[1])}",
-            )
+            (each_sum[place], f"{_time(start)}: {_count(each_sum[0])} messages, {_size(each_sum[1])}")
             for start, each_sum in zip(starts, sums)
         ]
         highest = max(range(len(sums)), key=lambda number, place=place: sums[number][place])  # type: ignore[misc]
         most = _size(sums[highest][1]) if sizes else _count(sums[highest][0])
-        parts.append(
-            _columns(
-                what.capitalize(),
-                f"{what}, {span_text}; most, {most}, at {_time(starts[highest])}",
-                bars,
-                ticks,
-                what,
-                sizes,
-            )
-        )
+        plot = _Plot(what.capitalize(), f"{what}, {span_text}; most, {most}, at {_time(starts[highest])}")
+        parts.append(_columns(plot, bars, ticks, what, sizes))
     if outside:
         parts.append(f'<p class="note">{_count(outside)} messages with far earlier or later times are not drawn.</p>')
     return "".join(f"<figure>{part}</figure>" if part.startswith("<svg") else part for part in parts)
@@ -338,24 +319,19 @@ def _sizes(figures: Figures) -> str:
         low, high = (0, 0) if bucket == 0 else (2 ** (bucket - 1), 2**bucket - 1)
         messages = by_bucket.get(bucket, 0)
         of = f"{_size(low)} to {_size(high)}" if bucket > 1 else _size(low)
-        bars.append(("", messages, f"{of}: {_count(messages)} messages, {_share(messages, figures.total.messages)}"))
+        bars.append((messages, f"{of}: {_count(messages)} messages, {_share(messages, figures.total.messages)}"))
     ticks = {number: "0" if not bucket else f"≥ {_size(2 ** (bucket - 1))}" for number, bucket in enumerate(buckets)}
     if len(ticks) > 12:
         ticks = {number: label for number, label in ticks.items() if number % 2 == 0}
     average = figures.total.body_bytes / max(figures.total.messages - figures.total.undecoded, 1)
-    plot = _columns(
+    plot = _Plot(
         "Sizes of bodies",
         f"Number of messages by the size of their decompressed body, in steps of powers of two; on average {_size(average)}",
-        bars,
-        ticks,
-        "messages by size of body",
     )
-    return f"<figure>{plot}</figure>"
+    return f"<figure>{_columns(plot, bars, ticks, 'messages by size of body')}</figure>"
 
 
-def _table(
-    caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1, more: int = 0, of: str = "rows"
-) -> str:
+def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
     """A table of cells that are HTML already; the first `texts` columns are texts, the others numbers."""
     parts = [f'<div class="scroll"><table><caption>{html.escape(caption)}</caption><thead><tr>']
     parts += [
@@ -370,9 +346,12 @@ def _table(
         ]
         parts.append(f"<tr>{''.join(cells)}</tr>")
     parts.append("</tbody></table></div>")
-    if more > 0:
-        parts.append(f'<p class="note">and {_count(more)} more {of}; the Parquet files have all of them.</p>')
     return "".join(parts)
+
+
+def _more(num: int, of: str) -> str:
+    # Below a table from which this many are left out.
+    return f'<p class="note">and {_count(num)} more {of}; the Parquet files have all of them.</p>' if num > 0 else ""
 
 
 def _bar_cell(value: float, highest: float, text: str) -> str:
@@ -407,9 +386,7 @@ def _topics(figures: Figures) -> str:
         "Topics by bytes of the log",
         ("topic", *_VOLUME_HEADER),
         _volume_rows([([shown(topic)], volume) for topic, volume in listed], figures.total),
-        more=figures.topic_num - len(listed),
-        of="topics",
-    )
+    ) + _more(figures.topic_num - len(listed), "topics")
 
 
 def _tags(figures: Figures) -> str:
@@ -419,9 +396,7 @@ def _tags(figures: Figures) -> str:
         ("tag", "topic", *_VOLUME_HEADER),
         _volume_rows([([shown(tag), shown(topic)], volume) for topic, tag, volume in listed], figures.total),
         texts=2,
-        more=figures.tag_num - len(listed),
-        of="pairs of topic and tag",
-    )
+    ) + _more(figures.tag_num - len(listed), "pairs of topic and tag")
 
 
 def _compression(figures: Figures) -> str:
@@ -481,9 +456,8 @@ def _keys(figures: Figures) -> str:
             "Keys of topics",
             ("topic", "messages with keys", "keys", "different keys", "messages per key"),
             rows,
-            more=len(figures.keys) - len(listed),
-            of="topics",
-        )
+        ),
+        _more(len(figures.keys) - len(listed), "topics"),
     ]
     if figures.top_keys:
         most = max(each.messages for each in figures.top_keys)

@@ -25,8 +25,9 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreChangedError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.spark.batches import ReadJob
 from rmqstore.spark.options import ReadOptions, store_config, tells_segment_size
-from rmqstore.spark.plan import LogPlan, Piece, first_offset, known_end, segment_path
+from rmqstore.spark.plan import LogPlan, Piece, first_offset, segment_path
 from rmqstore.spark.reader import PiecePartition, checked_schema, read_partition
 
 try:
@@ -49,6 +50,7 @@ __all__ = ["StoreStreamReader"]
 
 logger = logging.getLogger(__name__)
 
+# As the end of the log for a piece that ends before it.
 _FAR = 2**62
 
 
@@ -78,7 +80,6 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.root = check_store_root(options.path)
         self._raw = raw
         self._take_config()
-        self.log_end = _FAR
         self._target: int | None = None
         # Offsets at which records of this log surely begin; what a checkpoint says may be of another one.
         self._places: deque[int] = deque(maxlen=8)
@@ -132,7 +133,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return log
                 # Records follow after something that is none.
                 log.follow()
-                log.set_end(max(known_end(log), before))
+                log.set_end(max(log.known_end(), before))
                 return log
             except (StoreChangedError, OffsetOutOfRangeError) as error:
                 self._lost(f"the store was cut or replaced since the stream began ({error})")
@@ -140,7 +141,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 log.close()
         log = self._opened()
         log.follow()
-        log.set_end(known_end(log))
+        log.set_end(log.known_end())
         self._log = log
         return log
 
@@ -309,7 +310,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of one piece."""
-        return read_partition(self, partition)
+        return read_partition(ReadJob(self.root, self.config, _FAR, self.options, self.schema), partition)
 
     def stop(self) -> None:
         """Let the store go."""

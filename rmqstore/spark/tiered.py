@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from rmqstore import _core
 from rmqstore._core import Verdict
-from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError, Finding, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
@@ -22,9 +21,8 @@ from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.metadata import FlatFileMetadata
-from rmqstore.selection import Selection
 from rmqstore.spans import Span, without
-from rmqstore.spark.batches import PieceReader, marked_verdict
+from rmqstore.spark.batches import PieceReader, ReadJob, marked_verdict
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.store.tiered_columns import Stretch, flat_ranges, stretch_batches
@@ -64,30 +62,18 @@ class TieredPiece:
     unit_metadata: dict[int, FlatFileMetadata]
 
 
-def tiered_pieces(
-    plan: LogPlan,
-    tiered: str,
-    selection: Selection,
-    size: int,
-    *,
-    strict: bool = True,
-    by_log: bool = True,
-) -> Iterator[TieredPiece]:
-    """Cut what only tiered storage has into pieces whose records take about `size` bytes, none of more than one COMMIT_LOG file.
+def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
+    """Cut what only tiered storage has into pieces of about `options.partition_bytes`, none of more than one COMMIT_LOG file.
+
+    Queues that cannot be listed or have no units, and queue offsets that are in neither part, are an error with
+    ``corrupt=fail``; otherwise they have no piece, and are named in a warning.
 
     Parameters
     ----------
     plan : LogPlan
         Of the broker's local store.
-    tiered : str
-        The root of tiered storage.
-    selection : Selection
-        Of it topics and queue ids.
-    strict : bool
-        Queues that cannot be listed or have no units, and queue offsets that are in neither part, are an error; otherwise they
-        have no piece, and are named in a warning.
-    by_log : bool
-        The local part is read from the log; otherwise by the units of its queues.
+    options : ReadOptions
+        Without the root of tiered storage, or with a range of phy offsets, there are no pieces.
 
     Raises
     ------
@@ -95,18 +81,23 @@ def tiered_pieces(
         There is no tiered storage; or queues of the local store are gone, so that nobody knows what is in both.
     """
     # Files that go while the plan is made are told by the tasks.
-    flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else _warn, goes_on=True)
+    selection = options.selection
+    # A range of phy offsets is one of the local log.
+    if options.tiered is None or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
+        return
+    on_damage = None if options.corrupt == "fail" else _warn
+    flat_store = FlatStore(options.tiered, plan.root, on_damage=on_damage, goes_on=True)
     for text in flat_store.notes:
         logger.warning("tiered storage: %s", text)
     try:
         queues = [part.queue for part in flat_ranges(flat_store, selection)]
-        for queue, spans in zip(queues, _local_spans(plan, queues, by_log)):
+        for queue, spans in zip(queues, _local_spans(plan, queues, by_log=options.mode != "queue")):
             begin, end = queue.min_queue_offset, queue.max_queue_offset
             if spans and end < spans[0][0]:
                 report_gap(queue, end, spans[0][0])
             said = [flat_store.said(kind, queue.topic, queue.queue_id) for kind in ("COMMIT_LOG", "CONSUME_QUEUE")]
             for first, last in without(begin, end, spans):
-                for at, until in _cut(queue, first, last, size):
+                for at, until in _cut(queue, first, last, options.partition_bytes):
                     ends = [queue.unit_at(number) for number in (at, until - 1)]
                     # Where units do not say where their records are, these may be anywhere.
                     low = 0 if ends[0] is None else ends[0][0]
@@ -222,9 +213,7 @@ class _TieredReader(PieceReader):
             logger.warning("%s: %s; what lay there is left out", finding.path, finding.detail)
 
 
-def tiered_piece_batches(
-    root: str, config: StoreConfig, piece: TieredPiece, options: ReadOptions, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def tiered_piece_batches(job: ReadJob, piece: TieredPiece) -> Iterator[pa.RecordBatch]:
     """The chosen messages of a piece of tiered storage, in queue order; otherwise as `piece_batches`.
 
     Raises
@@ -234,16 +223,16 @@ def tiered_piece_batches(
         planned is damage too, so that what is read and what is named is what was planned.
     """
     pool = MappedFilePool(64)
-    reader = _TieredReader(root, config, options, schema, 1, 0, 0)
+    reader = _TieredReader(job)
     queue = FlatQueue(
         piece.path, piece.topic, piece.queue_id, pool, reader.finding, piece.log_metadata, piece.unit_metadata,
         goes_on=True,
     )  # fmt: skip
     reader.queue, reader.warned_of = queue, set()
     try:
-        options.selection.choose(reader.made.out, by_place=True)
+        job.options.selection.choose(reader.made.out, by_place=True)
         for units in queue.unit_arrays(piece.begin, piece.end, _STEP):
-            batches, findings = stretch_batches(reader.made, Stretch(queue, *units), options.selection)
+            batches, findings = stretch_batches(reader.made, Stretch(queue, *units), job.options.selection)
             for batch in batches:
                 reader.add(batch)
             for finding in findings:

@@ -13,6 +13,7 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `tiered_reading`, `tiered_querying`: both of them for a store with tiered storage; `tiered_shares`: what the local log has of it;
   `tiered_columns`, `tiered_scan`: columns of that
 - `columns`: messages as Arrow columns: schema, arrays over the core's buffers; `key_columns`: those that keys find
+- `pages`: cursors: pages of a key, a time range, a queue
 - `queue_times`: store times of a queue's messages, for a search by time
 - `flushing`: what is on the disk, group commit, the checkpoint; `progress`: that of consumer groups
 - `upkeep`: timers, files prepared ahead, retention; `housekeeping`: the threads and when a task is due; `populating`: how

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
-from rmqstore._core import PRE_FILL_SIZE, Region, Verdict, check_record, doubtful_entry
+from rmqstore._core import PRE_FILL_SIZE, Region, Verdict, check_record
 from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.commitlog.located import located
 from rmqstore.commitlog.pieces import Pieces, ScanProgress
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE
 from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
-from rmqstore.index.index_service import IndexService
 from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes
 from rmqstore.selection import Selection
 
@@ -57,8 +57,6 @@ _FEW = 8
 _JOINED_BYTES = 1024 * 1024
 # Units of a queue that are looked at together.
 _QUEUE_STEP = 8192
-# As many segments as the core takes in one call.
-_REGIONS = 64
 _INT64_MAX = 2**63 - 1
 
 
@@ -481,62 +479,6 @@ def _put_together(columns: Columns, batches: list[pa.RecordBatch]) -> list[pa.Re
     return [columns.pa.concat_batches(batches)]
 
 
-def _segments(log: CommitLog, offsets: list[int]) -> tuple[list[Any], np.ndarray, list[int]]:
-    # The segments that begin at these offsets, where they begin, and for each offset its number among them, -1 for none.
-    numbers = []
-    regions: list[Any] = []
-    bases = []
-    for offset in offsets:
-        mapped_file = log.files.find(offset)
-        try:
-            region = None if mapped_file is None else mapped_file.region
-        except OffsetOutOfRangeError:
-            region = None  # It expired meanwhile.
-        if region is None:
-            log.warn_of_missing(offset, offset + log.segment_size)
-        numbers.append(-1 if region is None else len(regions))
-        if mapped_file is not None and region is not None:
-            regions.append(region)
-            bases.append(mapped_file.file_from_offset)
-    return regions, np.array(bases, np.int64), numbers
-
-
-def located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
-    """Phy offsets in parts that lie in few segments each.
-
-    Yields
-    ------
-    (slice, list of Region, numpy.ndarray of int64, numpy.ndarray of int32)
-        Which part, the segments, where these begin, and for each offset the number of its segment, -1 where the log holds
-        nothing.
-    """
-    if not len(phy_offsets):
-        return
-    lowest, highest = int(phy_offsets.min()), int(phy_offsets.max())
-    if log.files.read_only and highest >= log.max_offset:
-        log.refresh()
-    low, high, size = log.min_offset, log.max_offset, log.segment_size
-    if low <= lowest and highest < high and lowest // size == highest // size:
-        regions, bases, (number,) = _segments(log, [lowest // size * size])
-        yield slice(0, len(phy_offsets)), regions, bases, np.full(len(phy_offsets), number, np.int32)
-        return
-    inside = (phy_offsets >= low) & (phy_offsets < high)
-    # Counted from 1 on; 0 where the log holds nothing.
-    before_first = low // size - 1
-    segments = np.where(inside, phy_offsets // size - before_first, 0)
-    held = np.bincount(segments) > 0
-    step = len(segments) if np.count_nonzero(held) <= _REGIONS else _REGIONS
-    for first in range(0, len(segments), step):
-        part = slice(first, first + step)
-        if step < len(segments):
-            held = np.bincount(segments[part]) > 0
-        there = np.flatnonzero(held[1:]) + 1
-        regions, bases, found = _segments(log, [(before_first + segment) * size for segment in there.tolist()])
-        numbers = np.full(len(held), -1, np.int32)
-        numbers[there] = found
-        yield part, regions, bases, numbers[segments[part]]
-
-
 def rows_at(
     log: CommitLog,
     columns: Columns,
@@ -768,14 +710,3 @@ def _judge(log: CommitLog, phy_offset: int) -> tuple[Verdict | None, int]:
         return check_record(mapped_file.region, pos, mapped_file.file_from_offset, 0)[:2]
     except OffsetOutOfRangeError:
         return None, 0
-
-
-def doubt_entries(log: CommitLog, index_service: IndexService, key_hashes: np.ndarray, phy_offsets: np.ndarray) -> None:
-    """Have the index service distrust the files whose entries with these hashes cannot lead to these phy offsets."""
-    for place in np.flatnonzero(phy_offsets >= log.max_offset).tolist():
-        index_service.distrust_entry(int(key_hashes[place]), int(phy_offsets[place]))
-    for part, regions, bases, numbers in located(log, phy_offsets):
-        hashes, offsets = key_hashes[part], phy_offsets[part]
-        place = -1
-        while (place := doubtful_entry(regions, bases, numbers, offsets, hashes, place + 1)) >= 0:
-            index_service.distrust_entry(int(hashes[place]), int(offsets[place]))

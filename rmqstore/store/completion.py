@@ -23,7 +23,7 @@ from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQu
 from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import MessageExt, is_queued
 from rmqstore.rocksdb.places import closed_folder
 from rmqstore.rocksdb.queues import QueueDatabase
@@ -115,7 +115,7 @@ class Completion:
             logger.warning("%s: %s; the queues are made from the log", error.path, error.message)
             database, damage = None, error
         except OSError as error:
-            if not (queues.pass_over and is_not_given_out(error)):
+            if not (queues.pass_over and is_unreadable(error)):
                 raise
             text = (
                 f"the RocksDB database of the queues cannot be read ({error.strerror or error}): let this user read it, or "

@@ -36,6 +36,7 @@ def refuse_light_queues(
         if message is None or message.topic != topic:
             raise UnsupportedFormatError(
                 f"{topic} is a light queue: its messages were sent to other topics, so that no row has it as its topic. Read it "
-                "as a queue: get_message, get_table or consume, rmqstore get or export, or Spark with mode=queue",
+                "as a queue: get_message, get_table or consume, rmqstore get or export, or Spark with the options topic and "
+                "mode=queue",
                 commit_log.path,
             )

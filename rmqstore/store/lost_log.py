@@ -24,14 +24,10 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import CorruptionError, LostLogError, MissingDependencyError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import (
-    is_not_given_out,
-    last_nonzero,
-    name_of_offset,
-    offset_of_name,
-    open_regular,
-    written_extents,
-)
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import name_of_offset, offset_of_name
+from rmqstore.files.open_file import last_nonzero, open_regular, written_extents
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.rocksdb.places import queue_databases
 
 __all__ = ["claimed_end", "end_of_known", "is_named", "lost_ranges", "lost_text", "refuse_loss", "units_outside"]
@@ -191,7 +187,7 @@ def _read_by(read: Callable[[], Iterator[Outside]], replaced: bool) -> list[Outs
         return list(read())
     except OSError as error:
         # What is not replaced is not lost, and whoever needs the file names it.
-        if replaced or not is_not_given_out(error):
+        if replaced or not is_unreadable(error):
             raise
         return []
 
@@ -246,12 +242,9 @@ def _entry(fd: int, pos: int) -> int:
 
 
 def _files(directory: str) -> list[str]:
-    try:
-        names = sorted(name for name in os.listdir(directory) if name.isascii() and name.isdigit())
-    except OSError:
-        # Whoever replaces what is there says so.
-        return []
-    return [path for path in (os.path.join(directory, name) for name in names) if os.path.isfile(path)]
+    # The code that replaces what is there reports that it cannot be listed.
+    found = listing(directory, lambda entry: entry.name.isascii() and entry.name.isdigit())
+    return [path for path in found.paths if os.path.isfile(path)]
 
 
 def _of_queue_file(path: str, unit_size: int, runs: _Runs, is_expired: bool) -> Iterator[Outside]:

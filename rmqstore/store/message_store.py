@@ -25,7 +25,8 @@ from rmqstore.config import StoreConfig
 from rmqstore.config.dledger import refuse_dledger
 from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import ReadOnlyError, StoreError
-from rmqstore.files.mapped_file import NotCopied, make_directories
+from rmqstore.files.durable import make_directories
+from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.message import Message
@@ -335,7 +336,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         StoreChangedError
             What was seen before is gone: the writer recovered and cut the log, or replaced it.
         """
-        self._state.refresh()
+        self._state.refresh(uploads=True)
 
     def delete_expired_files(self) -> RetentionReport:
         """Delete expired files now; a thread does so by itself in the hours of `delete_when`.

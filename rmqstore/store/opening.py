@@ -13,7 +13,11 @@ import os
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config.dledger import dledger_folders, without_log
 from rmqstore.errors import StoreChangedError, StoreError, UnsupportedFormatError
-from rmqstore.files.mapped_file import STAGING_PREFIX, fsync_directory, fsync_tree, naming_errors, open_regular
+from rmqstore.files.durable import fsync_directory, fsync_tree
+from rmqstore.files.listing import is_empty, listing
+from rmqstore.files.mapped_file import STAGING_PREFIX
+from rmqstore.files.open_file import open_regular
+from rmqstore.files.os_errors import naming_errors
 from rmqstore.files.store_lock import abort_process
 from rmqstore.rocksdb.places import check_queue_databases, queue_databases
 from rmqstore.store.flushing import Flushing
@@ -87,7 +91,7 @@ def warn_of_dledger(state: StoreState) -> None:
 def has_store(root: str) -> bool:
     """bool: the directory has files of a store."""
     return any(
-        os.path.isdir(os.path.join(root, name)) and bool(os.listdir(os.path.join(root, name)))
+        os.path.isdir(os.path.join(root, name)) and not is_empty(os.path.join(root, name))
         for name in ("commitlog", "consumequeue", "batchconsumequeue", "index")
     )
 
@@ -136,9 +140,8 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str, drop_units: 
         if not clean:
             # The process that died may have made folders and files whose names it did not come to force.
             fsync_tree(state.path)
-        for name in os.listdir(state.path):
-            if name.startswith(STAGING_PREFIX):
-                os.unlink(os.path.join(state.path, name))
+        for entry in listing(state.path, lambda entry: entry.name.startswith(STAGING_PREFIX)).checked():
+            os.unlink(entry.path)
 
     report = recover(state, clean=clean, mode=mode, drop_units=drop_units, before_writing=before_writing)
     last = checkpoint.confirm_phy_offset

@@ -1,32 +1,34 @@
 """Finding messages by key, by tag and by id.
 
-Owns which index files are asked, in which order, the index in RocksDB where there is one, the comparison of what they lead to,
-and what is looked for in the log because no index covers it.  It never says that a message is not there where nobody looked:
-`QueryResult.uncovered`.
+Owns which indexes are asked, that they are asked again where one turns out to be damaged, and what is looked for in the log
+because no index covers it.  It never says that a message is not there where nobody looked: `QueryResult.uncovered`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
+import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rmqstore import _core, _read
 from rmqstore import _numpy as np
+from rmqstore import _read
 from rmqstore._core import KeyKind
-from rmqstore._read import KeyQuery, KeySearch
+from rmqstore._read import KeyQuery
 from rmqstore.arguments import exact_milliseconds, plain_text
-from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
+from rmqstore.commitlog.located import located
+from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import QueryOffsetResult
-from rmqstore.index.log_index import DEFAULT_LOG_BYTES, chain_in_memory
+from rmqstore.index.key_source import Candidates, KeySource, Merged, SoughtKeys
+from rmqstore.index.log_index import DEFAULT_LOG_BYTES, LogIndex
 from rmqstore.message import MessageExt, encode_java_utf8, parse_message_id
 from rmqstore.selection import INT64_MAX, INT64_MIN, Selection
-from rmqstore.store.columns import ColumnOptions, doubt_entries
-from rmqstore.store.key_columns import key_table
+from rmqstore.spans import without
+from rmqstore.store.columns import ColumnOptions
+from rmqstore.store.key_columns import AskedKeys, first_places, key_table, newest_first
 from rmqstore.store.results import QueryResult
 from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 
@@ -37,8 +39,6 @@ __all__ = ["LogLook", "Querying", "java_times"]
 
 T = TypeVar("T")
 
-# Entries of a chain that is made in memory at once.
-_CHAIN = 4096
 _KEY_KINDS = {
     None: int(KeyKind.ANY_KEY),
     "U": int(KeyKind.UNIQUE_KEY),
@@ -76,7 +76,7 @@ class Querying:
         low, high = selection.times
         if (selection.max_num or 0) < 0 or low > high:
             return QueryResult()
-        return self._until_trusted(
+        return self.until_trusted(
             lambda uncovered: self._exactly(selection, (*uncovered, *self.state.lost_log)), look, selection.index_type
         )
 
@@ -85,19 +85,34 @@ class Querying:
     ) -> pa.Table:
         """Find the messages of many keys, see `MessageStore.query_table`."""
 
+        asked = AskedKeys(keys, topic, selection)
+
         def ask() -> pa.Table:
-            more = self._entries_in_database(selection) if self.database.is_used() else None
-            return key_table(self.commit_log, self.index_service, keys, topic, selection, options, more)
+            source = None if self.index_service is None else self.source
+            return self.state.settled(key_table, self.commit_log, source, asked, options)
 
         if self.index_service is None:
-            return self.state.settled(ask)
-        return self._until_trusted(lambda uncovered: self.state.settled(ask), look, selection.index_type)
+            return ask()
+        return self.until_trusted(lambda uncovered: ask(), look, selection.index_type)
 
-    def _until_trusted(
+    @property
+    def source(self) -> KeySource:
+        """KeySource: the index as it is now."""
+        return Merged(self.files, self.database) if self.database.is_used() else self.files
+
+    @property
+    def files(self) -> LogIndex:
+        """LogIndex: the index files, and what the log has beyond them; only where the store has an index."""
+        assert self.state.log_index is not None
+        return self.state.log_index
+
+    def until_trusted(
         self, ask: Callable[[tuple[tuple[int, int], ...]], T], look: LogLook, index_type: str | None
     ) -> T:
-        # The answer to the parts of the log that no index covers.  Where an index turns out to be damaged meanwhile, the
-        # log has what it hides.
+        """Return the answer of `ask`, which takes the parts of the log that no index covers.
+
+        It is asked again where an index turns out to be damaged: the log has what that hides.
+        """
         assert self.index_service is not None
         while True:
             uncovered = self.look_at_log(look, index_type)
@@ -108,20 +123,6 @@ class Querying:
                     # What the log alone could not tell would be in the index that cannot be opened.
                     raise self.database.missing
                 return found
-
-    def _entries_in_database(
-        self, selection: Selection
-    ) -> Callable[[list[str | None], list[str | None]], tuple[np.ndarray, np.ndarray]]:
-        def find(keys: list[str | None], topics: list[str | None]) -> tuple[np.ndarray, np.ndarray]:
-            numbers, phy_offsets = [], []
-            for number, (key, topic) in enumerate(zip(keys, itertools.cycle(topics), strict=False)):
-                if key is not None and topic is not None:
-                    found = self.database.phy_offsets(topic, key, selection.index_type, *selection.times)
-                    phy_offsets += found
-                    numbers += [number] * len(found)
-            return np.array(numbers, np.int32), np.array(phy_offsets, np.int64)
-
-        return find
 
     def offsets(self, selection: Selection) -> QueryOffsetResult:
         """What RocketMQ's index service answers, see `MessageStore.query_offsets`."""
@@ -163,80 +164,43 @@ class Querying:
         self.commit_log.refresh()
 
     def _exactly(self, selection: Selection, uncovered: tuple[tuple[int, int], ...]) -> QueryResult:
-        index_service = self.index_service
-        assert index_service is not None
-        topic, key = selection.topic, selection.key
-        if "\ufffd" in topic or "\ufffd" in key:
-            # Text that was replaced while it was decoded cannot be compared as bytes.
+        if _is_replaced(selection):
             return self.by_text(selection, uncovered)
-        log = self.commit_log
-        if self.database.is_used():
-            return self._with_database(selection, uncovered)
-        found = _read.find_messages(
-            index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[selection.index_type],
-            *selection.times, _max_num(selection), QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.files,
-        )  # fmt: skip
-        if found is not None:
-            found._uncovered = uncovered
-            return found
-        result = QueryResult(uncovered=uncovered)
-        search = self._search(selection, result)
-        for index in index_service.newest_first():
-            at = -1
-            while at:
-                at = search.walk(index, at, log.region_of)
-            if search.truncated:
-                break
-        if not search.descending:
-            result.sort(key=lambda message: -message.phy_offset)
-        result.truncated = search.truncated
-        return result
+        source, log, max_num = self.source, self.commit_log, min(selection.max_num or 0, INT64_MAX - 1)
+        if source is self.files:
+            assert self.index_service is not None
+            found = _read.find_messages(
+                self.index_service.newest_first(), self._region_of, selection.topic, selection.key,
+                _KEY_KINDS[selection.index_type], *selection.times, max_num, QueryResult, MessageExt, log.crc_check,
+                encode_java_utf8, log.files,
+            )  # fmt: skip
+            if found is not None:
+                found._uncovered = uncovered
+                return found
+        places = first_places(log, source, SoughtKeys.of(selection), max_num + 1)
+        found = QueryResult(truncated=len(places) > max_num, uncovered=uncovered)
+        for phy_offset in newest_first(places[:max_num]).phy_offsets.tolist():
+            message = log.look_up(phy_offset)
+            if message is not None:
+                found.append(message)
+        return found
 
-    def _search(self, selection: Selection, result: QueryResult) -> KeySearch:
-        log = self.commit_log
-        return KeySearch(
-            selection.topic, selection.key, _KEY_KINDS[selection.index_type], *selection.times, _max_num(selection),
-            result, MessageExt, log.crc_check, encode_java_utf8, log.files,
-        )  # fmt: skip
+    def compared(self, selection: Selection, phy_offsets: list[int]) -> Iterator[MessageExt | None]:
+        """Yield for each candidate its message, or None where the record does not have the key, or is of another time.
 
-    def _with_database(self, selection: Selection, uncovered: tuple[tuple[int, int], ...]) -> QueryResult:
-        # What the index in RocksDB, the index files and the log's own entries lead to, as one chain in memory.
-        log, result = self.commit_log, QueryResult(uncovered=uncovered)
-        topic, text = selection.topic, selection.index_text
-        in_database = self.database.phy_offsets(topic, selection.key, selection.index_type, *selection.times)
-        search = self._search(selection, result)
-        assert self.index_service is not None
-        candidates = sorted({*in_database, *self.index_service.candidates(topic, text)}, reverse=True)
-        key_hash = _core.index_key_hash(topic, text)
-        damaged = False
-        for begin in range(0, len(candidates), _CHAIN):
-            chain = chain_in_memory(key_hash, candidates[begin : begin + _CHAIN])
-            at = -1
-            while at:
-                at = search.walk(chain, at, log.region_of)
-            damaged |= chain.damaged
-            if search.truncated:
-                break
-        if damaged:
-            self.doubt(selection, key_hash, in_database, candidates)
-        result.truncated = search.truncated
-        return result
-
-    def doubt(self, selection: Selection, key_hash: int, in_database: list[int], candidates: list[int]) -> None:
-        """Ask no index again whose entries lead to what cannot be; `in_database` are those of the one in RocksDB."""
-        assert self.index_service is not None
-        offsets = np.array(candidates, np.int64)
-        doubt_entries(self.commit_log, self.index_service, np.full(len(offsets), key_hash, np.int32), offsets)
-        has_key = _of_any_time(selection).has
-        for phy_offset in in_database:
-            message = self.commit_log.look_up(phy_offset)
-            if message is None or not has_key(message):
-                self.database.distrust(
-                    CorruptionError(
-                        f"an entry leads to phy offset {phy_offset}, where no record has its key", self.path
-                    )
-                )
-                return
+        The index is told of candidates that are wrong.
+        """
+        log, source = self.commit_log, self.source
+        sought, candidates = SoughtKeys.of(selection), Candidates.of([0] * len(phy_offsets), phy_offsets)
+        if _is_replaced(selection):
+            messages = map(log.look_up, phy_offsets)
+            taken = np.array([message is not None and selection.has(message) for message in messages], bool)
+            self.files.doubt(sought, candidates[~taken])
+        else:
+            taken = sought.matching(functools.partial(located, log), candidates)[1]
+            source.doubt(sought, candidates[~taken])
+        for phy_offset, is_taken in zip(phy_offsets, taken.tolist()):
+            yield log.look_up(phy_offset) if is_taken else None
 
     def _asks_database(self) -> bool:
         # A broker asks the index in RocksDB where index files are not read; without any there is nothing else to ask.
@@ -248,9 +212,7 @@ class Querying:
     def _database_like_java(self, selection: Selection) -> QueryResult:
         low, high = (int(max(min(each, INT64_MAX), INT64_MIN)) for each in java_times(selection))
         max_num = min(selection.max_num or 0, self.config.max_msgs_num_batch)
-        found = self.database.like_java(
-            selection.topic, selection.key, max_num, low, high, selection.index_type, self.config.clock()
-        )
+        found = self.database.like_java(dataclasses.replace(selection, max_num=max_num), low, high)
         messages = [self.commit_log.look_up(phy_offset) for phy_offset in found]
         return QueryResult([message for message in messages if message is not None])
 
@@ -259,48 +221,28 @@ class Querying:
         low, high = self.commit_log.min_offset, self.commit_log.max_offset
         return ((low, high),) if low < high else ()
 
-    def without_database(self) -> tuple[tuple[int, int], ...]:
-        """tuple of (int, int): the stretches of the log that the index in RocksDB does not cover."""
-        found, at = [], self.commit_log.min_offset
-        for begin, end in self.database.covered():
-            found += [(at, begin)] if at < begin else []
-            at = max(at, end)
-        return (*found, *([(at, self.commit_log.max_offset)] if at < self.commit_log.max_offset else []))
-
     def look_at_log(self, look: LogLook, index_type: str | None) -> tuple[tuple[int, int], ...]:
         """Make sure that exact questions are asked of the whole log; the stretches that stay out."""
-        assert self.state.log_index is not None
         self._follow_index()
         self._follow_log()
-        self.state.log_index.cover(*look)
+        self.files.cover(*look)
         if self.database.is_used() and self.state.key_query is not None:
             # It knows the index files alone.
             self.state.key_query.closed = True
         if index_type == "T" and not self.config.index_tags:
             # No entry of a file says anything about tags.
-            return self.without_database()
-        return self.state.log_index.uncovered
+            return tuple(without(self.commit_log.min_offset, self.commit_log.max_offset, self.database.covered()))
+        return self.files.uncovered
 
     def by_text(self, selection: Selection, uncovered: tuple[tuple[int, int], ...] = ()) -> QueryResult:
         """As `query`, by decoded texts: one that was replaced while it was decoded cannot be compared as bytes."""
-        assert self.index_service is not None
-        topic, text = selection.topic, selection.index_text
         low, high = selection.times
         result = QueryResult(uncovered=uncovered)
-        seen: set[int] = set()
-        candidates: Iterable[int] = self.index_service.candidates(topic, text)
-        if self.database.is_used():
-            in_database = self.database.phy_offsets(topic, selection.key, selection.index_type, low, high)
-            candidates = sorted({*candidates, *in_database}, reverse=True)
-        has_key = _of_any_time(selection).has
-        for phy_offset in candidates:
-            if phy_offset in seen:
-                continue
-            seen.add(phy_offset)
+        sought, has_key = SoughtKeys.of(selection), selection.at_any_time().has
+        for phy_offset in dict.fromkeys(self.source.candidates(sought).phy_offsets.tolist()):
             message = self.commit_log.look_up(phy_offset)
             if message is None or not has_key(message):
-                of_hash = np.array([_core.index_key_hash(topic, text)], np.int32)
-                doubt_entries(self.commit_log, self.index_service, of_hash, np.array([phy_offset]))
+                self.files.doubt(sought, Candidates.of([0], [phy_offset]))
                 continue
             if not low <= message.store_timestamp <= high:
                 continue
@@ -390,9 +332,6 @@ def java_times(selection: Selection) -> tuple[float, float]:
     return low, INT64_MAX if selection.end is None else exact_milliseconds(selection.end, "end")
 
 
-def _max_num(selection: Selection) -> int:
-    return min(selection.max_num or 0, INT64_MAX)
-
-
-def _of_any_time(selection: Selection) -> Selection:
-    return dataclasses.replace(selection, begin=None, end=None)
+def _is_replaced(selection: Selection) -> bool:
+    # Text that was replaced while it was decoded cannot be compared as bytes.
+    return "\ufffd" in selection.topic or "\ufffd" in selection.key

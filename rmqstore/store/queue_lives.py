@@ -16,6 +16,8 @@ from rmqstore import _numpy as np
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.files.listing import listing
+from rmqstore.files.os_errors import is_missing
 from rmqstore.message import is_light_queue
 
 if TYPE_CHECKING:
@@ -135,13 +137,9 @@ class DeletedTopics:
         if not can_name_queue(topic):
             return False
         for folder in _FOLDERS:
-            try:
-                if os.listdir(os.path.join(self.root, folder, topic)):
-                    return True
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError:
-                # It is there, and this user may not look into it.
+            found = listing(os.path.join(self.root, folder, topic))
+            # One that cannot be listed is there.
+            if found or (found.error is not None and not is_missing(found.error)):
                 return True
         return False
 

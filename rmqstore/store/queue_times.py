@@ -12,11 +12,12 @@ from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import PRE_FILL_SIZE
 from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.commitlog.located import located
 from rmqstore.commitlog.pieces import ScanProgress
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_times import BLOCK_UNITS
-from rmqstore.store.columns import located, queue_places
+from rmqstore.store.columns import queue_places
 
 __all__ = ["find_in_times"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
-from rmqstore.files.mapped_file import fsync_directory
+from rmqstore.files.durable import fsync_directory
 from rmqstore.store.store_state import StoreState
 
 __all__ = ["DiskSpace", "RetentionReport", "delete_expired_files", "is_time_to_delete", "used_ratio"]

@@ -27,7 +27,8 @@ from rmqstore.errors import (
 )
 from rmqstore.files.again import ask_again
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool, is_no_file, is_not_given_out
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.os_errors import is_not_a_file, is_unreadable
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
@@ -158,12 +159,12 @@ class StoreState(StateFields):
             # Whoever only reads asks the files themselves.
             logger.warning("%s: %s", error.path, error.message)
         except OSError as error:
-            if not (self.read_only and (is_not_given_out(error) or is_no_file(error))):
+            if not (self.read_only and (is_unreadable(error) or is_not_a_file(error))):
                 raise
             advice = "let this user read it, or restore it from a copy where the disk fails"
             logger.warning(
                 "%s: the checkpoint cannot be read (%s) and counts as zeros; %s",
-                self.checkpoint.path, error.strerror or error, "move it away" if is_no_file(error) else advice,
+                self.checkpoint.path, error.strerror or error, "move it away" if is_not_a_file(error) else advice,
             )  # fmt: skip
         if self.read_only:
             claimed = claimed_end(self.path, self.checkpoint)
@@ -222,8 +223,11 @@ class StoreState(StateFields):
             self.poison = error
             logger.error("%s takes no more writes: %s", self.path, error if str(error) else type(error).__name__)
 
-    def refresh(self) -> None:
-        """Take in what another process did since, see `MessageStore.refresh`."""
+    def refresh(self, *, uploads: bool = False) -> None:
+        """Take in what another process did since, see `MessageStore.refresh`.
+
+        Tiered storage is listed at most once a second, unless `uploads` asks for what was uploaded in the meantime.
+        """
         self.check_open()
         if self.read_only:
             self.learn()
@@ -240,7 +244,7 @@ class StoreState(StateFields):
                 self.log_index.look_again()
             self.database_index.look_again()
             if self.tiered is not None:
-                self.tiered.refresh()
+                (self.tiered.load if uploads else self.tiered.refresh)()
             self.progress.forget()
 
     def learn(self) -> None:
@@ -306,14 +310,7 @@ class StoreState(StateFields):
 
     def settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
         """What `ask` answers, asked again where a file goes meanwhile."""
-        def refresh() -> None:
-            self.check_open()
-            if self.read_only:
-                self.refresh()
-            if self.tiered is not None:
-                self.tiered.load()
-
-        return ask_again(lambda: ask(*arguments), refresh)
+        return ask_again(lambda: ask(*arguments), lambda: self.refresh(uploads=True))
 
     def checkpoint_now(self) -> Checkpoint:
         """The checkpoint as it is on disk now."""

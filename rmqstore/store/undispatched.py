@@ -21,7 +21,7 @@ from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import is_not_given_out
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.agreement import Agreement
@@ -144,7 +144,7 @@ class Undispatched:
             except (CorruptionError, GeometryError) as error:
                 self._leave_out(end, error)
             except OSError as error:
-                if not (self.queues.pass_over and is_not_given_out(error)):
+                if not (self.queues.pass_over and is_unreadable(error)):
                     raise
                 self._leave_out(end, error)
 

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.open_file import open_regular
 
 __all__ = ["TimerCheckpoint"]
 

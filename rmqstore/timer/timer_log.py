@@ -10,11 +10,13 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
+from typing import NamedTuple
 
 import numpy as np
 
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import written_extents
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import written_extents
 from rmqstore.timer.timer_checkpoint import TIME_UNIT
 
 __all__ = ["MAGIC_DEFAULT", "MAGIC_DELETE", "MAGIC_ROLL", "STORED", "UNIT", "UNIT_SIZE", "TimerLog"]
@@ -43,6 +45,14 @@ _PIECE = 1 << 18
 _TOLD = 20
 
 
+class _Piece(NamedTuple):
+    # Units of one file as they are stored, with their positions in the timer log, in which the file begins at `base`.
+    path: str
+    base: int
+    positions: np.ndarray
+    stored: np.ndarray
+
+
 class TimerLog:
     """The files of ``timerlog/``, in the order of their positions.
 
@@ -65,12 +75,8 @@ class TimerLog:
         self.problems: list[CorruptionError] = []
         self.last: np.void | None = None
         self._files: list[tuple[int, str, int]] = []
-        try:
-            entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
-        except FileNotFoundError:
-            entries = []
-        except OSError as error:
-            entries = []
+        entries = listing(self.folder)
+        if (error := entries.problem) is not None:
             self._tell(f"the folder cannot be read: {error.strerror or error}", self.folder, 0)
         for entry in entries:
             if len(entry.name) == 20 and entry.name.isascii() and entry.name.isdigit():
@@ -151,7 +157,7 @@ class TimerLog:
                         self._tell(
                             f"an end mark of {sizes[place]} bytes where the file has {left} left", path, size - left
                         )
-                found += self._taken(stored, sizes, magic, there & ~blank, positions, base, path, from_time)
+                found += self._taken(_Piece(path, base, positions, stored), there & ~blank, from_time)
         if never_written and zeros_from is None:
             zeros_from = base + at
         ended = zeros_from is None or (not is_last and size - (zeros_from - base) < UNIT_SIZE + 16)
@@ -159,13 +165,12 @@ class TimerLog:
             self._tell("the file ends with zeros although another follows", path, zeros_from - base)
         return found
 
-    def _taken(
-        self, stored: np.ndarray, sizes: np.ndarray, magic: np.ndarray, there: np.ndarray, positions: np.ndarray, base:
-        int, path: str, from_time: int,
-    ) -> list[np.ndarray]:  # fmt: skip
-        # The units of a piece of a file that fire late enough, after all of them were looked at.
+    def _taken(self, piece: _Piece, there: np.ndarray, from_time: int) -> list[np.ndarray]:
+        # The units of a piece that fire late enough, after all of those that are there were checked.
         if not there.any():
             return []
+        path, base, positions, stored = piece
+        magic, sizes = stored["magic"].astype("i4"), stored["size"].astype("i4")
         with np.errstate(over="ignore"):
             time = stored["write_time"].astype("i8") + stored["delay"].astype("i8")
         prev = stored["prev"].astype("i8")

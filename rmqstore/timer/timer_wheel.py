@@ -11,7 +11,8 @@ import os
 import numpy as np
 
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import open_regular, written_extents
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import open_regular, written_extents
 
 __all__ = ["SLOT", "TimerWheel"]
 
@@ -79,7 +80,7 @@ class TimerWheel:
         root = os.fspath(root)
         problems: list[CorruptionError] = []
         snapshots = []
-        for name in os.listdir(root):
+        for name in listing(root).checked().names:
             stem, _, position = name.partition(".")
             if stem == _NAME and position.isascii() and position.isdigit() and len(position) < 20:
                 snapshots.append((int(position), name))

@@ -133,8 +133,7 @@ def _check_chains(slots: _Slots, log: TimerLog) -> list[np.void]:
     expected = np.full(len(units), -1, np.int64)
     expected[1:] = units["position"][:-1]
     expected[slots.is_first] = -1
-    strays: list[np.void] = []
-    seen: set[int] = set()
+    strays = _Strays(slots, log)
     wrong = np.flatnonzero(units["prev"] != expected)
     for number, place in enumerate(wrong.tolist()):
         unit = units[place]
@@ -152,23 +151,30 @@ def _check_chains(slots: _Slots, log: TimerLog) -> list[np.void]:
             log.problems.append(
                 CorruptionError(f"timer log: {len(wrong) - _TOLD} more units lead elsewhere", log.folder, position)
             )
-        _follow(int(unit["prev"]), position, int(unit["time"]), slots, log, seen, strays)
-    return strays
+        strays.follow(unit)
+    return strays.units
 
 
-def _follow(
-    position: int, limit: int, time: int, slots: _Slots, log: TimerLog, seen: set[int], strays: list[np.void]
-) -> None:
-    # Positions strictly decrease, and no unit is visited twice by all walks together.
-    while 0 <= position < limit and position not in seen and not slots.has(position):
-        seen.add(position)
-        unit = log.unit(position)
-        if unit is None:
-            return
-        stray = unit.copy()
-        stray["time"] = time
-        strays.append(stray)
-        position, limit = int(unit["prev"]), position
+class _Strays:
+    # Units of no slot that wrong ones lead to.  No unit is visited twice by all walks together.
+
+    def __init__(self, slots: _Slots, log: TimerLog):
+        self._slots, self._log = slots, log
+        self._seen: set[int] = set()
+        self.units: list[np.void] = []
+
+    def follow(self, wrong: np.void) -> None:
+        position, limit = int(wrong["prev"]), int(wrong["position"])
+        # Positions strictly decrease.
+        while 0 <= position < limit and position not in self._seen and not self._slots.has(position):
+            self._seen.add(position)
+            unit = self._log.unit(position)
+            if unit is None:
+                return
+            stray = unit.copy()
+            stray["time"] = wrong["time"]
+            self.units.append(stray)
+            position, limit = int(unit["prev"]), position
 
 
 def _check_wheel(slots: _Slots, wheel: TimerWheel, from_time: int, found: WaitingUnits) -> None:

@@ -13,8 +13,8 @@ pytest.importorskip("starlette")
 
 from rmqstore import MessageStore
 from rmqstore.console.answers import Answers
-from rmqstore.console.paging import key_page
 from rmqstore.selection import Selection
+from rmqstore.store.pages import key_page
 
 
 def pages(store: MessageStore, topic: str, key: str, kind: str | None, size: int, **span: int) -> list[int]:
@@ -22,9 +22,8 @@ def pages(store: MessageStore, topic: str, key: str, kind: str | None, size: int
     while True:
         page = key_page(
             store,
-            Selection((topic,), keys=(key,), index_type=kind, **span),
+            Selection((topic,), keys=(key,), index_type=kind, max_num=size, **span),
             cursor,
-            size,
             lambda each: {"phy": each.phy_offset},
         )
         assert len(page.rows) <= size and page.uncovered == ()

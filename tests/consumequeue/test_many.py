@@ -304,18 +304,18 @@ def test_the_short_look_refuses_files_that_are_not_whole(tmp_path, change):
 
 
 def test_the_names_of_many_folders_are_forced_together(tmp_path, monkeypatch):
-    from rmqstore.files import mapped_file
+    from rmqstore.files import durable
 
     for i in range(300):
         (tmp_path / f"{i}").mkdir()
     forced = []
-    monkeypatch.setattr(mapped_file, "fsync_directory", forced.append)
-    mapped_file.fsync_tree(str(tmp_path))
+    monkeypatch.setattr(durable, "fsync_directory", forced.append)
+    durable.fsync_tree(str(tmp_path))
     assert len(forced) in (0, 301)  # 0 where the system has syncfs
     # Where it has not, or where there are few folders, each is forced.
-    monkeypatch.setattr(mapped_file, "_sync_file_system", lambda path: False)
+    monkeypatch.setattr(durable, "_sync_file_system", lambda path: False)
     forced.clear()
-    mapped_file.fsync_tree(str(tmp_path))
+    durable.fsync_tree(str(tmp_path))
     assert len(forced) == 301
     monkeypatch.undo()
-    mapped_file.fsync_tree(str(tmp_path / "7"))
+    durable.fsync_tree(str(tmp_path / "7"))

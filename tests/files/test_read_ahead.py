@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rmqstore.files.mapped_file import read_ahead
+from rmqstore.files.open_file import read_ahead
 
 SIZE = 1 << 20
 

@@ -11,6 +11,7 @@ from peer import copy_store
 
 from rmqstore import MessageStore, StoreConfig
 from rmqstore.spark.bulk_load import load_spooled, spool_rows, start_plan
+from rmqstore.spark.mapper import Mapper
 
 pa = pytest.importorskip("pyarrow")
 
@@ -41,7 +42,7 @@ def test_java_opens_a_bulk_loaded_store(java_store, tmp_path):
     def mapper(function, plan, tasks):
         return [function(plan, task) for task in tasks]
 
-    load_spooled(mapper, plan, summaries, parallelism=2)
+    load_spooled(Mapper(mapper, 2), plan, summaries)
     with MessageStore.open(root, config=config, read_only=True) as store:
         ours = dump(store)
     copy = copy_store(root, tmp_path / "copy")

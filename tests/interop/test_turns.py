@@ -18,7 +18,7 @@ from our_process import RmqstoreProcess
 from peer import copy_store, disk_size
 
 from rmqstore import Message, MessageStore, StoreConfig
-from rmqstore.files import mapped_file
+from rmqstore.files import prepared_files
 from rmqstore.store import recovery
 
 pytestmark = pytest.mark.java
@@ -459,14 +459,14 @@ def test_a_kill_before_the_first_entry_of_an_index_file(java_store, tmp_path):
     root = tmp_path / "store"
     child = os.fork()
     if not child:
-        forced = mapped_file.fsync_directory
+        forced = prepared_files.fsync_directory
 
         def force(path):
             forced(path)
             if os.path.basename(path) == "index" and len(os.listdir(path)) == 2:
                 os._exit(7)
 
-        mapped_file.fsync_directory = force
+        prepared_files.fsync_directory = force
         store = MessageStore.open(root, config=StoreConfig(**SMALL, clock=lambda: T0))
         for number in range(SMALL["max_index_num"]):
             store.put_message(Message("Orders", b"body", keys=[f"k{number}"]), 0)

@@ -23,7 +23,7 @@ from rmqstore.cli import main
 from rmqstore.message import compress_body
 from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
-from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.store.columns import scan_schema
@@ -279,7 +279,7 @@ def test_spark_reads_them_as_damage(path, decode_body):
         return [
             row
             for piece in plan.pieces()
-            for batch in piece_batches(str(path), plan.config, piece, options, schema, plan.end)
+            for batch in piece_batches(ReadJob.of(plan, options, schema), piece)
             for row in batch.to_pylist()
         ]
 

@@ -42,9 +42,9 @@ def store(tmp_path_factory) -> Path:
 
 
 def spread(store: Path, out: Path) -> None:
-    from rmqstore.spark.rebuild import rebuild_with
+    from mapped_rebuild import in_order, rebuild_with
 
-    rebuild_with(lambda function, plan, tasks: [function(plan, task) for task in tasks], store, config=CONFIG, output=out)
+    rebuild_with(in_order, store, config=CONFIG, output=out)
 
 
 WAYS = {"rebuild": lambda store, out: rebuild(store, config=CONFIG, output=out), "spark": spread}

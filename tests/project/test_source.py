@@ -206,6 +206,41 @@ def test_the_rule_sees_imports(tmp_path, monkeypatch):
     assert imported_parts(probe) == {"config", "message"}
 
 
+# How a directory is listed, each of which leaves it to the caller to tell errors apart.
+LISTS = {"glob", "iglob", "iterdir", "listdir", "rglob", "scandir"}
+MAY_LIST = {
+    "console/pages.py": "the package's own resources, which may lie in an archive",
+    "demo.py": "the store that it just made, as a user's program would",
+}
+
+
+def listing_faults(source: str) -> set[str]:
+    """The ways around `files/` that a Python file takes: errno, and its own listing of directories."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & {"errno", "glob"}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or ""} & {"errno", "glob"} | {alias.name for alias in node.names} & LISTS
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found |= {node.func.attr} & LISTS
+    return found
+
+
+def test_only_files_tests_errno_and_lists_directories():
+    others = [path for path in module_files() if path.suffix == ".py" and package_part(path) != "files"]
+    listing = {}
+    for path in others:
+        if found := listing_faults(path.read_text(encoding="utf-8")):
+            listing[path.relative_to(PACKAGE).as_posix()] = found
+    assert listing.keys() == MAY_LIST.keys(), "ask files/os_errors and files/listing"
+    assert not any("errno" in found for found in listing.values())
+    # The rule sees each way.
+    assert listing_faults("import errno\nfrom glob import glob\nos.listdir('.')\nfor e in os.scandir('.'): e.x()") == {
+        "errno", "glob", "listdir", "scandir"
+    }  # fmt: skip
+
+
 def test_importing_the_package_needs_no_extra_and_loads_no_web_and_no_spark():
     statements = (
         "import sys\n"

@@ -299,14 +299,14 @@ def test_one_queue_that_cannot_be_opened_stops_no_other(golden_vhost_copy, tmp_p
     with Vhost.open(path) as vhost:
         folder = vhost.queue("c").path
         wanted = [message.seq_id for message in vhost.queue("b").messages()]
-    listdir = os.listdir
+    scandir = os.scandir
 
     def refused(place="."):
         if place == folder:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
-        return listdir(place)
+        return scandir(place)
 
-    monkeypatch.setattr(os, "listdir", refused)
+    monkeypatch.setattr(os, "scandir", refused)
     assert [(each.kind, each.path) for each in verify(path)] == [("unreadable", folder)]
     with Vhost.open(path) as vhost:
         assert [each.path for each in vhost.queue("c").incomplete] == [folder] and not vhost.queue("c").depth

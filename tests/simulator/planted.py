@@ -13,7 +13,7 @@ from rmqstore import _core
 from rmqstore.commitlog import commit_log, log_walk
 from rmqstore.consumequeue import unit_queue
 from rmqstore.consumer import offsets_file
-from rmqstore.files import checkpoint, mapped_file, mapped_file_queue, store_lock
+from rmqstore.files import checkpoint, mapped_file, mapped_file_queue, memory_file, prepared_files, store_lock
 from rmqstore.index import index_service
 from rmqstore.offline import verify_units
 from rmqstore.store import closing, dispatcher, judgement, opening, retention, writing
@@ -47,7 +47,7 @@ def published_before_the_payload() -> None:
     encode = _core.encode_records
 
     def patched(region, pos, base, rows, done, prop_crc):
-        scratch = mapped_file.MemoryFile("scratch", region.size)
+        scratch = memory_file.MemoryFile("scratch", region.size)
         sizes = encode(scratch.region, pos, base, rows, done, prop_crc)
         at = pos
         for size in sizes:
@@ -202,7 +202,7 @@ def lock_not_taken() -> None:
 @planted
 def folder_not_forced() -> None:
     """The name of a new file is not forced."""
-    mapped_file.fsync_directory = lambda path: None
+    prepared_files.fsync_directory = lambda path: None
 
 
 @planted

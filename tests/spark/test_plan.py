@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import golden
 import pytest
@@ -22,13 +23,14 @@ from stores import SEGMENT, START, look_alike, make_store, messages, overwrite, 
 from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreError
 from rmqstore.selection import Selection
 from rmqstore.spark import plan as plan_module
-from rmqstore.spark.batches import in_spark_layout, piece_batches, queue_piece_batches, spark_arrow_schema
+from rmqstore.spark.batches import ReadJob, in_spark_layout, piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, first_offset, open_log, queue_pieces
 
 pytest.importorskip("pyarrow")
 
 COLUMNS = ("phy_offset", "size", "topic", "queue_offset", "body")
+ORDERS = Selection(topics=("Orders",), queue_ids=(0,))
 # Where the body begins in a record with IPv4 hosts.
 BODY = 88
 
@@ -39,9 +41,7 @@ def pieces_of(path, partition_bytes, config=None):
 
 
 def batches_of(plan, piece, columns=COLUMNS, **options):
-    return piece_batches(
-        plan.root, plan.config, piece, ReadOptions(plan.root, **options), spark_arrow_schema(columns), plan.end
-    )
+    return piece_batches(ReadJob.of(plan, ReadOptions(plan.root, **options), spark_arrow_schema(columns)), piece)
 
 
 def read(path, partition_bytes, columns=COLUMNS, config=None, **options):
@@ -333,12 +333,12 @@ def test_a_lost_part_is_damage(tmp_path, caplog, part, mode):
     assert plan.lost[-1][0] == gone[0]
     left = [put.phy_offset for put in puts if not gone[0] <= put.phy_offset < gone[1]]
     schema = spark_arrow_schema(("phy_offset", "size", "_corrupt"))
-    pieces = plan.pieces(5000) if mode == "commitlog" else list(queue_pieces(plan, None, None, 5000))
+    pieces = plan.pieces(5000) if mode == "commitlog" else list(queue_pieces(plan, Selection(), 5000))
     read_piece = piece_batches if mode == "commitlog" else queue_piece_batches
 
     def read_all(corrupt):
         options = ReadOptions(plan.root, corrupt=corrupt)
-        found = [read_piece(plan.root, plan.config, piece, options, schema, plan.end) for piece in pieces]
+        found = [read_piece(ReadJob.of(plan, options, schema), piece) for piece in pieces]
         return [row for batches in found for batch in batches for row in batch.to_pylist()]
 
     with pytest.raises(CorruptionError, match=f"missing|{gone[0]}"):
@@ -478,18 +478,18 @@ def test_pieces_of_queues(sound):
     plan = LogPlan.of(sound)
     with MessageStore.open(sound, read_only=True) as store:
         for size in (1, 3000, 10**9):
-            pieces = list(queue_pieces(plan, None, None, size))
+            pieces = list(queue_pieces(plan, Selection(), size))
             rows = {}
             for piece in pieces:
                 for batch in queue_piece_batches(
-                    plan.root, plan.config, piece, ReadOptions(str(sound)), spark_arrow_schema(COLUMNS), plan.end
+                    ReadJob.of(plan, ReadOptions(str(sound)), spark_arrow_schema(COLUMNS)), piece
                 ):
                     rows.setdefault((piece.topic, piece.queue_id), []).extend(batch.to_pylist())
             assert sorted(rows) == [(topic, number) for topic in store.topics() for number in store.queue_ids(topic)]
             for (topic, number), got in rows.items():
                 assert got == store.get_table(topic, number, columns=COLUMNS).to_pylist()
-        assert {piece.topic for piece in queue_pieces(plan, ["Stock"], [1], 3000)} == {"Stock"}
-        assert {piece.queue_id for piece in queue_pieces(plan, ["Stock"], [1], 3000)} == {1}
+        chosen = list(queue_pieces(plan, Selection(topics=("Stock",), queue_ids=(1,)), 3000))
+        assert {(piece.topic, piece.queue_id) for piece in chosen} == {("Stock", 1)}
 
 
 @pytest.mark.parametrize("name", ["store.killed", "lost", "double-separate-lmq", "batch"])
@@ -500,9 +500,9 @@ def test_pieces_of_queues_in_rocksdb(name, tmp_path):
     plan = LogPlan.of(root)
     with MessageStore.open(root, read_only=True) as store:
         rows = {}
-        for piece in queue_pieces(plan, None, None, 100_000):
+        for piece in queue_pieces(plan, Selection(), 100_000):
             for batch in queue_piece_batches(
-                plan.root, plan.config, piece, ReadOptions(str(root)), spark_arrow_schema(COLUMNS), plan.end
+                ReadJob.of(plan, ReadOptions(str(root)), spark_arrow_schema(COLUMNS)), piece
             ):
                 rows.setdefault((piece.topic, piece.queue_id), []).extend(batch.to_pylist())
         assert sorted(rows) == [(topic, number) for topic in store.topics() for number in store.queue_ids(topic)]
@@ -518,7 +518,7 @@ def test_units_that_a_database_does_not_have_any_more_are_named(tmp_path):
 
     def told(piece):
         chosen, schema = ReadOptions(str(root), mode="queue", corrupt="report"), spark_arrow_schema(["_corrupt"])
-        found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+        found = queue_piece_batches(ReadJob.of(plan, chosen, schema), piece)
         texts = [row["_corrupt"] for batch in found for row in batch.to_pylist()]
         return texts.count(None), [text.partition(": MISSING")[2] for text in texts if text]
 
@@ -534,12 +534,12 @@ def test_a_unit_whose_record_is_damaged(sound, tmp_path):
     row = scanned(path, ["phy_offset", "size"])[4]
     overwrite(path, row["phy_offset"] + 4, b"\0\0\0\0")
     plan = LogPlan.of(path)
-    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+    (piece,) = queue_pieces(plan, ORDERS, 10**9)
 
     def rows(**options):
         chosen = ReadOptions(str(path), mode="queue", **options)
         schema = spark_arrow_schema(["phy_offset", "size", "_corrupt"])
-        batches = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+        batches = queue_piece_batches(ReadJob.of(plan, chosen, schema), piece)
         return [each for batch in batches for each in batch.to_pylist()]
 
     with pytest.raises(CorruptionError, match=f"position {row['phy_offset'] % SEGMENT}"):
@@ -585,7 +585,7 @@ def test_units_that_go_after_the_plan_are_named(sound, tmp_path, caplog, how):
     with MessageStore.open(path, read_only=True) as store:
         table = store.get_table("Orders", 0, columns=columns).to_pylist()
     assert len(table) == 66
-    pieces_by_size = [list(queue_pieces(plan, ["Orders"], [0], size)) for size in (3000, 10**9)]
+    pieces_by_size = [list(queue_pieces(plan, ORDERS, size)) for size in (3000, 10**9)]
     change(queue_files(path))
     for pieces in pieces_by_size:
 
@@ -595,7 +595,7 @@ def test_units_that_go_after_the_plan_are_named(sound, tmp_path, caplog, how):
             return [
                 row
                 for piece in pieces
-                for batch in queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+                for batch in queue_piece_batches(ReadJob.of(plan, chosen, schema), piece)
                 for row in batch.to_pylist()
             ]
 
@@ -628,7 +628,7 @@ def test_units_that_go_after_the_plan_are_named(sound, tmp_path, caplog, how):
 def test_a_unit_that_was_cut_in_its_tags_code_is_not_taken_for_one_of_other_tags(sound, tmp_path, number):
     path = shutil.copytree(sound, tmp_path / "store")
     plan = LogPlan.of(path)
-    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+    (piece,) = queue_pieces(plan, ORDERS, 10**9)
     rows = scanned(sound, ["tags"], topic="Orders", queue_id=0)
     tags = rows[number - 1]["tags"]
     if tags is None:
@@ -637,7 +637,7 @@ def test_a_unit_that_was_cut_in_its_tags_code_is_not_taken_for_one_of_other_tags
     os.truncate(queue_files(path)[(number - 1) // 20], (number - 1) % 20 * 20 + 13)
     chosen = ReadOptions(str(path), mode="queue", selection=Selection(tags=(tags,)), corrupt="skip")
     schema = spark_arrow_schema(["queue_offset"])
-    found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+    found = queue_piece_batches(ReadJob.of(plan, chosen, schema), piece)
     got = [row["queue_offset"] for batch in found for row in batch.to_pylist()]
     lost = range(number, -(-number // 20) * 20)
     assert got == [at for at, row in enumerate(rows) if row["tags"] == tags and at not in lost]
@@ -681,14 +681,14 @@ def test_units_of_a_batch_queue_that_go_after_the_plan_are_named(batches, tmp_pa
     path = shutil.copytree(batches, tmp_path / "store")
     plan = LogPlan.of(path)
     change, gone = GONE_BATCHES[how]
-    (piece,) = queue_pieces(plan, None, None, 10**9)
+    (piece,) = queue_pieces(plan, Selection(), 10**9)
     directory = path / "batchconsumequeue" / "Inner" / "0"
     change([directory / name for name in sorted(os.listdir(directory))])
 
     def read_all(**options):
         chosen = ReadOptions(str(path), mode="queue", **options)
         schema = spark_arrow_schema(["queue_offset", "body", "_corrupt"])
-        found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+        found = queue_piece_batches(ReadJob.of(plan, chosen, schema), piece)
         return [row for batch in found for row in batch.to_pylist()]
 
     with pytest.raises(CorruptionError, match=f"queue offsets {gone[0][0]} to {gone[0][1] - 1} of Inner/0"):
@@ -709,11 +709,11 @@ def test_a_batch_unit_that_lost_its_base_hides_no_other(batches, tmp_path, unit)
     # Cut behind its phy offset, size and tags code it says queue offset 0, which the search for others comes by.
     path = shutil.copytree(batches, tmp_path / "store")
     plan = LogPlan.of(path)
-    (piece,) = queue_pieces(plan, None, None, 10**9)
+    (piece,) = queue_pieces(plan, Selection(), 10**9)
     os.truncate(path / "batchconsumequeue" / "Inner" / "0" / f"{138:020d}", unit * 46 + 20)
     chosen = ReadOptions(str(path), mode="queue", corrupt="report")
     schema = spark_arrow_schema(["queue_offset", "_corrupt"])
-    found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+    found = queue_piece_batches(ReadJob.of(plan, chosen, schema), piece)
     rows = [row for batch in found for row in batch.to_pylist()]
     read = [*range(0, 6 + 2 * unit + 2, 2), *range(12, 20, 2)]
     assert [row["queue_offset"] for row in rows if row["_corrupt"] is None] == read
@@ -731,10 +731,10 @@ def test_queue_offsets_that_a_batch_queue_has_no_place_for_are_not_gone(batches,
     directory = path / "batchconsumequeue" / "Inner" / "0"
     jump([directory / name for name in sorted(os.listdir(directory))])
     plan = LogPlan.of(path)
-    (piece,) = queue_pieces(plan, None, None, 10**9)
+    (piece,) = queue_pieces(plan, Selection(), 10**9)
     assert (piece.begin, piece.end) == (0, 25)
     chosen, schema = ReadOptions(str(path), mode="queue", corrupt="report"), spark_arrow_schema(["body", "_corrupt"])
-    found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+    found = queue_piece_batches(ReadJob.of(plan, chosen, schema), piece)
     rows = [row for batch in found for row in batch.to_pylist()]
     assert [row["body"] for row in rows] == [b"%d" % number for number in range(10)]
     assert all("MISSING" not in (row["_corrupt"] or "") for row in rows)
@@ -743,10 +743,10 @@ def test_queue_offsets_that_a_batch_queue_has_no_place_for_are_not_gone(batches,
 def test_a_count_of_damage_needs_no_column(sound, tmp_path):
     path = shutil.copytree(sound, tmp_path / "store")
     plan = LogPlan.of(path)
-    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+    (piece,) = queue_pieces(plan, ORDERS, 10**9)
     queue_files(path)[0].unlink()
     chosen = ReadOptions(str(path), mode="queue", corrupt="report")
-    batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(()), plan.end)
+    batches = queue_piece_batches(ReadJob.of(plan, chosen, spark_arrow_schema(())), piece)
     assert sum(batch.num_rows for batch in batches) == 46 + 1
 
 
@@ -755,15 +755,15 @@ def test_what_goes_in_front_of_what_is_wanted_is_not_missed(sound, tmp_path):
     plan = LogPlan.of(path)
     rows = scanned(path, ["phy_offset", "queue_offset"], topic="Orders", queue_id=0)
     begin = rows[45]["phy_offset"]
-    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9, begin)
+    (piece,) = queue_pieces(plan, replace(ORDERS, begin_phy_offset=begin), 10**9)
     assert piece == QueuePiece("Orders", 0, 45, 66)
     for file in queue_files(path)[:2]:
         file.unlink()
     chosen = ReadOptions(str(path), mode="queue", selection=Selection(begin_phy_offset=begin))
-    batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(["queue_offset"]), plan.end)
+    batches = queue_piece_batches(ReadJob.of(plan, chosen, spark_arrow_schema(["queue_offset"])), piece)
     assert [row["queue_offset"] for batch in batches for row in batch.to_pylist()] == list(range(45, 66))
     # Nothing is planned of what lies in front of all.
-    assert not list(queue_pieces(plan, ["Orders"], [0], 10**9, 10**9))
+    assert not list(queue_pieces(plan, replace(ORDERS, begin_phy_offset=10**9), 10**9))
 
 
 def test_pre_fill_units_are_not_gone(sound, tmp_path):
@@ -773,20 +773,20 @@ def test_pre_fill_units_are_not_gone(sound, tmp_path):
     file = queue_files(path)[1]
     file.write_bytes(struct.pack(">qiq", 0, PRE_FILL_SIZE, 0) * 20)
     plan = LogPlan.of(path)
-    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+    (piece,) = queue_pieces(plan, ORDERS, 10**9)
     chosen = ReadOptions(str(path), mode="queue")
-    batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(["queue_offset"]), plan.end)
+    batches = queue_piece_batches(ReadJob.of(plan, chosen, spark_arrow_schema(["queue_offset"])), piece)
     found = [row["queue_offset"] for batch in batches for row in batch.to_pylist()]
     assert found == [*range(20), *range(40, 66)]
 
 
 def test_what_a_filter_leaves_out_of_a_queue_is_no_damage(sound):
     plan = LogPlan.of(sound)
-    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+    (piece,) = queue_pieces(plan, ORDERS, 10**9)
     for choice in ({}, {"begin": START + 100_000}, {"tags": ("US",)}):
         want = scanned(sound, ["body"], topic="Orders", queue_id=0, **choice)
         chosen = ReadOptions(str(sound), mode="queue", selection=Selection(**choice))
-        batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(["body"]), plan.end)
+        batches = queue_piece_batches(ReadJob.of(plan, chosen, spark_arrow_schema(["body"])), piece)
         assert [row for batch in batches for row in batch.to_pylist()] == want
         assert 30 < len(want) < 70
 
@@ -868,7 +868,9 @@ def test_times_that_microseconds_cannot_hold_are_the_nearest_they_can(tmp_path, 
     most = 2**63 // 1000
     times = [0, 1_700_000_000_123, -5, most, most + 1, 2**63 - 1, -most - 1, -(2**63)]
     with MessageStore.open(tmp_path, config=small_config()) as store:
-        store.put_messages([Message("Orders", b"x", keys=[f"k{i}"], born_timestamp=time) for i, time in enumerate(times)])
+        store.put_messages(
+            [Message("Orders", b"x", keys=[f"k{i}"], born_timestamp=time) for i, time in enumerate(times)]
+        )
     want = [max(min(time, most), -most) * 1000 for time in times]
     plan = LogPlan.of(tmp_path)
     names = ["born_timestamp", "keys"]
@@ -877,10 +879,8 @@ def test_times_that_microseconds_cannot_hold_are_the_nearest_they_can(tmp_path, 
     elif mode == "queue":
         found = [
             batch
-            for piece in queue_pieces(plan, None, None, 4096)
-            for batch in queue_piece_batches(
-                plan.root, plan.config, piece, ReadOptions(plan.root), spark_arrow_schema(names), plan.end
-            )
+            for piece in queue_pieces(plan, Selection(), 4096)
+            for batch in queue_piece_batches(ReadJob.of(plan, ReadOptions(plan.root), spark_arrow_schema(names)), piece)
         ]
     else:
         with MessageStore.open(tmp_path, read_only=True) as store:
@@ -899,18 +899,18 @@ def test_times_that_microseconds_cannot_hold_are_the_nearest_they_can(tmp_path, 
 
 READ_A_PIECE = """
 import resource, sys
-from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
 
 path, partition_bytes = sys.argv[1], int(sys.argv[2])
 plan = LogPlan.of(path)
 piece = plan.pieces(partition_bytes)[-2]
-next(piece_batches(plan.root, plan.config, plan.pieces(4096)[0], ReadOptions(path), spark_arrow_schema(["body"]), plan.end), None)
+next(piece_batches(ReadJob.of(plan, ReadOptions(path), spark_arrow_schema(["body"])), plan.pieces(4096)[0]), None)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 size = 0
 schema = spark_arrow_schema(["topic", "body", "keys"])
-for batch in piece_batches(plan.root, plan.config, piece, ReadOptions(path), schema, plan.end):
+for batch in piece_batches(ReadJob.of(plan, ReadOptions(path), schema), piece):
     size += batch.nbytes
 print(size, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """

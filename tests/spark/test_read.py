@@ -378,7 +378,7 @@ def test_a_frame_that_is_used_twice(pushing, path):
 def test_batches_are_large_enough_to_be_worth_handing_over_and_small_enough_for_a_cache(tmp_path):
     import pyarrow as pa
 
-    from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+    from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
     from rmqstore.spark.options import ReadOptions
     from rmqstore.spark.plan import LogPlan
 
@@ -392,7 +392,7 @@ def test_batches_are_large_enough_to_be_worth_handing_over_and_small_enough_for_
 
     def batches(*columns):
         options = ReadOptions.parse({"path": str(tmp_path)})
-        return list(piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(columns), plan.end))
+        return list(piece_batches(ReadJob.of(plan, options, spark_arrow_schema(columns)), piece))
 
     for columns in (("phy_offset",), ("topic", "store_timestamp"), ("topic", "body"), tuple(DEFAULT_COLUMNS)):
         found = batches(*columns)

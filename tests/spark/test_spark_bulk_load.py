@@ -17,6 +17,7 @@ import rmqstore
 import rmqstore.spark.rebuild
 from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, StoreError
 from rmqstore.spark.bulk_load import load_spooled, spool_rows, start_plan
+from rmqstore.spark.mapper import Mapper
 
 pa = pytest.importorskip("pyarrow")
 
@@ -91,7 +92,7 @@ def loaded(work, table, config, cuts, mapper=in_order, parallelism=1, rows=100, 
         for number, (first, end) in enumerate(itertools.pairwise(bounds))
     ]
     # In whatever order the tasks answer.
-    return load_spooled(mapper, plan, summaries[::-1], parallelism=parallelism)
+    return load_spooled(Mapper(mapper, parallelism), plan, summaries[::-1])
 
 
 def files(root):
@@ -164,7 +165,7 @@ def test_what_is_refused(tmp_path, change, message):
     plan = start_plan(str(tmp_path / "s"), GEOMETRIES["small"], keep_timestamps=True)
     with pytest.raises(InvalidMessageError, match=message):
         summaries = [spool_rows(plan, 0, good.to_batches()), spool_rows(plan, 1, bad.to_batches())]
-        load_spooled(in_order, plan, summaries)
+        load_spooled(Mapper(in_order), plan, summaries)
 
 
 # -------------------------------------------------------------------------------------------------------------- on Spark

@@ -20,6 +20,7 @@ from pathlib import Path
 import golden
 import oracle
 import pytest
+from mapped_rebuild import in_order, rebuild_with
 from unprivileged import closed
 
 import rmqstore
@@ -28,7 +29,6 @@ from rmqstore import CorruptionError, GeometryError, Message, MessageStore, Stor
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY
 from rmqstore.spark import rebuild_index, rebuild_records
 from rmqstore.spark.mapper import answer_of
-from rmqstore.spark.rebuild import rebuild_with
 
 ROOT = Path(__file__).resolve().parents[2]
 # The package's attribute of this name is the function.
@@ -38,10 +38,6 @@ FOLDERS = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 SMALL = StoreConfig(
     mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=200, max_hash_slot_num=16, max_index_num=40
 )
-
-
-def in_order(function, plan, tasks):
-    return [function(plan, task) for task in tasks]
 
 
 def backwards(function, plan, tasks):
@@ -271,6 +267,8 @@ KILLED = textwrap.dedent(
     import os, signal, sys
     from rmqstore import StoreConfig
     import rmqstore.spark.rebuild
+    from rmqstore.offline.rebuild import RebuildJob
+    from rmqstore.spark.mapper import Mapper
     module = sys.modules["rmqstore.spark.rebuild"]
     module._SMALLEST_SPAN, module._IDLE = 3, 0
     steps, root = int(sys.argv[1]), sys.argv[2]
@@ -284,7 +282,7 @@ KILLED = textwrap.dedent(
         return step
     # Every change of names and every write into a shared file is a step.
     os.rename, os.replace, os.pwrite = counted(os.rename), counted(os.replace), counted(os.pwrite)
-    def mapper(function, plan, tasks):
+    def in_order(function, plan, tasks):
         return [function(plan, task) for task in tasks]
     kills = 0
     # Every run is a process of its own, a copy of this one, which has imported all and done nothing.
@@ -300,8 +298,9 @@ KILLED = textwrap.dedent(
         steps += 1
         if kills == 60:
             sys.exit("nothing is kept of what was done")
-    module.rebuild_with(mapper, root, partition_bytes=4096, parallelism=64, config=StoreConfig(
-        mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=2000, max_hash_slot_num=16, max_index_num=40))
+    config = StoreConfig(
+        mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=2000, max_hash_slot_num=16, max_index_num=40)
+    module.rebuild_with(Mapper(in_order, 64), RebuildJob.of(root, config=config), 4096)
     """
 )
 
@@ -380,7 +379,11 @@ def test_a_wrong_build_is_never_swapped_in(tmp_path, monkeypatch, part):
         monkeypatch.setattr(rebuild_records, "_units_of", wrong)
     else:
         header = rebuild_index._header
-        monkeypatch.setattr(rebuild_index, "_header", lambda begin, *rest: header(begin + 1, *rest))
+
+        def wrong(first, *rest):
+            return header(first._replace(store_timestamp=first.store_timestamp + 1), *rest)
+
+        monkeypatch.setattr(rebuild_index, "_header", wrong)
     with pytest.raises(CorruptionError, match="nothing was swapped in"):
         rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=1000)
     assert oracle.read_files(tmp_path / "s") == tree

@@ -257,8 +257,8 @@ def queue_rows(path, config, columns, size=10**9, **more):
     options = ReadOptions(str(path), mode="queue", selection=selection, **more)
     return [
         row
-        for piece in plan.queue_pieces(chosen, selection.topics, selection.queue_ids, size)
-        for batch in batches.queue_piece_batches(chosen.root, config, piece, options, schema, chosen.end)
+        for piece in plan.queue_pieces(chosen, selection, size)
+        for batch in batches.queue_piece_batches(batches.ReadJob.of(chosen, options, schema), piece)
         for row in batch.to_pylist()
     ]
 
@@ -612,10 +612,10 @@ def console_pages_show_all(path, config, places):
 def spark_finds_all(path, config, keys, places):
     pytest.importorskip("pyspark")
     from rmqstore.spark.plan import LogPlan
-    from rmqstore.spark.query import _KeyTask
+    from rmqstore.spark.query import _KeyJob
 
     files = sorted(os.listdir(path / "index"))
-    search = _KeyTask(LogPlan.of(path, config), files, ("phy_offset",), Selection(begin=0, end=2**62, max_num=100))
+    search = _KeyJob(LogPlan.of(path, config), files, ("phy_offset",), Selection(begin=0, end=2**62, max_num=100))
     for names in (files, files[1:4]):
         found = [row for batch in search.batches(names, keys, ["A"] * len(keys)) for row in batch.to_pylist()]
         if names == files:
@@ -778,7 +778,7 @@ def test_many_keys_in_one_process(tmp_path):
 def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
     testclient = pytest.importorskip("starlette.testclient")
     from rmqstore import console
-    from rmqstore.console import paging
+    from rmqstore.store import pages as store_pages
 
     path = tmp_path / "s"
     puts = put_some(path)
@@ -797,7 +797,7 @@ def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
 
     found, value = pages()
     assert found == [put.phy_offset for put in puts[::2]][::-1] and value["complete"] and value["uncovered"] == []
-    monkeypatch.setattr(paging, "_LOG_BYTES", 0)
+    monkeypatch.setattr(store_pages, "_LOG_BYTES", 0)
     client = testclient.TestClient(console.app(path, config=StoreConfig(**SMALL)), base_url="http://localhost")
     less, value = pages()
     assert not value["complete"] and value["uncovered"] and set(less) < set(found)

@@ -236,7 +236,8 @@ class Camera:
     """A trace function that keeps every state of the files of a store while rmqstore runs."""
 
     MODULES = (
-        "mapped_file.py", "mapped_file_queue.py", "commit_log.py", "unit_queue.py", "consume_queue.py",
+        "durable.py", "prepared_files.py", "mapped_file.py", "mapped_file_queue.py", "commit_log.py", "unit_queue.py",
+        "consume_queue.py",
         "consume_queue_ext.py", "batch_consume_queue.py", "consume_queue_store.py",
         "index_file.py", "index_service.py", "dispatcher.py", "recovery.py", "checkpoint.py", "message_store.py",
     )  # fmt: skip

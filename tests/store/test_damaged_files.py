@@ -145,7 +145,7 @@ def test_every_command_answers(base, tmp_path, caplog, part, which, length):
 def test_spark_reads_what_is_left(base, part, which, length, partition_bytes):
     pytest.importorskip("pyarrow")
     from rmqstore.errors import CorruptionError
-    from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+    from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
     from rmqstore.spark.options import ReadOptions
     from rmqstore.spark.plan import LogPlan
 
@@ -158,7 +158,7 @@ def test_spark_reads_what_is_left(base, part, which, length, partition_bytes):
         return [
             row
             for piece in plan.pieces(partition_bytes)
-            for batch in piece_batches(plan.root, plan.config, piece, options, schema, plan.end)
+            for batch in piece_batches(ReadJob.of(plan, options, schema), piece)
             for row in batch.to_pylist()
         ]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import oracle
 import pytest
 import rocksdb_stores
+from mapped_rebuild import in_order, rebuild_with
 
 from rmqstore import MessageStore, StoreConfig, rebuild, verify
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
-from rmqstore.spark.rebuild import rebuild_with
 
 NOW = 1_700_000_000_000
 GEOMETRY = {
@@ -141,10 +141,6 @@ BROKERS = {
     "twice": twice,
     "deleted": deleted,
 }
-
-
-def in_order(function, plan, tasks):
-    return [function(plan, task) for task in tasks]
 
 
 @pytest.fixture(params=BROKERS)

@@ -458,7 +458,8 @@ for command in ("info", "verify", "recover"):
 
 def test_every_file_of_a_store_is_opened_as_a_regular_one(tmp_path):
     # What is listed and what is opened are two moments; between them a file may become something else.
-    from rmqstore.files.mapped_file import MappedFile, MappedFilePool, open_regular
+    from rmqstore.files.mapped_file import MappedFile, MappedFilePool
+    from rmqstore.files.open_file import open_regular
 
     for name, kind in (("fifo", "fifo"), ("zero", "zero")):
         path = tmp_path / name

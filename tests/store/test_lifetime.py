@@ -73,13 +73,12 @@ def iterators(store: MessageStore) -> dict:
     return {
         "messages": store.messages(),
         "entries": store.commit_log.entries(),
-        "candidates": store.index_service.candidates("Orders", "same"),
         "files": store.index_service.files(),
         "read": store.queues.find("Orders", 0).read(0, 10),
     }
 
 
-@pytest.mark.parametrize("name", ["messages", "entries", "candidates", "files", "read"])
+@pytest.mark.parametrize("name", ["messages", "entries", "files", "read"])
 @pytest.mark.parametrize("read_only", [False, True])
 def test_close_under_a_running_iterator(root, name, read_only):
     store = filled(root)

@@ -17,6 +17,8 @@ pytest.importorskip("pyarrow")
 
 CONFIG = StoreConfig(**SMALL, enable_lmq=True, enable_multi_dispatch=True, index_tags=True)
 LIGHT = "%LMQ%dev"
+# As texts, as Spark gives them.
+SMALL_OPTIONS = {name: str(value) for name, value in SMALL.items()}
 
 
 @pytest.fixture(scope="module")
@@ -95,4 +97,34 @@ def test_spark_refuses_one_by_the_log_and_reads_it_as_a_queue(root):
     plan = LogPlan.of(root, CONFIG)
     refused(lambda: plan.refuse_light_queues([LIGHT]))
     plan.refuse_light_queues(["T", "%LMQ%nobody"])
-    assert [(piece.begin, piece.end) for piece in queue_pieces(plan, [LIGHT], None, 1 << 20)] == [(0, 3)]
+    assert [(piece.begin, piece.end) for piece in queue_pieces(plan, Selection(topics=(LIGHT,)), 1 << 20)] == [(0, 3)]
+
+
+@pytest.mark.parametrize("mode", ["commitlog", "queue"])
+def test_a_filter_of_spark_never_finds_nothing_in_silence(root, caplog, mode):
+    datasource = pytest.importorskip("pyspark.sql.datasource")
+    if not hasattr(datasource, "EqualTo"):
+        pytest.skip("this PySpark pushes no filters")
+    from rmqstore.spark.options import ReadOptions
+    from rmqstore.spark.reader import FilteringStoreReader, StoreReader, spark_schema
+
+    def reader(kind, **options):
+        given = {"path": str(root), "mode": mode, **SMALL_OPTIONS, **options}
+        return kind(ReadOptions.parse(given), spark_schema(["body"], damage=False), given)
+
+    def pushed(name, **options):
+        filtering = reader(FilteringStoreReader, **options)
+        list(filtering.pushFilters([datasource.EqualTo(("topic",), name)]))
+        return filtering.partitions()
+
+    # A filter that is not pushed is Spark's secret.
+    assert reader(StoreReader).partitions()
+    assert "is a light queue" in caplog.text and "with the options topic and mode=queue" in caplog.text
+    caplog.clear()
+    assert reader(StoreReader, topic="T").partitions()
+    assert not caplog.text
+    assert pushed("T")
+    refused(lambda: pushed(LIGHT))
+    if mode == "queue":
+        assert reader(StoreReader, topic=LIGHT).partitions()
+        refused(lambda: pushed(LIGHT, topic=LIGHT))

@@ -8,12 +8,12 @@ import struct
 
 import pytest
 from click.testing import CliRunner
+from mapped_rebuild import in_order, rebuild_with
 from small_store import SMALL, options_of, tree_bytes
 
 from rmqstore import LostLogError, Message, MessageStore, StoreConfig, rebuild
 from rmqstore.cli import main
 from rmqstore.offline.rebuild import check_config
-from rmqstore.spark.rebuild import rebuild_with
 
 CONFIG = StoreConfig(**SMALL)
 SEGMENT = SMALL["mapped_file_size_commit_log"]
@@ -50,10 +50,6 @@ def leading_to(root, begins):
         ]
     assert len(places) == len(entries) == UNITS
     return sum(place in begins for place in places), sum(entry in begins for entry in entries)
-
-
-def in_order(function, plan, tasks):
-    return [function(plan, task) for task in tasks]
 
 
 def by_spark(root, kinds, drop_units=0):

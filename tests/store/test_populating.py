@@ -25,6 +25,8 @@ from rmqstore._core import Region
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.prepared_files import PreparedFiles
+from rmqstore.files.stream_files import Handling
 from rmqstore.store.housekeeping import Housekeeping, Task
 from rmqstore.store.populating import PopulateAhead
 
@@ -74,7 +76,7 @@ def until(condition, what: str) -> None:
 
 
 def made(tmp_path, size: int, name: str = "file") -> MappedFile:
-    return MappedFile.create(tmp_path / name, size)
+    return PreparedFiles(tmp_path, size).create(tmp_path / name)
 
 
 def threads(word: str) -> list[threading.Thread]:
@@ -373,7 +375,7 @@ def test_what_went_meanwhile_is_left_alone(tmp_path):
 
 
 def test_an_empty_and_a_cut_stream(tmp_path):
-    files = MappedFileQueue(tmp_path / "files", MIB, MappedFilePool(), staging=tmp_path)
+    files = MappedFileQueue(tmp_path / "files", MIB, MappedFilePool(), handling=Handling(tmp_path))
     files.load()
     files.populate(0, 10 * MIB)
     files.file_for_append().mark_dirty()

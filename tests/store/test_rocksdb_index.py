@@ -50,26 +50,13 @@ def truth(store: MessageStore, topic: str, key: str, index_type: str | None, beg
     ][::-1]
 
 
-# -------------------------------------------------------------------------------- an entry, by the description alone
-
-
-def entries_of(
-    topic: str, keys: str, tags: str | None, unique_key: str | None, phy: int, time: int
-) -> dict[bytes, bytes]:
-    if not unique_key:
-        return {}
-    texts = {f"@{topic}@K@{key}@{unique_key}@" for key in keys.split(" ") if key} | {f"@{topic}@U@{unique_key}@"}
-    texts |= {f"@{topic}@T@{tags}@{unique_key}@"} if tags else set()
-    hour = struct.pack(">q", time - time % 3600000)
-    return {hour + text.encode() + struct.pack(">q", phy): struct.pack(">q", time) for text in texts}
-
 
 def rebuilt(store: MessageStore, end: int = 2**63 - 1) -> dict[bytes, bytes]:
     """Every entry that the log's records need, up to the record at `end`."""
     found: dict[bytes, bytes] = {}
     for message in store.messages():
         if message.phy_offset <= end and message.sys_flag & 12 != 12:
-            found |= entries_of(
+            found |= rocksdb_files.index_entries(
                 message.topic, message.properties.get("KEYS", ""), message.tags, message.unique_key, message.phy_offset,
                 message.store_timestamp,
             )  # fmt: skip
@@ -248,7 +235,7 @@ def with_database(path: Path, choose=lambda message: True, last: int | None = No
         entries: dict[bytes, bytes] = {}
         for message in store.messages():
             if choose(message):
-                entries |= entries_of(
+                entries |= rocksdb_files.index_entries(
                     message.topic, message.properties.get("KEYS", ""), message.tags, message.unique_key,
                     message.phy_offset, message.store_timestamp,
                 )  # fmt: skip
@@ -383,7 +370,7 @@ def test_missing_and_wrong_values(tmp_path):
     with_database(path, lambda message: message.phy_offset not in (messages[3].phy_offset, messages[20].phy_offset))
     (key,) = [
         key
-        for key in entries_of(
+        for key in rocksdb_files.index_entries(
             "T", "", None, messages[5].unique_key, messages[5].phy_offset, messages[5].store_timestamp
         )
     ]
@@ -536,7 +523,7 @@ KEYS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=" \1\
 )
 def test_entries_of_any_keys(topic, keys, tags, unique_key):
     made = keys_of_record(topic, keys, tags, unique_key, 1234, 7 * HOUR + 5)
-    assert dict.fromkeys(made, struct.pack(">q", 7 * HOUR + 5)) == entries_of(
+    assert dict.fromkeys(made, struct.pack(">q", 7 * HOUR + 5)) == rocksdb_files.index_entries(
         topic, " ".join(keys), tags, unique_key, 1234, 7 * HOUR + 5
     )
     for key in made:

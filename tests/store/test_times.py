@@ -17,11 +17,11 @@ from click.testing import CliRunner
 from rmqstore import Message, MessageStore, StoreConfig, pending
 from rmqstore.cli import main
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.console.paging import time_page
 from rmqstore.consumequeue import unit_times
 from rmqstore.consumequeue.unit_times import UnitTimes
 from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
+from rmqstore.store.pages import time_page
 from rmqstore.tiered import TieredStore
 
 T0, HOUR, DAY = 1_700_000_000_000, 3_600_000, 86_400_000
@@ -163,7 +163,8 @@ def test_every_selection(stores, name, tmp_path):
 def paged(store, topic, begin, end, newest_first):
     found, cursor = [], None
     while True:
-        page = time_page(store, topic, begin, end, newest_first, cursor, 7, lambda message: {"at": message.phy_offset})
+        asked = Selection((topic,), begin=begin, end=end, max_num=7)
+        page = time_page(store, asked, cursor, lambda message: {"at": message.phy_offset}, newest_first=newest_first)
         found += [row["at"] for row in page.rows]
         cursor = page.following
         if cursor is None:
@@ -404,7 +405,7 @@ def test_frames(stores):
 
 def test_pieces_of_spark(stores):
     # What tasks do; needs neither Spark nor Java.
-    from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+    from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
     from rmqstore.spark.options import ReadOptions
     from rmqstore.spark.plan import LogPlan
 
@@ -414,7 +415,7 @@ def test_pieces_of_spark(stores):
         options = ReadOptions(plan.root, selection=Selection(begin=begin, end=end))
         found = []
         for piece in plan.pieces(3000):
-            for batch in piece_batches(plan.root, plan.config, piece, options, schema, plan.end):
+            for batch in piece_batches(ReadJob.of(plan, options, schema), piece):
                 found += batch.column("store_timestamp").cast("int64").to_pylist()
         low, high = begin or 0, end or 2**63
         assert found == [1000 * time for time in CLOCKS[name] if low <= time <= high]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rmqstore.offline import export as export_module
 from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 from rmqstore.spark import tiered as spark_tiered
-from rmqstore.spark.batches import spark_arrow_schema
+from rmqstore.spark.batches import ReadJob, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.tiered import tiered_piece_batches, tiered_pieces
@@ -88,7 +89,8 @@ def said_to_be_left_out(caplog):
 def test_a_task_of_spark_names_what_was_planned_and_is_gone(copied, monkeypatch, caplog, kind, number, said, when):
     root = copied(said)
     plan = LogPlan.of(root / "store")
-    pieces = list(tiered_pieces(plan, str(root / "tiered"), Selection(("Orders",), (0,)), 30_000))
+    options = ReadOptions(str(root / "store"), None, Selection(("Orders",), (0,)), 30_000, tiered=str(root / "tiered"))
+    pieces = list(tiered_pieces(plan, options))
     assert (pieces[0].begin, pieces[-1].end) == (0, OLDER) and len(pieces) > 10
     name = []
 
@@ -105,14 +107,11 @@ def test_a_task_of_spark_names_what_was_planned_and_is_gone(copied, monkeypatch,
         monkeypatch.setattr(spark_tiered, "FlatQueue", ThenItGoes)
 
     def read(corrupt):
-        options = ReadOptions(str(root / "store"), tiered=str(root / "tiered"), corrupt=corrupt)
+        job = ReadJob.of(plan, replace(options, corrupt=corrupt), spark_arrow_schema(COLUMNS))
         # The piece in which it goes comes first.
         low, high = GONE[kind, number]
         ordered = sorted(pieces, key=lambda piece: not low <= piece.begin < high)
-        batches = (
-            tiered_piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(COLUMNS))
-            for piece in ordered
-        )
+        batches = (tiered_piece_batches(job, piece) for piece in ordered)
         return [row for each in batches for batch in each for row in batch.to_pylist()]
 
     lost = set(range(*GONE[kind, number]))

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import tiered_oracle as oracle_tiered
@@ -18,7 +19,7 @@ import tiered_oracle as oracle_tiered
 from rmqstore import MessageStore
 from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
-from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.tiered import tiered_piece_batches, tiered_pieces
@@ -88,10 +89,10 @@ def test_each_message_comes_once(whole, root, tmp_path, damage):
     assert Counter(place_of(json.loads(line)) for line in open(tmp_path / "out.jsonl")) == expected
     plan, options = LogPlan.of(root / "store"), ReadOptions(str(root / "store"), tiered=str(root / "tiered"))
     batches = []
-    for piece in tiered_pieces(plan, options.tiered, Selection(), 1 << 30):
-        batches += tiered_piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(COLUMNS))
+    for piece in tiered_pieces(plan, replace(options, partition_bytes=1 << 30)):
+        batches += tiered_piece_batches(ReadJob.of(plan, options, spark_arrow_schema(COLUMNS)), piece)
     for piece in plan.pieces():
-        batches += piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(COLUMNS), plan.end)
+        batches += piece_batches(ReadJob.of(plan, options, spark_arrow_schema(COLUMNS)), piece)
     assert Counter(place_of(row) for batch in batches for row in batch.to_pylist()) == expected
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import shutil
+from dataclasses import replace
 
 import pytest
 import tiered_oracle as oracle_tiered
@@ -12,7 +13,7 @@ from unprivileged import closed
 
 from rmqstore import CorruptionError, MessageStore
 from rmqstore.selection import Selection
-from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.tiered import tiered_piece_batches, tiered_pieces
@@ -34,10 +35,10 @@ def options_of(root, **more):
 
 def read_tiered(root, size, columns=COLUMNS, **more):
     plan, options = LogPlan.of(root / "store"), options_of(root, **more)
-    pieces = list(tiered_pieces(plan, options.tiered, options.selection, size, strict=options.corrupt == "fail"))
+    pieces = list(tiered_pieces(plan, replace(options, partition_bytes=size)))
     rows = []
     for piece in pickle.loads(pickle.dumps(pieces)):
-        for batch in tiered_piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(columns)):
+        for batch in tiered_piece_batches(ReadJob.of(plan, options, spark_arrow_schema(columns)), piece):
             rows += batch.to_pylist()
     return pieces, rows
 
@@ -47,7 +48,7 @@ def test_every_message_once(root, size):
     pieces, rows = read_tiered(root, size)
     plan = LogPlan.of(root / "store")
     for piece in plan.pieces():
-        for batch in piece_batches(plan.root, plan.config, piece, options_of(root), spark_arrow_schema(COLUMNS), plan.end):
+        for batch in piece_batches(ReadJob.of(plan, options_of(root), spark_arrow_schema(COLUMNS)), piece):
             rows += batch.to_pylist()
     with MessageStore.open(root / "store", read_only=True, tiered=root / "tiered") as store:
         assert rows == store.scan(COLUMNS).read_all().to_pylist()

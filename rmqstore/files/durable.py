@@ -1,0 +1,73 @@
+"""Make names and bytes durable: directories, whole trees, the data of one file.
+
+Owns the calls that force something to the disk and belong to no mapping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from rmqstore.files.os_errors import naming_errors
+
+__all__ = ["force_data", "fsync_directory", "fsync_tree", "make_directories"]
+
+# Up to this number, folders are forced one by one, a millisecond each on a disk; more take one call for the file system, which
+# may have to wait for what other programs wrote.
+_FEW_FOLDERS = 256
+
+
+def fsync_directory(path: str) -> None:
+    """Make the names in directory `path` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with naming_errors(path):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_tree(path: str) -> None:
+    """Make the names in directory `path`, and in all directories below it, durable."""
+    folders = [folder for folder, _, _ in os.walk(path)]
+    if len(folders) > _FEW_FOLDERS and _sync_file_system(path):
+        # Of another file system that is mounted below, this said nothing.
+        device = os.stat(path).st_dev
+        folders = [folder for folder in folders if os.stat(folder).st_dev != device]
+    for folder in folders:
+        fsync_directory(folder)
+
+
+def _sync_file_system(path: str) -> bool:
+    # One call for all that a file system was given (Linux 2.6.39; it reports failures since 5.8); False where there is none.
+    import ctypes
+
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, AttributeError):
+        return False
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if syncfs(fd) != 0:
+            errno = ctypes.get_errno()
+            raise OSError(errno, os.strerror(errno), path)
+    finally:
+        os.close(fd)
+    return True
+
+
+def make_directories(path: str) -> None:
+    """Create directory `path` and what is missing above it; their names are durable afterwards."""
+    missing = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory)
+        fsync_directory(os.path.dirname(directory) or ".")
+
+
+def force_data(fd: int) -> None:
+    """Force a file's bytes, and its size if that changed, to the disk: `fdatasync`, or `fsync` where there is none (macOS)."""
+    getattr(os, "fdatasync", os.fsync)(fd)

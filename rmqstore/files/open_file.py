@@ -1,0 +1,167 @@
+"""Open the files of a store carefully, and read them without a mapping.
+
+Owns what is opened at all: a regular file and nothing else, so that no reader waits at a FIFO.  It knows no store and no
+record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+
+from rmqstore._core import nonzero_size
+from rmqstore.files.os_errors import is_unreadable, naming_errors, with_path
+
+__all__ = [
+    "is_directory",
+    "last_nonzero",
+    "open_regular",
+    "read_ahead",
+    "read_small_file",
+    "why_unreadable",
+    "written_extents",
+]
+
+# More than a broker's JSON with millions of entries has.
+_SMALL = 256 << 20
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """int: a descriptor of the file `path`, to read it unless `flags` say otherwise; every file of a store is opened so.
+
+    Parameters
+    ----------
+    flags, mode : int
+        As of `os.open`; O_CLOEXEC is added.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened, or is not a regular file: opening a FIFO would wait for somebody at its other end, and a device
+        may have no end.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
+
+
+def is_directory(path: str) -> bool:
+    """bool: there is such a directory; where nobody may look, unlike with `os.path.isdir`, that is no "no".
+
+    Raises
+    ------
+    PermissionError
+        This user may not search the directory, or one above it: what is there cannot be told.
+    """
+    if not path:
+        return False
+    try:
+        os.stat(os.path.join(path, "."))
+    except PermissionError as error:
+        raise with_path(error, path) from None
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def why_unreadable(path: str) -> OSError | None:
+    """Return the error of a file that exists and cannot be read; None if it can be read, or is gone.
+
+    Only its first byte is read: what is damaged further on is met where it is read.
+    """
+    try:
+        with naming_errors(path):
+            fd = open_regular(path)
+            try:
+                os.pread(fd, 1, 0)
+            finally:
+                os.close(fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        return error
+    return None
+
+
+def read_small_file(path: str) -> bytes | None:
+    """bytes or None: what a small file holds, such as a broker's JSON; None when it is missing or empty.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, is not a regular file, or has more than 256 MiB.
+    """
+    try:
+        with open(open_regular(path), "rb") as file:
+            # A sparse file may say any length, and would take as much memory.
+            size = os.fstat(file.fileno()).st_size
+            if size > _SMALL:
+                text = f"a file of {size} bytes where at most {_SMALL} are read; move it away"
+                raise OSError(errno.EFBIG, text, path)
+            return file.read() or None
+    except FileNotFoundError:
+        return None
+
+
+def read_ahead(path: str, pos: int = 0, size: int | None = None) -> None:
+    """Let the system begin to read a stretch of a file that is going to be read whole, by default up to its end.
+
+    Where the last byte is in memory all of it counts as that.  Where the system cannot, nothing is lost: whoever reads the
+    file meets the reason.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        fd = open_regular(path)
+        try:
+            if size is None:
+                size = max(os.fstat(fd).st_size - pos, 0)
+            if size > 0 and not _is_in_memory(fd, pos + size - 1):
+                os.posix_fadvise(fd, pos, size, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+
+
+def _is_in_memory(fd: int, pos: int) -> bool:
+    # Of a stretch that is in memory the system would look for each page.
+    try:
+        return bool(os.preadv(fd, [bytearray(1)], pos, os.RWF_NOWAIT))
+    except (OSError, AttributeError):
+        return False
+
+
+def written_extents(fd: int, begin: int, end: int) -> list[tuple[int, int]] | None:
+    """Where from `begin` to `end` the file system says that something was written; None where it does not tell."""
+    extents: list[tuple[int, int]] = []
+    at = begin
+    try:
+        while at < end and len(extents) < 100_000:
+            try:
+                start = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError as error:
+                return extents if error.errno == errno.ENXIO else None
+            if start >= end:
+                return extents
+            at = min(os.lseek(fd, start, os.SEEK_HOLE), end)
+            extents.append((start, at))
+    except (OSError, AttributeError):
+        return None
+    return extents if at >= end else [*extents, (at, end)]
+
+
+def last_nonzero(fd: int, begin: int, end: int) -> int:
+    """int: the position after the last byte from `begin` to `end` that is not zero, read by `pread`; `begin` if none is."""
+    piece = 1 << 20
+    for at in range(begin + (end - 1 - begin) // piece * piece, begin - 1, -piece):
+        # Shorter than asked for where the file is; zeros stand for what it lacks.
+        size = nonzero_size(os.pread(fd, min(piece, end - at), at))
+        if size:
+            return at + size
+    return begin
