@@ -30,7 +30,6 @@ from rmqstore.cli.options import Given, optional_topic_argument, path_argument, 
 from rmqstore.cli.terminal import Printer, Progress, note
 from rmqstore.cli.words import verdict_words
 from rmqstore.commitlog.log_walk import Blank, Damage
-from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
@@ -39,7 +38,6 @@ from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 
-_UNIT_BLOCK = 256
 # How many of the last records are remembered, to go on after the newest that a writer's recovery left.
 _REMEMBERED = 4096
 _REMEMBERED_AT_FIRST = 256
@@ -258,19 +256,7 @@ def _readable(store: MessageStore, selection: Selection) -> Iterator[AnyConsumeQ
 
 def _newest_units(queue: AnyConsumeQueue, min_phy_offset: int) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
     low, high = queue.bounds(min_phy_offset)
-    while high > low:
-        if isinstance(queue, ConsumeQueue):
-            file_begin = high - 1 - (high - 1) % queue.units_per_file
-            block = max(low, high - _UNIT_BLOCK, file_begin)
-            for unit in reversed(list(queue.read(block, high - block))):
-                yield unit, queue
-            high = block
-        else:
-            found = queue.unit(high - 1)
-            if found is None:
-                return
-            yield found, queue
-            high = min(found.queue_offset, high - 1)
+    return ((unit, queue) for unit in queue.backward(low, high))
 
 
 def _by_queue(store: MessageStore, selection: Selection) -> Iterator[MessageExt]:

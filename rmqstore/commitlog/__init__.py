@@ -5,6 +5,5 @@ What a record leaves in queues and index is not known here, and damage is a verd
 - `commit_log`: append, read a record at its place; a face for the others
 - `log_walk`: going over the log: `stretches` (the one loop of recovery, verify and rebuild), messages, columns, headers
 - `log_end`: where the log ends, and how a reader beside a writer notices that it was cut
-- `located`: many places at once, as the core takes them
 - `pieces`: where the pieces of a long log begin, which threads work at ahead of the caller
 """

@@ -179,11 +179,10 @@ def _unit(store: MessageStore, message: MessageExt, topic: str, queue_id: int, q
     queue = store.queues.find(topic, queue_id)
     if queue is None:
         return {"state": "missing", "detail": "there is no such queue"}
-    number, size = queue.number_of(queue_offset), queue.unit_size
-    mapped_file = None if number is None else queue.files.find(number * size)
-    if number is None or mapped_file is None:
+    found = queue.place_of(queue_offset)
+    if found is None:
         return {"state": "missing", "detail": "the queue has no unit of this queue offset"}
-    pos = number * size - mapped_file.file_from_offset
+    (mapped_file, pos), size = found, queue.unit_size
     data = mapped_file.region.read(pos, size)
     phy_offset, record_size, code = struct.unpack_from(">qiq", data)
     agrees = (phy_offset, record_size) == (message.phy_offset, message.size)

@@ -14,8 +14,10 @@ from typing import Any
 from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE, Unit, UnitQueue
-from rmqstore.errors import CorruptionError
+from rmqstore.errors import CorruptionError, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFile
+from rmqstore.sources import STEP, OnGone, Places
+from rmqstore.spans import Span
 
 _BATCH_UNIT_SIZE = int(_core.BatchUnitLayout.BATCH_UNIT_SIZE)
 _UNIT: Any = {
@@ -91,8 +93,85 @@ class BatchConsumeQueue(UnitQueue):
 
     def unit(self, queue_offset: int) -> Unit | None:
         """The unit whose record holds the message with this queue offset, None if there is none."""
-        number = self.number_of(queue_offset)
+        number = self._number_of(queue_offset)
         return None if number is None else self.unit_of(number)
+
+    def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
+        """As every queue does."""
+        number = self._number_of(queue_offset)
+        mapped_file = None if number is None else self._file_of_unit(number)
+        if number is None or mapped_file is None:
+            return None
+        return mapped_file, number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset
+
+    def places(self, begin: int, end: int, on_gone: OnGone | None = None) -> Iterator[Places]:
+        """As every queue does; unit by unit, as a damaged one may have any queue offset."""
+        tell = self.warn_of_lost if on_gone is None else on_gone
+        at, number = begin, self.start_of(begin)
+        previous = number - 1 if self.follows(number) else -2
+        if on_gone is not None and number == 0:
+            # Callers that know of older ones have them reported.
+            previous = -2
+        reached: int | None = None
+        while number < self.unit_num and at < end:
+            try:
+                found = list(self.numbered(number, STEP, reached))
+            except OffsetOutOfRangeError:
+                if on_gone is None:
+                    raise
+                # Its file was deleted since it was listed.
+                number = self.next_file_unit(number)
+                previous = -2
+                continue
+            units = []
+            for here, unit in found:
+                behind = unit.queue_offset + max(unit.num, 1)
+                if at < unit.queue_offset and here != previous + 1:
+                    tell(at, min(unit.queue_offset, end))
+                if unit.queue_offset >= end:
+                    at = end
+                    break
+                previous, at = here, max(at, behind)
+                if behind > begin:
+                    units.append(unit)
+            if units:
+                yield Places(
+                    np.array([unit.phy_offset for unit in units], np.int64),
+                    np.array([unit.queue_offset for unit in units], np.int64),
+                    np.array([unit.size for unit in units], np.int32),
+                    np.array([unit.tags_code for unit in units], np.int64),
+                )
+            last, unit = found[-1]
+            reached = unit.queue_offset + max(unit.num, 1)
+            number = next(self.numbers(last + 1), self.unit_num)
+        if on_gone is not None and at < end:
+            on_gone(at, end)
+
+    def numbers_of(self, begin: int, end: int) -> Span:
+        """As every queue does."""
+        return self.start_of(begin), self.start_of(end)
+
+    def numbered_places(self, begin: int, end: int) -> Iterator[Places]:
+        """As every queue does; as they are stored, and with no tags codes."""
+        while begin < end:
+            phy_offsets, sizes, queue_offsets = self.units(begin, end - begin)
+            if len(phy_offsets):
+                yield Places(phy_offsets, queue_offsets, sizes, np.full(len(phy_offsets), NO_TAGS_CODE, np.int64))
+            begin = begin + len(phy_offsets) if len(phy_offsets) else self.next_file_unit(begin)
+
+    def backward(self, begin: int, end: int) -> Iterator[Unit]:
+        """As every queue does; it ends before a unit that is gone."""
+        while end > begin:
+            unit = self.unit(end - 1)
+            if unit is None:
+                return
+            yield unit
+            end = min(unit.queue_offset, end - 1)
+
+    def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
+        """As every queue does: all of them, as units have no place that follows from their queue offset."""
+        if begin < end:
+            yield begin, end
 
     def numbers(self, start: int) -> Iterator[int]:
         """The numbers of its units from `start` on, without places whose unit was lost or whose file is missing."""
@@ -151,8 +230,7 @@ class BatchConsumeQueue(UnitQueue):
         # Of the first unit whose base is above this.
         return self._first_where(lambda fields: fields[4] > queue_offset)
 
-    def number_of(self, queue_offset: int) -> int | None:
-        """Return the number of the unit whose record holds the message with this queue offset, None if there is none."""
+    def _number_of(self, queue_offset: int) -> int | None:
         number = self._written_before(self._number_above(queue_offset))
         return number if self._holds(number, queue_offset) else None
 
@@ -230,7 +308,7 @@ class BatchConsumeQueue(UnitQueue):
         """
         if queue_offset >= self.max_queue_offset:
             return self.unit_num
-        number = self.number_of(queue_offset)
+        number = self._number_of(queue_offset)
         if number is None:
             number = self._number_above(queue_offset)
             before = max(self._written_before(number), 0)
@@ -281,8 +359,12 @@ class BatchConsumeQueue(UnitQueue):
 
     def store_timestamp(self, queue_offset: int) -> int:
         """int: store time (ms since epoch) in the unit that holds `queue_offset`, -1 if there is none."""
-        number = self.number_of(queue_offset)
+        number = self._number_of(queue_offset)
         return -1 if number is None else self._read(number)[3]
+
+    def sound_end(self, min_phy_offset: int) -> int:
+        """As every queue does: units are found by their own fields, so they are of use up to the first odd one."""
+        return self.consistent_num()
 
     def consistent_num(self) -> int:
         """int: number of the first unit that does not go on from the one before: offsets rise, batches join."""
@@ -296,10 +378,9 @@ class BatchConsumeQueue(UnitQueue):
             previous = unit
         return self.unit_num
 
-    def repair(
-        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int
-    ) -> bool:
-        """Write the unit of the record at `phy_offset`, if it has one, again if that says something else."""
+    def repair(self, unit: Unit, store_timestamp: int) -> bool:
+        """As every queue does; found by its record's phy offset, or else by its queue offset."""
+        queue_offset, phy_offset, size, tags_code, num = unit
         number = self.first_unit
         for base in self.files.offsets:
             first = base // _BATCH_UNIT_SIZE
@@ -309,7 +390,7 @@ class BatchConsumeQueue(UnitQueue):
             if at < high:
                 break
         if number >= self.unit_num or self._read(number)[0] != phy_offset:
-            found = self.number_of(queue_offset)
+            found = self._number_of(queue_offset)
             if found is None:
                 return False
             number = found
@@ -322,10 +403,9 @@ class BatchConsumeQueue(UnitQueue):
         _core.write_batch_unit(mapped_file.region, pos, phy_offset, size, tags_code, store_timestamp, queue_offset, num)
         return True
 
-    def put(
-        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1
-    ) -> bool:
-        """Append the unit of a record that holds `num` messages from `queue_offset` on; False if it is there already."""
+    def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
+        """As every queue does; appended."""
+        queue_offset, phy_offset, size, tags_code, num = unit
         last = self.last_record()
         if last is not None and phy_offset <= last.phy_offset:
             return False

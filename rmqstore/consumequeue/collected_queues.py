@@ -78,7 +78,6 @@ class CollectedQueue(ConsumeQueue):
 
     def __init__(self, topic: str, queue_id: int):
         self.topic, self.queue_id = topic, queue_id
-        self.ext = None
         self.units_there = CollectedUnits()
         self._last: Unit | None = None
 
@@ -103,19 +102,10 @@ class CollectedQueue(ConsumeQueue):
         self._last = None
         return self.units_there.clear()
 
-    def put(
-        self,
-        queue_offset: int,
-        phy_offset: int,
-        size: int,
-        tags_code: int,
-        store_timestamp: int,
-        *,
-        extended: bool = True,
-    ) -> bool:
-        """Take one unit, as of `ConsumeQueue.put`."""
-        one = [np.array([value], np.int64) for value in (phy_offset, size, tags_code, store_timestamp)]
-        return self.put_units(queue_offset, *one) > 0
+    def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
+        """Take one unit."""
+        one = [np.array([value], np.int64) for value in (unit.phy_offset, unit.size, unit.tags_code, store_timestamp)]
+        return self.put_units(unit.queue_offset, *one) > 0
 
     def put_units(
         self,
@@ -170,15 +160,12 @@ class CollectedBatchQueue(BatchConsumeQueue):
         self._last = None
         return self.units_there.clear()
 
-    def put(
-        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1
-    ) -> bool:
-        """Take one unit, as of `BatchConsumeQueue.put`."""
-        if self._last is not None and phy_offset <= self._last.phy_offset:
+    def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
+        """Take one unit."""
+        if self._last is not None and unit.phy_offset <= self._last.phy_offset:
             return False
-        unit = queue_offset, phy_offset, size, tags_code, num
         self.units_there.add(*(np.array([value], np.int64) for value in unit))
-        self._last = Unit(*unit)
+        self._last = unit
         return True
 
     def close(self) -> None:

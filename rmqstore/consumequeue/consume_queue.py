@@ -19,11 +19,15 @@ from rmqstore._shown import shows
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_ext import ConsumeQueueExt
 from rmqstore.consumequeue.queue_folders import queue_directory
-from rmqstore.consumequeue.unit_queue import UNIT_SIZE, Unit, UnitQueue
-from rmqstore.errors import InvalidMessageError
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool
+from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE, UNIT_SIZE, Unit, UnitQueue
+from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, name_of_offset
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.sources import STEP, OnGone, Places
+from rmqstore.spans import Span
 
+# Units of a file that are read together from its end.
+_BACK = 256
 _EXT_UNIT_MIN_SIZE = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
 
 
@@ -62,7 +66,6 @@ class ConsumeQueue(UnitQueue):
         read_only: bool = False,
     ):
         super().__init__(root, topic, queue_id, config, pool, read_only=read_only)
-        self.ext: ConsumeQueueExt | None = None
         if config.enable_consume_queue_ext or os.path.isdir(queue_directory(root, "consumequeue_ext", topic, queue_id)):
             self.ext = ConsumeQueueExt(root, topic, queue_id, config, pool, read_only=read_only)
 
@@ -111,6 +114,10 @@ class ConsumeQueue(UnitQueue):
             return False
         self.ext.truncate(int(addresses.max()))
         return True
+
+    def sound_end(self, min_phy_offset: int) -> int:
+        """As every queue does: where a unit has a part of its phy offset, or no entry of its own in the extension."""
+        return min(self.whole_end(), self.first_unresolved(min_phy_offset))
 
     def whole_end(self) -> int:
         """int: `unit_num` without the units at the end that lost power left only in part.
@@ -183,10 +190,6 @@ class ConsumeQueue(UnitQueue):
             else Unit(queue_offset, phy_offset, size, tags_code)
         )
 
-    def number_of(self, queue_offset: int) -> int | None:
-        """Return the number of the unit with this queue offset, which is the same; None if there is no file for it."""
-        return queue_offset if self.first_unit <= queue_offset < self.unit_num else None
-
     def units(self, queue_offset: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Up to `count` units from `queue_offset` on, none beyond the file in which it lies.
 
@@ -208,7 +211,7 @@ class ConsumeQueue(UnitQueue):
         )
 
     def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
-        """Return whether the units of these records are there and say what the records need; see `UnitQueue.agrees`."""
+        """As every queue does; the units have to follow each other."""
         number, done = int(columns.queue_offset[rows[0]]), 0
         while done < len(rows):
             mapped_file = self._file_of_unit(number) if self.first_unit <= number < self.unit_num else None
@@ -259,10 +262,7 @@ class ConsumeQueue(UnitQueue):
         return low if low < high else high, high
 
     def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:
-        """Where the units lie that `units` gives: the mapped file, the position of the first, and how many.
-
-        None where there is no file.
-        """
+        """As every queue does; the units are those of `units`."""
         files = self.files
         # The end first, as of `units`.
         room = files.wrote_where // UNIT_SIZE - queue_offset
@@ -283,6 +283,72 @@ class ConsumeQueue(UnitQueue):
         ):
             if (phy, size) != (0, PRE_FILL_SIZE):
                 yield Unit(i, phy, size, tags)
+
+    def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
+        """As every queue does."""
+        mapped_file = self._file_of_unit(queue_offset) if self.first_unit <= queue_offset < self.unit_num else None
+        return None if mapped_file is None else (mapped_file, queue_offset * UNIT_SIZE - mapped_file.file_from_offset)
+
+    def path_of(self, queue_offset: int) -> tuple[str, int | None]:
+        """As every queue does."""
+        if not self.disk_files:
+            return super().path_of(queue_offset)
+        pos = queue_offset * UNIT_SIZE % self.files.mapped_file_size
+        return os.path.join(self.files.path, name_of_offset(queue_offset * UNIT_SIZE - pos)), pos
+
+    def places(self, begin: int, end: int, on_gone: OnGone | None = None) -> Iterator[Places]:
+        """As every queue does; none of them is beyond a file."""
+        at = begin
+        if on_gone is not None and self.in_memory:
+            # Of what went from the front of a database nothing is left, not even a gap between files.
+            first = min(self.first_unit_at_or_after(0), end)
+            if at < first:
+                on_gone(at, first)
+                at = first
+        tell = self.warn_of_lost if on_gone is None else on_gone
+        torn = self.torn_units()
+        while at < min(self.unit_num, end):
+            phy_offsets, sizes, codes = self._units_there(at, min(STEP, end - at), is_known=on_gone is not None)
+            if len(phy_offsets):
+                if (sizes <= 0).any():
+                    # A file was cut short, or a page of it lost.
+                    edges = np.flatnonzero(np.diff(np.concatenate([[False], sizes <= 0, [False]])))
+                    for first, until in edges.reshape(-1, 2).tolist():
+                        tell(at + first, at + until)
+                queue_offsets = np.arange(at, at + len(phy_offsets))
+                if torn:
+                    codes = np.where(np.isin(queue_offsets, torn), NO_TAGS_CODE, codes)
+                yield Places(phy_offsets, queue_offsets, sizes, codes)
+                at += len(phy_offsets)
+            else:
+                following = min(self.next_file_offset(at), end)
+                tell(at, following)
+                at = following
+        if on_gone is not None and at < end:
+            on_gone(at, end)
+
+    def _units_there(
+        self, queue_offset: int, count: int, *, is_known: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        try:
+            return self.units(queue_offset, count)
+        except OffsetOutOfRangeError:
+            # Its file was deleted since it was listed.
+            if not is_known:
+                raise
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+
+    def backward(self, begin: int, end: int) -> Iterator[Unit]:
+        """As every queue does."""
+        while begin < end:
+            first = max(begin, end - _BACK, end - 1 - (end - 1) % self.units_per_file)
+            yield from reversed(list(self.read(first, end - first)))
+            end = first
+
+    def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
+        """As every queue does."""
+        for at in range(begin, end, step):
+            yield at, min(at + step, end)
 
     def next_file_offset(self, queue_offset: int) -> int:
         """int: queue offset at which the file after the one for `queue_offset` begins, of those that are there."""
@@ -340,23 +406,9 @@ class ConsumeQueue(UnitQueue):
         files = (self.units(base // UNIT_SIZE, self.units_per_file)[:2] for base in self.files.offsets)
         return sum(int(_are_real(phy_offsets, sizes).sum()) for phy_offsets, sizes in files)
 
-    def put(
-        self,
-        queue_offset: int,
-        phy_offset: int,
-        size: int,
-        tags_code: int,
-        store_timestamp: int,
-        *,
-        extended: bool = True,
-    ) -> bool:
-        """Write the unit of one record; as `put_units` for one.
-
-        Parameters
-        ----------
-        extended : bool
-            Put tags code and time into the extension if the config says so; RocketMQ does not for further queues (LMQ).
-        """
+    def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
+        """As every queue does; as `put_units` for one."""
+        queue_offset, phy_offset, size, tags_code, _ = unit
         if queue_offset < self.unit_num:
             return False
         self._reach(queue_offset)
@@ -478,8 +530,9 @@ class ConsumeQueue(UnitQueue):
                 break
         return filled
 
-    def repair(self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int) -> bool:
-        """Write the unit at `queue_offset`, which lies before the end, again if it says something else; True if it did."""
+    def repair(self, unit: Unit, store_timestamp: int) -> bool:
+        """As every queue does; its place is before the end."""
+        queue_offset, phy_offset, size, tags_code, _ = unit
         mapped_file = self._file_of_unit(queue_offset)
         if mapped_file is None:
             return False

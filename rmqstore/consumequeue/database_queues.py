@@ -19,6 +19,7 @@ from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.collected_queues import CollectedUnits
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.queue_folders import can_name_queue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError, StoreClosedError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 from rmqstore.files.mapped_file_queue import MappedFileQueue
@@ -253,7 +254,7 @@ class DatabaseQueues:
         end = queue.max_queue_offset
         for offset, (phy_offset, size, tags_code, num) in sorted(units.items()):
             if offset >= end:
-                queue.put(offset, phy_offset, size, tags_code, -1, min(num, 0x7FFF))
+                queue.put(Unit(offset, phy_offset, size, tags_code, min(num, 0x7FFF)), -1)
         return queue
 
     # ------------------------------------------------------------------------------------------------------ units

@@ -273,7 +273,7 @@ def look_at_queue(queue: ConsumeQueue | BatchConsumeQueue, min_phy_offset: int, 
     low, high = queue.bounds(min_phy_offset)
     log_bytes, exact = _log_bytes_of_open(queue, low, high) if sizes else (-1, True)
     files = queue.files
-    ext = queue.ext.files if isinstance(queue, ConsumeQueue) and queue.ext is not None else None
+    ext = None if queue.ext is None else queue.ext.files
     return QueueLook(
         queue.cq_type,
         low,

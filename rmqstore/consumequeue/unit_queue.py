@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmqstore import _core
 from rmqstore import _numpy as np
@@ -22,7 +22,11 @@ from rmqstore.errors import GeometryError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, offset_of_name
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.stream_files import Handling
+from rmqstore.sources import OnGone, Places
 from rmqstore.spans import Span, joined
+
+if TYPE_CHECKING:
+    from rmqstore.consumequeue.consume_queue_ext import ConsumeQueueExt
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +61,8 @@ class UnitQueue(NotCopied, _core.QueueFields):
     # The queue's type as RocketMQ names it (CQType).
     cq_type: str
     unit_size: int
+    # Where tags codes and times are that a unit has no room for; None where units have them.
+    ext: ConsumeQueueExt | None = None
     files: MappedFileQueue
     min_for: tuple[int, int] | None
     times: UnitTimes
@@ -227,8 +233,17 @@ class UnitQueue(NotCopied, _core.QueueFields):
         """int: number of the first unit for which there is a file."""
         return max(self.files.min_offset, 0) // self.unit_size
 
+    def numbers_of(self, begin: int, end: int) -> Span:
+        """Return the numbers of the units from queue offset `begin` to before `end`, first and one after the last."""
+        return begin, end
+
+    def numbered_places(self, begin: int, end: int) -> Iterator[Places]:
+        """Yield the places of the units with numbers from `begin` to before `end`, some at a time."""
+        return self.places(begin, end)
+
     def spans(self, begin: int, end: int, *, backward: bool = False) -> list[Span]:
-        """list of (int, int): the numbers of the units from `begin` to before `end` for which there are files."""
+        """list of (int, int): the numbers of the units from queue offset `begin` to before `end` for which there are files."""
+        begin, end = self.numbers_of(begin, end)
         firsts = (base // self.unit_size for base in self.files.file_offsets)
         found = joined((max(first, begin), min(first + self.units_per_file, end)) for first in firsts)
         return found[::-1] if backward else found
@@ -261,6 +276,81 @@ class UnitQueue(NotCopied, _core.QueueFields):
             if at < high:
                 return first + at
         return end
+
+    # ------------------------------------------------------------------------------------------------ by queue offset
+
+    def unit(self, queue_offset: int) -> Unit | None:
+        """Return the unit of the record that has the message with this queue offset; None for none, and for a pre-fill unit."""
+        raise NotImplementedError
+
+    def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
+        """Return the file that has the unit for this queue offset, and the unit's position in it; None for no unit."""
+        raise NotImplementedError
+
+    def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:
+        """Return the file with up to `count` units of one message each, the position of the first, and how many; None for none."""
+        return None
+
+    def path_of(self, queue_offset: int) -> tuple[str, int | None]:
+        """Return the file that has, or had, the unit for this queue offset, and the position in it; the folder where unknown."""
+        return self.files.path, None
+
+    def places(self, begin: int, end: int, on_gone: OnGone | None = None) -> Iterator[Places]:
+        """Yield the places of the units from queue offset `begin` up to but not including `end`, some at a time.
+
+        The tags code is `NO_TAGS_CODE` where it is lost, as in a unit within which a file was cut short.
+
+        Parameters
+        ----------
+        on_gone : callable, optional
+            For callers that know that there were units from `begin` to `end`: called with those that are not there (any more).
+            Pre-fill units, and queue offsets that a batch queue has no place for, are not gone.  By default a warning names
+            those between others.
+        """
+        raise NotImplementedError
+
+    def backward(self, begin: int, end: int) -> Iterator[Unit]:
+        """Yield the units from queue offset `begin` up to but not including `end`, the newest first."""
+        raise NotImplementedError
+
+    def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
+        """Yield parts of these queue offsets that can be read alone, of about `step` messages each."""
+        raise NotImplementedError
+
+    # -------------------------------------------------------------------------------------------- compared with records
+
+    def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
+        """Return whether the units of these records are known to be there and to be what the records need.
+
+        Parameters
+        ----------
+        columns : RecordColumns
+        rows : int64 array
+            Rows of this queue, in order, at least one.
+        """
+        return False
+
+    def sound_end(self, min_phy_offset: int) -> int:
+        """Return the number of the first unit that lost power may have left in part; `unit_num` for none."""
+        raise NotImplementedError
+
+    def fill_holes(self, phy_offset: int) -> int:
+        """Give each place that lost its message after `phy_offset` a pre-fill unit, where units have places; their number."""
+        return 0
+
+    def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
+        """Write the unit of one record; False where it is there already.
+
+        Parameters
+        ----------
+        extended : bool
+            Put tags code and time into the extension if the config says so; RocketMQ does not for further queues (LMQ).
+        """
+        raise NotImplementedError
+
+    def repair(self, unit: Unit, store_timestamp: int) -> bool:
+        """Write a unit that is there again if it is not this one; True if it was written."""
+        raise NotImplementedError
 
     def cut(self, end_phy_offset: int, before: Callable[[UnitQueue, int], None] = _ignored) -> int:
         """Drop the units from the first on whose record does not end at or before `end_phy_offset`; their number.
@@ -295,19 +385,6 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
         """Return tags codes, with codes from the extension in place of addresses; an address without a unit stays."""
         return codes
-
-    def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
-        """Return whether the units of these records are there, one after the other, and say exactly what the records need.
-
-        False also where only a comparison of each unit can say so.
-
-        Parameters
-        ----------
-        columns : RecordColumns
-        rows : int64 array
-            Rows of this queue, in order, at least one.
-        """
-        return False
 
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         raise NotImplementedError

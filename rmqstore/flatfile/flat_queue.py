@@ -15,32 +15,27 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rmqstore import _core, _read
 from rmqstore import _numpy as np
+from rmqstore import _read
 from rmqstore._columns import ArrowColumns, KeyTexts
 from rmqstore._core import UnitLayout, Verdict
 from rmqstore.consumequeue.unit_times import BLOCK_UNITS, UnitTimes
 from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
+from rmqstore.flatfile.flat_log import FlatLog
 from rmqstore.flatfile.metadata import FlatFileMetadata
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.sources import STEP, Places, Pulled, without_record
 from rmqstore.spans import without
 
-__all__ = ["MAX_REGIONS", "FlatQueue", "Units"]
+__all__ = ["FlatQueue"]
 
 UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
-MAX_REGIONS = 64
-"""As many files as the core takes in one call."""
-
 _UNIT = struct.Struct(">qiq")
-# Units that one read looks at when tags pass over most of them (RocketMQ's maxFilterMessageSize), and that arrays have.
+# Units that one read looks at when tags pass over most of them (RocketMQ's maxFilterMessageSize).
 _EXAMINED = 16000 // UNIT_SIZE
-_STEP = 8192
-
-Units = tuple[int, "np.ndarray", "np.ndarray", "np.ndarray"]
-"""Queue offset of the first unit, then for each unit its log offset, record size and tags code."""
 
 
 class FlatQueue(NotCopied):
@@ -57,14 +52,13 @@ class FlatQueue(NotCopied):
         Takes a `Finding` of what an answer had to pass over; it may raise.
     log_metadata, unit_metadata : mapping, optional
         As of `FlatFiles`.
-    crc_check : int
-        As of `_core.decode_record`.
     goes_on : bool
         As of `FlatFiles`.
 
     Attributes
     ----------
-    log, units : FlatFiles
+    log : FlatLog
+    units : FlatFiles
     min_queue_offset, max_queue_offset : int
         Of the first message that is there, and the one to come.
     """
@@ -78,14 +72,13 @@ class FlatQueue(NotCopied):
         report: Callable[[Finding], object],
         log_metadata: Mapping[int, FlatFileMetadata] | None = None,
         unit_metadata: Mapping[int, FlatFileMetadata] | None = None,
-        crc_check: int = 1,
         *,
         goes_on: bool = False,
     ):
         self.path = os.fspath(path)
         self.topic, self.queue_id = topic, queue_id
-        self.report, self.crc_check = report, crc_check
-        self.log = FlatFiles(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata, goes_on=goes_on)
+        self.report = report
+        self.log = FlatLog(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata, goes_on=goes_on)
         self.units = FlatFiles(os.path.join(self.path, "CONSUME_QUEUE"), pool, unit_metadata, goes_on=goes_on)
         self.min_queue_offset = self.max_queue_offset = 0
         self._known_times = UnitTimes()
@@ -107,7 +100,7 @@ class FlatQueue(NotCopied):
         low, high = -(-self.units.min_offset // UNIT_SIZE), self.units.max_offset // UNIT_SIZE
         # Looked at before it is read: a file that goes in between holds nothing that would tell.
         there = self.log.min_offset > 0 and self.log.region_if_there(self.log.min_offset) is not None
-        first = self.look_up(self.log.min_offset) if there else None
+        first = self.log.look_up(self.log.min_offset) if there else None
         if first is not None and low < first.queue_offset < high:
             # A damaged number must not hide what is there, so that its unit has to say the same.
             there = self.units.region_if_there(first.queue_offset * UNIT_SIZE) is not None
@@ -159,15 +152,6 @@ class FlatQueue(NotCopied):
         pos = queue_offset * UNIT_SIZE - base
         return _UNIT.unpack(region.read(pos, UNIT_SIZE)) if pos + UNIT_SIZE <= region.size else None
 
-    def look_up(self, log_offset: int, size: int | None = None) -> MessageExt | None:
-        """MessageExt or None: the message at `log_offset` of this queue's tiered log, None where no record of this size begins."""
-        found = self.log.region_of(log_offset)
-        if found is None:
-            return None
-        region, base = found
-        message = _read.read_message(region, log_offset - base, base, MessageExt, self.crc_check)
-        return None if isinstance(message, Verdict) or size not in (None, message.size) else message
-
     def judge(self, log_offset: int, size: int, queue_offset: int) -> Finding:
         """Finding: why the unit at `queue_offset` leads to no record of this size, or to that of another message."""
         # What went meanwhile is a hole.
@@ -183,13 +167,13 @@ class FlatQueue(NotCopied):
                 f"the record of queue offset {queue_offset}, at log offset {log_offset}, is gone: {hole.finding.detail}"
             )
             return Finding(path, pos, EXPIRED if hole.finding.kind == EXPIRED else "missing_file", detail)
-        found = self.log.region_of(log_offset)
+        found = self.log.verdict_at(log_offset)
         if found is None:
             detail = (
                 f"leads to log offset {log_offset}, and the log holds {self.log.min_offset} to {self.log.max_offset}"
             )
             return Finding(unit_path, unit_pos, "bad_unit", detail)
-        other = self.look_up(log_offset, size)
+        other = self.log.look_up(log_offset, size)
         if other is not None:
             place = f"queue offset {other.queue_offset} of {other.topic}/{other.queue_id}"
             where = f"leads to log offset {log_offset}, where the record says that it is {place}"
@@ -200,7 +184,7 @@ class FlatQueue(NotCopied):
                     # The record has its own unit, so that this one is wrong.
                     return Finding(unit_path, unit_pos, "bad_unit", detail)
             return Finding(path, pos, "bad_record", detail)
-        verdict, actual, _ = _core.check_record(found[0], log_offset - found[1], found[1], 0)
+        verdict, actual = found
         what = f"a record of {actual} bytes" if verdict is Verdict.RECORD else f"no record ({verdict.name})"
         detail = f"{what} where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}"
         return Finding(path, pos, "bad_record", detail)
@@ -218,7 +202,7 @@ class FlatQueue(NotCopied):
         found = self.units.region_of(queue_offset * UNIT_SIZE)
         while found is not None and queue_offset < end:
             pos = queue_offset * UNIT_SIZE - found[1]
-            num = min((found[0].size - pos) // UNIT_SIZE, end - queue_offset, _STEP)
+            num = min((found[0].size - pos) // UNIT_SIZE, end - queue_offset, STEP)
             sizes = np.frombuffer(found[0].read(pos, max(num, 0) * UNIT_SIZE), _unit_type())["s"]
             written = np.flatnonzero(sizes > 0)
             if len(written) or num <= 0:
@@ -247,22 +231,15 @@ class FlatQueue(NotCopied):
         detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} were deleted meanwhile"
         return Finding(self.path, 0, kind, detail), end
 
-    def read(self, selection: Selection, end: int, max_bytes: int) -> tuple[list[MessageExt], int]:
-        """(list of MessageExt, int): messages from the first queue offset to before `end`, and the one to go on at.
+    def read(self, selection: Selection, end: int, max_bytes: int) -> Pulled:
+        """Read messages for one get, see `rmqstore.sources.QueueSource`.
 
-        It ends in front of what cannot be read, and begins with telling `report` of it when that is the first.
-
-        Parameters
-        ----------
-        selection : Selection
-            Of it `begin_queue_offset`, `max_num` and the tags.
-        max_bytes : int
-            Stop before the records together take more; the first is given whatever the limits.
+        It ends before what cannot be read, and begins with reporting it when that is the first.
         """
         queue_offset, max_num = selection.begin_queue_offset or 0, min(max(selection.max_num or 0, 0), INT64_MAX)
         found = self._read_whole(selection, end, max_num, max_bytes)
         if found is not None:
-            return found
+            return Pulled(*found)
         messages: list[MessageExt] = []
         size, last = 0, min(end, queue_offset + max(_EXAMINED, max_num))
         at = queue_offset
@@ -280,7 +257,7 @@ class FlatQueue(NotCopied):
             if not selection.may_have_code(code):
                 at += 1
                 continue
-            message = self.look_up(log_offset, record_size)
+            message = self.log.look_up(log_offset, record_size)
             if message is None:
                 if messages:
                     break
@@ -293,7 +270,7 @@ class FlatQueue(NotCopied):
                 continue
             messages.append(message)
             size += record_size
-        return messages, min(at, max(end, queue_offset))
+        return Pulled(messages, min(at, max(end, queue_offset)))
 
     def _read_whole(
         self, selection: Selection, end: int, max_num: int, max_bytes: int
@@ -315,12 +292,19 @@ class FlatQueue(NotCopied):
             log = self.log.region_of(units[0].get_i64(pos))
             if log is None:
                 return None
-            region, base = log
+            (region, base), before = log, len(messages)
             done, last, size, full, gone = _read.read_queued(
                 units[0], pos, num - at, region, base, base, base + region.size, MessageExt, messages, size, max_num, max_bytes,
-                self.crc_check, codes, tags, self.topic, self.queue_id, queue_offset + at,
+                self.log.crc_check, codes, tags, self.topic, self.queue_id, queue_offset + at,
             )  # fmt: skip
             if gone or not (done or full):
+                return None
+            chosen = done
+            if codes is not None:
+                read = np.frombuffer(units[0].read(pos, done * UNIT_SIZE), _unit_type())
+                chosen = int(np.count_nonzero(selection.may_have_codes(read["c"].astype(np.int64))))
+            if len(messages) - before < chosen:
+                # A record between them is damaged, or a hash is that of another tag.
                 return None
             if last >= 0:
                 following = queue_offset + at + last + 1
@@ -332,16 +316,16 @@ class FlatQueue(NotCopied):
     def store_timestamp_of(self, queue_offset: int) -> int:
         """int: store time of a message in ms since epoch, -1 where its unit does not lead to it."""
         unit = self.unit_at(queue_offset)
-        message = None if unit is None else self.look_up(unit[0], unit[1])
+        message = None if unit is None else self.log.look_up(unit[0], unit[1])
         # A unit that is zero or wrong may lead to the record of another message.
         if message is None or not message.check_queue(self.topic, self.queue_id, queue_offset):
             return -1
         return message.store_timestamp
 
     def find_in_times(self, begin: int, end: int, times: tuple[int, int], *, newest: bool) -> int | None:
-        """Find a message by store time, as `rmqstore.store.queue_times.find_in_times` does.
+        """Find a message by store time, see `rmqstore.sources.QueueSource`.
 
-        `report` is told of unreadable places in the blocks that are searched.
+        Unreadable places in the blocks that are searched are reported.
         """
         begin, end = max(begin, self.min_queue_offset), min(end, self.max_queue_offset)
         holes = [(hole.begin // UNIT_SIZE, -(-hole.end // UNIT_SIZE)) for hole in self.units.holes]
@@ -361,20 +345,20 @@ class FlatQueue(NotCopied):
         out = ArrowColumns(("store_timestamp", "queue_offset"), BLOCK_UNITS)
         out.choose([encode_java_utf8(self.topic)], [self.queue_id])
         found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        for first, log_offsets, sizes, _ in self.unit_arrays(begin, end, BLOCK_UNITS):
-            taken = np.zeros(len(log_offsets), np.uint8)
-            for part, regions, bases, numbers in self.located(log_offsets):
-                out.fill_at(regions, bases, numbers, log_offsets[part], sizes[part], taken[part])
+        for places in self.places(begin, end, BLOCK_UNITS):
+            taken = np.zeros(len(places), np.uint8)
+            for part, regions, bases, numbers in self.log.located(places.phy_offsets):
+                out.fill_at(regions, bases, numbers, places.phy_offsets[part], places.sizes[part], taken[part])
             num, parts, _ = out.take()
             stored, said = (np.frombuffer(parts[name][0], np.int64)[:num] for name in out.columns)
-            places = np.flatnonzero(taken)
-            right = said == first + places
-            taken[places[~right]] = 0
-            reached = first
-            for place in (first + np.flatnonzero(taken == 0)).tolist():
-                if place >= reached:
-                    reached = self._report_at(place, first + len(taken))
-            found.append((first + places[right], stored[right]))
+            numbers = places.queue_offsets[taken != 0]
+            right = said == numbers
+            rest = places.queue_offsets[~np.isin(places.queue_offsets, numbers[right])]
+            reached = begin
+            for queue_offset in rest.tolist():
+                if queue_offset >= reached:
+                    reached = self._report_at(queue_offset, int(places.queue_offsets[-1]) + 1)
+            found.append((numbers[right], stored[right]))
         return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
     def _report_at(self, queue_offset: int, end: int) -> int:
@@ -392,15 +376,10 @@ class FlatQueue(NotCopied):
 
     # -------------------------------------------------------------------------------------------------------- many
 
-    def unit_arrays(self, begin: int, end: int, step: int = _STEP) -> Iterator[Units]:
-        """The units from queue offset `begin` to before `end`, at most `step` at a time; what no file holds is reported.
+    def places(self, begin: int, end: int, step: int = STEP) -> Iterator[Places]:
+        """Yield the places from queue offset `begin` to before `end`, see `rmqstore.sources.QueueSource`.
 
-        So is what was known when the caller chose these offsets, and went since.
-
-        Yields
-        ------
-        Units
-            Arrays of int64, int32 and int64 of one length.
+        Places that no file holds are reported, and those that were known when the caller chose the queue offsets and went since.
         """
         at, stop = begin, min(end, self.max_queue_offset)
         if begin < min(self.min_queue_offset, end):
@@ -415,63 +394,26 @@ class FlatQueue(NotCopied):
                 self.report(finding)
                 continue
             packed = np.frombuffer(found[0].read(pos, num * UNIT_SIZE), _unit_type())
-            yield at, packed["o"].astype(np.int64), packed["s"].astype(np.int32), packed["c"].astype(np.int64)
+            yield Places(
+                packed["o"].astype(np.int64),
+                np.arange(at, at + num),
+                packed["s"].astype(np.int32),
+                packed["c"].astype(np.int64),
+            )
             at += num
         if max(at, stop) < end:
             self.report(self.gone(max(at, stop), end)[0])
 
-    def located(self, log_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
-        """Offsets in parts that lie in few files each, for the core's `fill_at`.
+    def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
+        """Return the tags codes themselves: there is no extension."""
+        return codes
 
-        Yields
-        ------
-        (slice, list of Region, array of int64, array of int32)
-            Which part, its files, their base offsets, and for each offset the number of its file, -1 where none holds it.
-            A part of which no file holds any offset is left out.
-        """
-        if not len(log_offsets):
-            return
-        # One list for all of it: a file that goes meanwhile leaves the queue's.
-        bases = np.array(self.log.bases, np.int64)
-        lowest, highest = np.searchsorted(bases, [log_offsets.min(), log_offsets.max()], "right").tolist()
-        if lowest == highest:
-            region = self._file_region(bases, lowest - 1)
-            if region is not None:
-                yield (
-                    slice(0, len(log_offsets)),
-                    [region],
-                    bases[lowest - 1 : lowest],
-                    np.zeros(len(log_offsets), np.int32),
-                )
-            return
-        files = np.searchsorted(bases, log_offsets, "right") - 1
-        step = max(len(files), 1) if len(np.unique(files)) <= MAX_REGIONS else MAX_REGIONS
-        for first in range(0, len(files), step):
-            part = slice(first, first + step)
-            there, numbers = np.unique(files[part], return_inverse=True)
-            regions: list[Any] = []
-            begins: list[int] = []
-            number_of = []
-            for file in there.tolist():
-                found = self._file_region(bases, file)
-                number_of.append(-1 if found is None else len(regions))
-                if found is not None:
-                    regions.append(found)
-                    begins.append(int(bases[file]))
-            if regions:
-                yield part, regions, np.array(begins, np.int64), np.array(number_of, np.int32)[numbers]
-
-    def _file_region(self, bases: np.ndarray, number: int) -> _core.Region | None:
-        found = self.log.region_if_there(int(bases[number])) if number >= 0 else None
-        return None if found is None else found[0]
-
-    def without_record(self, log_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """array of int: the numbers of those places at which no record of this size begins."""
-        taken = np.zeros(len(log_offsets), np.uint8)
-        out = ArrowColumns((), 1 << 30)
-        for part, regions, bases, numbers in self.located(log_offsets):
-            out.fill_at(regions, bases, numbers, log_offsets[part], sizes[part], taken[part])
-        return np.flatnonzero(taken == 0)
+    def report_unread(self, places: Places) -> None:
+        """Report units that lead to no record, or to that of another message, each on its own."""
+        for phy_offset, size, queue_offset in zip(
+            places.phy_offsets.tolist(), places.sizes.tolist(), places.queue_offsets.tolist()
+        ):
+            self.report(self.judge(phy_offset, size, queue_offset))
 
     def find_keys(self, texts: KeyTexts, kinds: int, begin: int, end: int, units: Selection) -> Iterator[int]:
         """Log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are gone over.
@@ -486,31 +428,16 @@ class FlatQueue(NotCopied):
             Only messages whose unit may have its tags.
         """
         out = ArrowColumns((), 1 << 30)
-        for first, offsets, sizes, codes in self.unit_arrays(begin, end):
-            chosen = np.flatnonzero(units.may_have_codes(codes))
-            offsets, sizes = offsets[chosen], sizes[chosen]
-            taken, same = np.zeros(len(offsets), np.uint8), np.zeros(len(offsets), np.int32)
-            for part, regions, bases, numbers in self.located(offsets):
+        for each in self.places(begin, end):
+            places = each[units.may_have_codes(each.tags_codes)]
+            taken, same = np.zeros(len(places), np.uint8), np.zeros(len(places), np.int32)
+            for part, regions, bases, numbers in self.log.located(places.phy_offsets):
                 out.fill_matching(
-                    regions, bases, numbers, offsets[part], taken[part], same[part], texts, kinds, INT64_MAX
+                    regions, bases, numbers, places.phy_offsets[part], taken[part], same[part], texts, kinds, INT64_MAX
                 )  # fmt: skip
-            yield from offsets[taken != 0].tolist()
-            rest = np.flatnonzero(taken == 0)
-            for place in rest[self.without_record(offsets[rest], sizes[rest])].tolist():
-                self.report(self.judge(int(offsets[place]), int(sizes[place]), first + int(chosen[place])))
-
-    def release_pages(self, begin: int, end: int) -> None:
-        """Say that the bytes of the log from `begin` to before `end` are not needed any more: a long pass keeps little memory."""
-        at = max(begin, self.log.min_offset)
-        while at < min(end, self.log.max_offset):
-            mapped_file = self.log.find(at)
-            if mapped_file is None:
-                return
-            pos = at - mapped_file.file_from_offset
-            size = min(end - at, mapped_file.size - pos)
-            if mapped_file.mapped:
-                mapped_file.region.release_pages(pos, size)
-            at += size
+            yield from places.phy_offsets[taken != 0].tolist()
+            rest = places[taken == 0]
+            self.report_unread(rest[without_record(self.log, rest)])
 
     def close(self) -> None:
         """Let go of the files."""

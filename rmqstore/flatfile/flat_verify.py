@@ -164,7 +164,7 @@ class _Verify:
 
     def _cover_damaged(self, queue: FlatQueue, log_offset: int, covered: _Covered, indexed_to: int) -> None:
         # It has its unit and its items like any other.
-        message = queue.look_up(log_offset)
+        message = queue.log.look_up(log_offset)
         if message is None:
             return
         covered.add(np.array([message.queue_offset], np.int64))
@@ -191,7 +191,7 @@ class _Verify:
             detail = f"a record of queue {name}/{int(columns.queue_id[row])} in the log of {queue.topic}/{queue.queue_id}"
             yield Finding(*queue.log.place_of(int(offsets[row])), "wrong_queue", detail)
         for log_offset in offsets[columns.sys_flag[:num] & SysFlag.COMPRESSED.value != 0].tolist():
-            message = queue.look_up(log_offset)
+            message = queue.log.look_up(log_offset)
             if message is not None:
                 yield from body_findings(message, *queue.log.place_of(log_offset), self.missing)
         beyond = np.flatnonzero(own & (queue_offsets >= queue.max_queue_offset))
@@ -220,11 +220,12 @@ class _Verify:
             for row in rows.tolist():
                 agreed[row] = queue.unit_at(int(queue_offsets[row])) == (int(offsets[row]), int(sizes[row]), int(codes[row]))
             return agreed
-        for first, unit_offsets, unit_sizes, unit_codes in queue.unit_arrays(low, high):
-            part = rows[(queue_offsets[rows] >= first) & (queue_offsets[rows] < first + len(unit_offsets))]
-            at = queue_offsets[part] - first
+        for places in queue.places(low, high):
+            first = int(places.queue_offsets[0])
+            part = rows[(queue_offsets[rows] >= first) & (queue_offsets[rows] < first + len(places))]
+            there = places[queue_offsets[part] - first]
             agreed[part] = (
-                (unit_offsets[at] == offsets[part]) & (unit_sizes[at] == sizes[part]) & (unit_codes[at] == codes[part])
+                (there.phy_offsets == offsets[part]) & (there.sizes == sizes[part]) & (there.tags_codes == codes[part])
             )
         return agreed
 
@@ -234,7 +235,7 @@ class _Verify:
         unit = queue.unit_at(queue_offset)
         if unit is None or unit[1] <= 0:
             return  # A hole, or a file cut in a unit: a finding already.  Units without a size are told together.
-        other = queue.look_up(unit[0], unit[1]) if unit[0] != log_offset else None
+        other = queue.log.look_up(unit[0], unit[1]) if unit[0] != log_offset else None
         if other is not None and other.queue_offset == queue_offset:
             detail = f"queue offset {queue_offset} again; its unit leads to log offset {unit[0]}"
             yield Finding(*queue.log.place_of(log_offset), "duplicate_record", detail)
@@ -261,7 +262,7 @@ class _Verify:
         self.expected.add(hashes, self._id(queue), queue.queue_id, np.asarray(columns.phy_offset)[rows], size)
         for row in twice.tolist():
             if chosen[row]:
-                message = queue.look_up(int(columns.phy_offset[row]))
+                message = queue.log.look_up(int(columns.phy_offset[row]))
                 if message is not None:
                     self._expect(queue, message)
 
@@ -359,7 +360,7 @@ class _Verify:
             hole = queue.log.hole_at(item.log_offset)
             if item.log_offset < queue.log.min_offset or (hole is not None and hole.finding.kind == EXPIRED):
                 return None  # Its record expired.
-            message = queue.look_up(item.log_offset, item.size)
+            message = queue.log.look_up(item.log_offset, item.size)
             if message is not None:
                 if any(flat_index_hash(name, key) == item.hash for key in _indexed_keys(message)):
                     return None
@@ -370,7 +371,7 @@ class _Verify:
         for queue in queues:
             for queue_offset in range(queue.min_queue_offset, self.flat_store.indexed_to(queue)):
                 unit = queue.unit_at(queue_offset)
-                message = None if unit is None else queue.look_up(unit[0], unit[1])
+                message = None if unit is None else queue.log.look_up(unit[0], unit[1])
                 if message is None:
                     continue
                 for key in sorted(_indexed_keys(message) - {""}):
@@ -468,7 +469,7 @@ def _times_at(queue: FlatQueue, offsets: np.ndarray, sizes: np.ndarray) -> np.nd
     times = np.full(len(offsets), -1, np.int64)
     out = ArrowColumns(("store_timestamp",), max(len(offsets), 1))
     taken = np.zeros(len(offsets), np.uint8)
-    for part, regions, bases, numbers in queue.located(offsets):
+    for part, regions, bases, numbers in queue.log.located(offsets):
         out.fill_at(regions, bases, numbers, offsets[part], sizes[part], taken[part])
     if out.count:
         _, parts, _ = out.take()

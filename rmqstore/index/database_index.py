@@ -8,7 +8,6 @@ the first records of each segment tell.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import logging
@@ -18,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.commitlog.located import located
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.index.key_source import Candidates, SoughtKeys
@@ -233,7 +231,7 @@ class DatabaseIndex:
 
     def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
         """Ask the database no more if one of these entries is its own and cannot be true, see `KeySource`."""
-        wrong = rejected[~sought.at_any_time().matching(functools.partial(located, self.commit_log), rejected)[1]]
+        wrong = rejected[~sought.at_any_time().matching(self.commit_log.located, rejected)[1]]
         own = self.candidates(sought) if len(wrong) else wrong
         places = set(zip(own.numbers.tolist(), own.phy_offsets.tolist()))
         for number, phy_offset in zip(wrong.numbers.tolist(), wrong.phy_offsets.tolist()):

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict, doubtful_entry
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.commitlog.located import located
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.memory_file import MemoryFile
@@ -120,7 +119,7 @@ class LogIndex:
         key_hashes, phy_offsets = sought.hashes[rejected.numbers], rejected.phy_offsets
         for place in np.flatnonzero(phy_offsets >= self.commit_log.max_offset).tolist():
             self.index_service.distrust_entry(int(key_hashes[place]), int(phy_offsets[place]))
-        for part, regions, bases, numbers in located(self.commit_log, phy_offsets):
+        for part, regions, bases, numbers in self.commit_log.located(phy_offsets):
             hashes, offsets = key_hashes[part], phy_offsets[part]
             place = -1
             while (place := doubtful_entry(regions, bases, numbers, offsets, hashes, place + 1)) >= 0:

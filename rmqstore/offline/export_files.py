@@ -13,7 +13,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.files.output_file import OutputFolder
@@ -71,12 +71,6 @@ def message_row(message: MessageExt, columns: Sequence[str], form: str, zeros: b
         else:
             row[name] = getattr(message, name)
     return row
-
-
-class Writer(Protocol):
-    def message(self, message: MessageExt) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _visible(text: str) -> str:

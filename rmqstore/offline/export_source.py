@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
-from rmqstore._core import PRE_FILL_SIZE, Verdict, check_record
+from rmqstore._core import Verdict, check_record
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import REPAIR
@@ -27,19 +27,18 @@ from rmqstore.index.key_source import SoughtKeys
 from rmqstore.index.log_index import LogIndex
 from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.offline.export_options import DECODED, JUDGED
-from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
+from rmqstore.offline.export_tiered import older_batches, older_messages
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import without
 from rmqstore.store.columns import (
     ColumnOptions,
     Columns,
     import_pyarrow,
-    may_match,
-    queue_places,
-    rows_at,
 )
+from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_times import find_in_times
+from rmqstore.store.queue_columns import chosen, rows_at
+from rmqstore.store.tiered_only import tiered_spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +67,7 @@ class Damage:
     queue: FlatQueue | None = None
 
     def where(self, phy_offset: int) -> tuple[str, int]:
+        """Return the file and the position in it."""
         if self.queue is not None:
             return self.queue.log.place_of(phy_offset)
         pos = phy_offset % self.log.segment_size
@@ -148,7 +148,7 @@ class Damage:
 
     def row(self, phy_offset: int) -> bool:
         """bool: as `record`, of a row of columns."""
-        message = (self.log if self.queue is None else self.queue).look_up(phy_offset)
+        message = (self.log if self.queue is None else self.queue.log).look_up(phy_offset)
         if message is None:
             raise CorruptionError(
                 f"the record at phy offset {phy_offset} changed while it was read", *self.where(phy_offset)
@@ -192,6 +192,7 @@ class Source:
         return self.selection.keys is None and not self.selection.by_queue
 
     def tell(self, phy_offset: int) -> None:
+        """Report how far the export came."""
         if self.progress is not None and self.end > self.begin:
             self.progress(min(max(phy_offset, self.begin), self.end) - self.begin, self.end - self.begin)
 
@@ -321,7 +322,7 @@ class Source:
         if queue is None:
             return
         low = max(low, queue.bounds(self.log.min_offset)[0])
-        older = older_parts(self.store, topic, queue_id)
+        older = tiered_spans(self.store, topic, queue_id)
         newest = -1
 
         def on_gone(first: int, last: int) -> None:
@@ -329,21 +330,23 @@ class Source:
             for begin, end in without(first, last, older):
                 self.damage.units(queue, begin, end)
 
+        source = LocalQueue(queue, self.log)
         high = max(min(high, queue.max_queue_offset), low)
         if self.selection.begin is not None or self.selection.end is not None:
             first, last = (
-                find_in_times(self.log, queue, low, high, (self.selection.times[0], self.selection.times[1]), newest=newest_first)
+                source.find_in_times(low, high, self.selection.times, newest=newest_first)
                 for newest_first in (False, True)
             )
             low, high = (low, low) if first is None or last is None else (first, last + 1)
-        for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, low, high, on_gone):
-            kept = ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE)) & (sizes > 0)
-            kept &= (phy_offsets >= self.begin) & (phy_offsets < self.end)
-            kept &= may_match(queue, self.selection, unit_codes)
+        for each in queue.places(low, high, on_gone):
+            places = chosen(source, each[each.are_real], self.selection)
+            kept = (places.phy_offsets >= self.begin) & (places.phy_offsets < self.end)
             for first, last in older:
-                kept &= (queue_offsets < first) | (queue_offsets >= last)
-            places = zip(phy_offsets[kept].tolist(), queue_offsets[kept].tolist(), sizes[kept].tolist())
-            for phy_offset, queue_offset, size in places:
+                kept &= (places.queue_offsets < first) | (places.queue_offsets >= last)
+            places = places[kept]
+            for phy_offset, queue_offset, size in zip(
+                places.phy_offsets.tolist(), places.queue_offsets.tolist(), places.sizes.tolist()
+            ):
                 message = self.log.look_up(phy_offset, size)
                 if message is None or not message.check_queue(topic, queue_id, queue_offset):
                     self.damage.stretch(phy_offset, phy_offset + max(size, 0), self._judged(phy_offset, size))
@@ -404,12 +407,12 @@ class Source:
             return
         self.selection.choose(made.out, by_place=True)
         for phy_offsets in self.offsets():
-            chosen = [
+            places = [
                 phy_offset
                 for phy_offset in phy_offsets.tolist()
                 if (message := self.look_up(phy_offset)) is not None and self.selection.has(message)
             ]
-            for batch in rows_at(self.log, made, np.array(chosen, np.int64))[0]:
+            for batch in rows_at(self.log, made, np.array(places, np.int64))[0]:
                 yield _sound_rows(batch, columns, self.damage, judged)
 
 

@@ -12,34 +12,17 @@ from typing import TYPE_CHECKING
 from rmqstore import _numpy as np
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import MessageExt
-from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.selection import Selection
+from rmqstore.sources import STEP
 from rmqstore.store.columns import Columns
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.tiered_columns import FlatRange, flat_ranges, flat_rows_at
-from rmqstore.store.tiered_reading import tiered_parts, tiered_ranges
+from rmqstore.store.queue_columns import chosen, rows_at
+from rmqstore.store.tiered_only import only_tiered
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["older_batches", "older_messages", "older_parts"]
-
-_ROWS = 8192
-
-
-def _ranges(store: MessageStore, selection: Selection) -> Iterator[FlatRange]:
-    # What the local part of the export, which goes by the units of its queues or over its log, does not give.
-    if store.tiered is None or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
-        # Phy offsets are places of the local log.
-        return
-    if not selection.by_queue:
-        yield from tiered_ranges(store._state, store.tiered, selection)
-        return
-    low = selection.begin_queue_offset or 0
-    high = INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
-    for queue, _, _ in flat_ranges(store.tiered, selection):
-        for begin, end in tiered_parts(store._state, queue, tell=True):
-            if max(begin, low) < min(end, high):
-                yield FlatRange(queue, max(begin, low), min(end, high))
+__all__ = ["older_batches", "older_messages"]
 
 
 def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQueue, list[int]]]:
@@ -50,27 +33,22 @@ def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQue
             (message.topic, message.queue_id, message.queue_offset)
             for topic in dict.fromkeys(selection.topics)
             for key in dict.fromkeys(selection.keys)
-            for message in store.tiered.find_messages(topic, key)
+            for message in store.tiered.find_messages(Selection((topic,), keys=(key,)))
         }
-    for queue, begin, end in _ranges(store, selection):
-        for first, offsets, sizes, unit_codes in queue.unit_arrays(begin, end, _ROWS):
+    for queue, begin, end in only_tiered(store, selection):
+        for each in queue.places(begin, end, STEP):
+            places = chosen(queue, each, selection)
             found = []
-            for row in np.flatnonzero(selection.may_have_codes(unit_codes)).tolist():
-                if wanted is not None and (queue.topic, queue.queue_id, first + row) not in wanted:
+            for row, queue_offset in enumerate(places.queue_offsets.tolist()):
+                if wanted is not None and (queue.topic, queue.queue_id, queue_offset) not in wanted:
                     continue
-                message = queue.look_up(int(offsets[row]), int(sizes[row]))
-                if message is None or not message.check_queue(queue.topic, queue.queue_id, first + row):
-                    queue.report(queue.judge(int(offsets[row]), int(sizes[row]), first + row))
+                message = queue.log.look_up(int(places.phy_offsets[row]), int(places.sizes[row]))
+                if message is None or not message.check_queue(queue.topic, queue.queue_id, queue_offset):
+                    queue.report_unread(places[row : row + 1])
                 elif selection.has(message):
-                    found.append(int(offsets[row]))
+                    found.append(int(places.phy_offsets[row]))
             if found:
                 yield queue, found
-
-
-def older_parts(store: MessageStore, topic: str, queue_id: int) -> list[tuple[int, int]]:
-    """list of (int, int): what an export by queue offsets takes from tiered storage; first, and one after the last."""
-    queue = None if store.tiered is None else store.tiered.queue(topic, queue_id)
-    return [] if queue is None else tiered_parts(store._state, queue)
 
 
 def older_messages(
@@ -85,7 +63,7 @@ def older_messages(
     """
     for queue, offsets in _places(store, selection):
         for offset in offsets:
-            message = queue.look_up(offset)
+            message = queue.log.look_up(offset)
             if message is None:
                 _report_gone(queue, offset)
             elif is_sound(queue, message):
@@ -97,7 +75,7 @@ def older_batches(
 ) -> Iterator[tuple[FlatQueue, pa.RecordBatch]]:
     """The same as record batches of these columns, each of one queue."""
     for queue, offsets in _places(store, selection):
-        batches, taken = flat_rows_at(columns, queue, np.array(offsets, np.int64))
+        batches, taken = rows_at(queue.log, columns, np.array(offsets, np.int64))
         for batch in batches:
             yield queue, batch
         for number in np.setdiff1d(np.arange(len(offsets)), taken).tolist():

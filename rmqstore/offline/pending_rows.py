@@ -15,8 +15,10 @@ import numpy as np
 
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.selection import Selection
-from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow, queue_places, rows_at
+from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow
+from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.queue_columns import queue_rows, rows_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -254,11 +256,12 @@ def records_of_queue(
         And how many units led to no record.
     """
     columns = _columns(store, None, body)
-    for phy_offsets, queue_offsets, sizes, codes in queue_places(queue, begin, end):
-        batches, taken = rows_at(store.commit_log, columns, phy_offsets, sizes, queue, queue_offsets)
-        codes = queue.resolved_codes(codes[taken])
+    source = LocalQueue(queue, store.commit_log)
+    for places in source.places(begin, end):
+        batches, taken = queue_rows(source, columns, places)
+        codes = source.resolved_codes(places.tags_codes[taken])
         records = Records(_one(batches, columns), taken, codes) if len(taken) else None
-        yield records, len(phy_offsets) - len(taken)
+        yield records, len(places) - len(taken)
 
 
 def records_in_log(

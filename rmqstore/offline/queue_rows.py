@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from rmqstore._core import PRE_FILL_SIZE
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.files.again import ask_again
 from rmqstore.offline.describe import QueueDescription
-from rmqstore.store.columns import queue_places
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["queue_rows"]
@@ -88,8 +86,6 @@ def _time_at(store: MessageStore, phy_offset: int) -> int | None:
 def _bytes(queue: AnyConsumeQueue, low: int, high: int) -> int:
     # The sizes of the records that the units from `low` up to but not including `high` lead to.
     total = 0
-    for phy_offsets, _, sizes, _ in queue_places(queue, low, high):
-        # Pre-fill units lead to no record: they have phy offset 0 and a size that no record has there.
-        filled = (phy_offsets == 0) & (sizes == PRE_FILL_SIZE)
-        total += int(sizes[~filled].sum())
+    for places in queue.places(low, high):
+        total += int(places.sizes[places.are_real].sum())
     return total

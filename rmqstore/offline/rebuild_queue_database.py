@@ -245,13 +245,10 @@ class _WrittenQueue(_Written, CollectedQueue):
 class _WrittenBatchQueue(_Written, CollectedBatchQueue):
     # As RocketMQ 5.5.0 writes it: one unit an inner batch, at its base.
 
-    def put(
-        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1
-    ) -> bool:
-        """Write one unit, as of `BatchConsumeQueue.put`."""
-        columns = [np.array([each], np.int64) for each in (queue_offset, phy_offset, size, tags_code, store_timestamp)]
+    def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
+        """Write one unit."""
+        columns = [np.array([each], np.int64) for each in (*unit[:4], store_timestamp)]
         self.writer.put(self.name, self.queue_id, *columns)
-        unit = Unit(queue_offset, phy_offset, size, tags_code, num)
         self._note(unit, unit, 1)
         return True
 

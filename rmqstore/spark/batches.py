@@ -13,10 +13,8 @@ file that is gone.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _core
@@ -24,17 +22,19 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError
-from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
+from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import OTHER_MESSAGE, MessageExt
+from rmqstore.sources import Part
 from rmqstore.spark.options import CORRUPT_COLUMN, UNREADABLE_BODY, ReadOptions
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, first_offset, is_no_file, open_log, segment_path
-from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow, queue_batches, scan_schema
+from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow, scan_schema
+from rmqstore.store.local_queue import LocalQueue
+from rmqstore.store.queue_columns import queue_batches
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
@@ -272,11 +272,7 @@ class PieceReader:
         """(str, int or None): the file that has, or had, the unit of a queue, and the position in it, where known."""
         if queue is None:
             return queue_directory(self.job.root, ConsumeQueue.kind, piece.topic, piece.queue_id), None
-        if isinstance(queue, BatchConsumeQueue) or not queue.disk_files:
-            return queue.files.path, None
-        size = queue.files.mapped_file_size
-        at = queue_offset * queue.unit_size
-        return os.path.join(queue.files.path, name_of_offset(at - at % size)), at % size
+        return queue.path_of(queue_offset)
 
     def one_row(self, values: dict[str, Any]) -> pa.RecordBatch:
         """pyarrow.RecordBatch: one row for a place that holds no record, null but for these values by column."""
@@ -369,6 +365,20 @@ def piece_batches(job: ReadJob, piece: Piece, *, first: bool = False) -> Iterato
         log.close()
 
 
+@dataclass(frozen=True)
+class _QueueDamage:
+    # What a piece of a queue has to leave out, taken by its reader.
+    reader: PieceReader
+    piece: QueuePiece
+    queue: AnyConsumeQueue
+
+    def units(self, begin: int, end: int) -> None:
+        self.reader.gone(self.piece, self.queue, begin, end)
+
+    def record(self, phy_offset: int, end: int, verdict: Verdict | None) -> None:
+        self.reader.damage(phy_offset, end, verdict)
+
+
 def queue_piece_batches(job: ReadJob, piece: QueuePiece) -> Iterator[pa.RecordBatch]:
     """The chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`.
 
@@ -393,11 +403,8 @@ def queue_piece_batches(job: ReadJob, piece: QueuePiece) -> Iterator[pa.RecordBa
             yield from reader.ready
             return
         job.options.selection.choose(reader.made.out, by_place=True)
-        selection = replace(
-            job.options.selection, topics=(piece.topic,), begin_queue_offset=piece.begin, end_queue_offset=piece.end
-        )
-        batches = queue_batches(log, queue, reader.made, selection, reader.damage, partial(reader.gone, piece, queue))
-        for batch in batches:
+        part = Part(LocalQueue(queue, log, _QueueDamage(reader, piece, queue)), piece.begin, piece.end)
+        for batch in queue_batches([part], reader.made, job.options.selection):
             reader.add(batch)
             ready, reader.ready = reader.ready, []
             yield from ready

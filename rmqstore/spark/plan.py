@@ -395,6 +395,5 @@ def queue_pieces(plan: LogPlan, selection: Selection, size: int) -> Iterator[Que
     for queue, begin, end in bounds:
         if not selection.has_queue(queue.topic, queue.queue_id):
             continue
-        part = step if isinstance(queue, ConsumeQueue) else max(end - begin, 1)
-        for at in range(begin, end, part):
-            yield QueuePiece(queue.topic, queue.queue_id, at, min(at + part, end))
+        for first, last in queue.cuts(begin, end, step):
+            yield QueuePiece(queue.topic, queue.queue_id, first, last)

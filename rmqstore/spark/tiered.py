@@ -21,11 +21,13 @@ from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.metadata import FlatFileMetadata
+from rmqstore.sources import Part
 from rmqstore.spans import Span, without
 from rmqstore.spark.batches import PieceReader, ReadJob, marked_verdict
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
-from rmqstore.store.tiered_columns import Stretch, flat_ranges, stretch_batches
+from rmqstore.store.queue_columns import queue_batches
+from rmqstore.store.tiered_columns import flat_ranges
 from rmqstore.store.tiered_reading import report_gap
 from rmqstore.store.tiered_shares import in_log
 from rmqstore.store.undispatched import Undispatched
@@ -37,7 +39,6 @@ __all__ = ["TieredPiece", "tiered_piece_batches", "tiered_pieces"]
 
 logger = logging.getLogger(__name__)
 
-_STEP = 8192
 _INT64_MAX = 2**63 - 1
 
 
@@ -196,8 +197,8 @@ class _TieredReader(PieceReader):
         found = self.queue.log.region_of(phy_offset)
         if found is None:
             return "MISSING"
-        verdict = _core.check_record(found[0], phy_offset - found[1], found[1], self.queue.crc_check)[0]
-        return marked_verdict(self.queue.look_up(phy_offset)) if verdict is Verdict.RECORD else verdict.name
+        verdict = _core.check_record(found[0], phy_offset - found[1], found[1], self.queue.log.crc_check)[0]
+        return marked_verdict(self.queue.log.look_up(phy_offset)) if verdict is Verdict.RECORD else verdict.name
 
     def finding(self, finding: Finding) -> None:
         if self.options.corrupt == "fail":
@@ -231,12 +232,8 @@ def tiered_piece_batches(job: ReadJob, piece: TieredPiece) -> Iterator[pa.Record
     reader.queue, reader.warned_of = queue, set()
     try:
         job.options.selection.choose(reader.made.out, by_place=True)
-        for units in queue.unit_arrays(piece.begin, piece.end, _STEP):
-            batches, findings = stretch_batches(reader.made, Stretch(queue, *units), job.options.selection)
-            for batch in batches:
-                reader.add(batch)
-            for finding in findings:
-                reader.finding(finding)
+        for batch in queue_batches([Part(queue, piece.begin, piece.end)], reader.made, job.options.selection):
+            reader.add(batch)
             ready, reader.ready = reader.ready, []
             yield from ready
         yield from reader.ready

@@ -8,13 +8,14 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `store_state`: what the parts share: files, the append lock, whether they may be read and written
 - `writing`: putting messages, both ways in, and what makes a message plain; `long_way`: the rules for all others
 - `table_writing`: putting the rows of an Arrow table; `table_rows`: its columns as rows to put
-- `reading`: the walk of a get, the filter by tag, waiting for messages; `arrivals`: what wakes who waits; `querying`: by
+- `reading`: get, table and offset by time of a queue, waiting for messages; `arrivals`: what wakes who waits; `querying`: by
   key, by tag, by id
-- `tiered_reading`, `tiered_querying`: both of them for a store with tiered storage; `tiered_shares`: what the local log has of it;
-  `tiered_columns`, `tiered_scan`: columns of that
-- `columns`: messages as Arrow columns: schema, arrays over the core's buffers; `key_columns`: those that keys find
+- `tiered_reading`, `tiered_querying`: the same for a store with tiered storage; `tiered_shares`: what the local log has of it;
+  `tiered_columns`, `tiered_scan`: columns of that; `tiered_only`: what an export reads there
+- `columns`: messages as Arrow columns: schema, arrays over the core's buffers; `queue_columns`: those of a queue, whatever its
+  kind; `key_columns`: those that keys find
+- `local_queue`: a queue and the commit log as a source of messages: the walk of a get, the filter by tag, store times
 - `pages`: cursors: pages of a key, a time range, a queue
-- `queue_times`: store times of a queue's messages, for a search by time
 - `flushing`: what is on the disk, group commit, the checkpoint; `progress`: that of consumer groups
 - `upkeep`: timers, files prepared ahead, retention; `housekeeping`: the threads and when a task is due; `populating`: how
   far ahead of the writer pages are made ready; `retention`: which files have had their time, and deleting them

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from rmqstore import _numpy as np
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.message import decode_java_utf8
@@ -102,5 +101,5 @@ class Agreement:
         agrees = None if plain is None else self.queues.plain_agrees(plain, *key, columns, rows)
         if agrees is None:
             queue = self.queues.find(*key)
-            agrees = isinstance(queue, ConsumeQueue) and queue.agrees(columns, rows)
+            agrees = queue is not None and queue.agrees(columns, rows)
         return agrees

@@ -123,8 +123,8 @@ class Closing:
         for short_way in (state.key_query, state.queue_gets):
             if short_way is not None:
                 short_way.closed = True
-        if state.tiered is not None:
-            state.tiered.close()
+        for older in state.older:
+            older.close()
         try:
             with state.lock:
                 state.close_files()

@@ -255,7 +255,7 @@ class Completion:
         for queue in self.queues.opened():
             if (queue.topic, queue.queue_id) not in keys:
                 continue
-            if isinstance(queue, ConsumeQueue) and isinstance(queue.files, UnitStream):
+            if isinstance(queue.files, UnitStream):
                 if whole:
                     queue.min_for = None
                 queue.files.take_in(whole=whole)

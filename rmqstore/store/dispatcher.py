@@ -14,10 +14,10 @@ from rmqstore._core import RecordLayout, Verdict
 from rmqstore._dispatch import RecordColumns, TopicTable
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
-from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import can_name_queue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import decode_java_utf8
@@ -327,27 +327,18 @@ class CommitLogDispatcher:
                 if other is not None and other.queue_offset == number + i and other.topic == queue.topic:
                     if int(phy[i]) != int(columns.phy_offset[row]):
                         continue
-                self.counts.units_mended += queue.repair(
-                    number + i,
-                    int(columns.phy_offset[row]),
-                    int(columns.size[row]),
-                    int(columns.tags_code[row]),
-                    int(columns.store_timestamp[row]),
+                unit = Unit(
+                    number + i, int(columns.phy_offset[row]), int(columns.size[row]), int(columns.tags_code[row])
                 )
+                self.counts.units_mended += queue.repair(unit, int(columns.store_timestamp[row]))
             done += count
 
     def _dispatch_batch_unit(self, queue: AnyConsumeQueue, columns: RecordColumns, row: int) -> None:
-        assert isinstance(queue, BatchConsumeQueue)
-        base, phy_offset = int(columns.inner_base[row]), int(columns.phy_offset[row])
-        unit = (
-            int(columns.size[row]),
-            int(columns.tags_code[row]),
-            int(columns.store_timestamp[row]),
-            max(int(columns.inner_num[row]), 1),
-        )
-        size, tags_code, store_timestamp, num = unit
+        base, phy_offset, num = int(columns.inner_base[row]), int(columns.phy_offset[row]), int(columns.inner_num[row])
+        unit = Unit(base, phy_offset, int(columns.size[row]), int(columns.tags_code[row]), max(num, 1))
+        store_timestamp = int(columns.store_timestamp[row])
         if self.repair:
-            self.counts.units_mended += queue.repair(base, phy_offset, size, tags_code, store_timestamp, num)
+            self.counts.units_mended += queue.repair(unit, store_timestamp)
         end = queue.max_queue_offset
         if base > end and not self.allow_gaps:
             raise QueueGapError(
@@ -355,7 +346,7 @@ class CommitLogDispatcher:
                 f"messages up to {end}",
                 queue.files.path,
             )
-        self.counts.put(queue.put(base, phy_offset, size, tags_code, store_timestamp, num), phy_offset)
+        self.counts.put(queue.put(unit, store_timestamp), phy_offset)
 
     def _dispatch_multi(self, columns: RecordColumns, row: int) -> None:
         # The units of a record in the further queues that it names (RocketMQ's LMQ).
@@ -370,15 +361,16 @@ class CommitLogDispatcher:
             queue = self.queues.find_or_create(name, 0)
             if not isinstance(queue, ConsumeQueue):
                 continue
+            unit = Unit(number, phy_offset, size, tags_code)
             last = queue.last_record()
             before = 0 if last is None else last.phy_offset
             if number > queue.unit_num + max((phy_offset - before) // _SMALLEST_RECORD + 1, 0):
                 # As of a record's own queue: what is higher than the log has room for is damaged.
                 problem = f"says queue offset {number} of {name}/0, which cannot be"
             elif self.repair and number < queue.unit_num:
-                self.counts.units_mended += queue.repair(number, phy_offset, size, tags_code, message.store_timestamp)
+                self.counts.units_mended += queue.repair(unit, message.store_timestamp)
             else:
-                units = queue.put(number, phy_offset, size, tags_code, message.store_timestamp, extended=False)
+                units = queue.put(unit, message.store_timestamp, extended=False)
                 self.counts.put(units, phy_offset)
         if problem is not None:
             logger.warning("the record at phy offset %d %s; it gets no unit there", phy_offset, problem)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._columns import KeyTexts, text_arrays
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.commitlog.located import located
 from rmqstore.index.key_source import Candidates, KeySource, SoughtKeys
 from rmqstore.message import encode_java_utf8
 from rmqstore.selection import INT64_MAX, Selection
@@ -73,13 +72,12 @@ def first_places(log: CommitLog, source: KeySource, sought: SoughtKeys, max_num:
     The index is told of candidates that are wrong.
     """
     candidates = source.candidates(sought)
-    locate = functools.partial(located, log)
     if candidates.falling:
-        taken = sought.matching(locate, candidates, max_num)[1]
+        taken = sought.matching(log.located, candidates, max_num)[1]
         _doubt(source, sought, candidates, taken, max_num)
         return candidates[taken]
     # A record that was indexed twice, or entries that do not follow the log.
-    matches = sought.matching(locate, candidates)[1]
+    matches = sought.matching(log.located, candidates)[1]
     source.doubt(sought, candidates[~matches])
     return _each_once(candidates[matches], max_num)
 
@@ -95,7 +93,7 @@ def key_table(log: CommitLog, source: KeySource | None, asked: AskedKeys, option
         if not candidates.falling:
             candidates = newest_first(first_places(log, source, sought, max_num))
     made = Columns(dataclasses.replace(options, batch_size=min(max(len(candidates), 1), _KEY_ROWS)), log.crc_check)
-    parts, taken = sought.matching(functools.partial(located, log), candidates, max_num, made.out, made.take_arrays)
+    parts, taken = sought.matching(log.located, candidates, max_num, made.out, made.take_arrays)
     if source is not None:
         _doubt(source, sought, candidates, taken, max_num)
     numbers = candidates.numbers if taken.all() else candidates.numbers[taken]

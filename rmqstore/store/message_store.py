@@ -38,14 +38,14 @@ from rmqstore.store.opening import (
     check_has_store,
     has_store,
     is_swapping,
+    older_of,
+    readers_of,
     recover_state,
     refuse_rocksdb,
     warn_of_dledger,
     warn_of_swapping,
 )
-from rmqstore.store.querying import Querying
 from rmqstore.store.queue_questions import QueueQuestions
-from rmqstore.store.reading import Reading
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
 from rmqstore.store.results import PutResult, PutResults, PutTableResult
 from rmqstore.store.retention import RetentionReport
@@ -62,14 +62,6 @@ if TYPE_CHECKING:
     from rmqstore.flatfile.flat_store import FlatStore
 
 __all__ = ["MessageStore"]
-
-
-def _flat_store(tiered: str | os.PathLike[str] | FlatStore | None, root: str) -> FlatStore | None:
-    if tiered is None:
-        return None
-    from rmqstore.flatfile.flat_store import FlatStore
-
-    return tiered if isinstance(tiered, FlatStore) else FlatStore(os.path.abspath(os.fspath(tiered)), root)
 
 
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
@@ -113,7 +105,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
     def __init__(self, *arguments: object, **options: object) -> None:
         raise TypeError("a store is made by opening it: use MessageStore.open(path)")
 
-    def _take(self, path: str, config: StoreConfig, *, read_only: bool, tiered: FlatStore | None = None) -> None:
+    def _take(self, path: str, config: StoreConfig, *, read_only: bool, older: tuple[FlatStore, ...] = ()) -> None:
         # What `open` gives to an instance, which is nothing before its parts are loaded.
         state = self._state = StoreState(path, config, read_only=read_only)
         self.path = path
@@ -122,14 +114,8 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
         self.database_index = state.database_index
         self._flushing = Flushing(state)
-        self.tiered = state.tiered = tiered
-        if tiered is None:
-            self._reading, self._querying = Reading(state), Querying(state)
-        else:
-            from rmqstore.store.tiered_querying import TieredQuerying
-            from rmqstore.store.tiered_reading import TieredReading
-
-            self._reading, self._querying = TieredReading(state, tiered), TieredQuerying(state, tiered)
+        state.older, self.tiered = older, next(iter(older), None)
+        self._reading, self._querying = readers_of(state)
         # A store that is only read has no use for these, nor for the NumPy in them.
         self._writing = None if read_only else Writing(state, self._flushing)
         self._closing = Closing(state, self._flushing)
@@ -200,11 +186,12 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         if read_only:
             check_store_root(root)
             warn_of_swapping(root)
+            older = older_of(tiered, root)
             if config is None:
-                alone = tiered is not None and not os.path.isdir(os.path.join(root, "commitlog"))
+                alone = bool(older) and not os.path.isdir(os.path.join(root, "commitlog"))
                 config = StoreConfig() if alone else StoreConfig.infer(root, read_only=True)
             store = cls.__new__(cls)
-            store._take(root, config, read_only=True, tiered=_flat_store(tiered, root))
+            store._take(root, config, read_only=True, older=older)
             store._state.load()
             warn_of_dledger(store._state)
             _open_stores.add(store)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from functools import partial
+from typing import TYPE_CHECKING
 
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config.dledger import dledger_folders, without_log
@@ -21,8 +23,13 @@ from rmqstore.files.os_errors import naming_errors
 from rmqstore.files.store_lock import abort_process
 from rmqstore.rocksdb.places import check_queue_databases, queue_databases
 from rmqstore.store.flushing import Flushing
+from rmqstore.store.querying import Querying
+from rmqstore.store.reading import Reading, local_queue
 from rmqstore.store.recovery import RecoveryReport, recover
 from rmqstore.store.store_state import StoreState
+
+if TYPE_CHECKING:
+    from rmqstore.flatfile.flat_store import FlatStore
 
 __all__ = [
     "REBUILD_COMPLETE",
@@ -32,6 +39,8 @@ __all__ = [
     "close_in_order",
     "has_store",
     "is_swapping",
+    "older_of",
+    "readers_of",
     "recover_state",
     "refuse_rocksdb",
     "warn_of_dledger",
@@ -77,7 +86,7 @@ def refuse_rocksdb(root: str) -> None:
 def warn_of_dledger(state: StoreState) -> None:
     """Log that the log of a store that is read goes on by DLedger; UnsupportedFormatError where all of it is there."""
     if not len(state.commit_log.files):
-        if state.tiered is None:
+        if not state.older:
             without_log(state.path)
         return
     for folder in dledger_folders(state.path):
@@ -103,6 +112,30 @@ def check_has_store(root: str) -> None:
         raise StoreError(
             "there is no store in this directory, and create=False makes none; give the folder that holds commitlog/", root
         )
+
+
+def readers_of(state: StoreState) -> tuple[Reading, Querying]:
+    """Return what reads a store by queue and by key: its log alone, or its log and tiered storage."""
+    for flat_store in state.older:
+        # Imported here because few stores have tiered storage.
+        from rmqstore.store.tiered_querying import TieredQuerying
+        from rmqstore.store.tiered_reading import TieredQueues
+
+        reading = Reading(state, TieredQueues(state, flat_store).queue)
+        # The short way knows the queues of the log alone.
+        assert state.queue_gets is not None
+        state.queue_gets.closed = True
+        return reading, TieredQuerying(state, flat_store)
+    return Reading(state, partial(local_queue, state)), Querying(state)
+
+
+def older_of(tiered: str | os.PathLike[str] | FlatStore | None, root: str) -> tuple[FlatStore, ...]:
+    """Return tiered storage as `StoreState.older` has it; for `tiered` see `MessageStore.open`."""
+    if tiered is None:
+        return ()
+    from rmqstore.flatfile.flat_store import FlatStore
+
+    return (tiered if isinstance(tiered, FlatStore) else FlatStore(os.path.abspath(os.fspath(tiered)), root),)
 
 
 def recover_state(state: StoreState, flushing: Flushing, mode: str, drop_units: int) -> RecoveryReport:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,6 @@ from rmqstore import _read
 from rmqstore._core import KeyKind
 from rmqstore._read import KeyQuery
 from rmqstore.arguments import exact_milliseconds, plain_text
-from rmqstore.commitlog.located import located
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import QueryOffsetResult
 from rmqstore.index.key_source import Candidates, KeySource, Merged, SoughtKeys
@@ -84,7 +82,6 @@ class Querying:
         self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook
     ) -> pa.Table:
         """Find the messages of many keys, see `MessageStore.query_table`."""
-
         asked = AskedKeys(keys, topic, selection)
 
         def ask() -> pa.Table:
@@ -197,7 +194,7 @@ class Querying:
             taken = np.array([message is not None and selection.has(message) for message in messages], bool)
             self.files.doubt(sought, candidates[~taken])
         else:
-            taken = sought.matching(functools.partial(located, log), candidates)[1]
+            taken = sought.matching(log.located, candidates)[1]
             source.doubt(sought, candidates[~taken])
         for phy_offset, is_taken in zip(phy_offsets, taken.tolist()):
             yield log.look_up(phy_offset) if is_taken else None
@@ -276,6 +273,10 @@ class Querying:
             if messages or high < low:
                 break
         return QueryResult(messages)
+
+    def message_by_id(self, msg_id: str, topic: str | None = None) -> MessageExt:
+        """See `MessageStore.message_by_id`."""
+        return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))
 
     def phy_offset_by_id(self, msg_id: str, topic: str | None = None) -> int:
         """See `MessageStore.phy_offset_by_id`."""

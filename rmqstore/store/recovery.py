@@ -29,7 +29,6 @@ from rmqstore import _core
 from rmqstore._core import Verdict
 from rmqstore.arguments import Recovery
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumequeue.plain_queue import PlainQueue
@@ -293,12 +292,7 @@ class _Recovery:
             queue.tidy()
             dropped += queue.cut(judged.end, self._before_cut)
             if not clean:
-                if isinstance(queue, ConsumeQueue):
-                    dropped += self._truncate(queue, queue.whole_end())
-                    dropped += self._truncate(queue, queue.first_unresolved(self.commit_log.min_offset))
-                if isinstance(queue, BatchConsumeQueue):
-                    # Batch units are found by their own fields, so they are of use only up to the first odd one.
-                    dropped += self._truncate(queue, queue.consistent_num())
+                dropped += self._truncate(queue, queue.sound_end(self.commit_log.min_offset))
                 if self.agreement.ends.get((topic, queue_id)) != queue.unit_num:
                     while self._leads_to_another(queue):
                         dropped += self._truncate(queue, queue.unit_num - 1)
@@ -508,6 +502,6 @@ def _fill_holes(queues: ConsumeQueueStore, phy_offset: int) -> None:
     """Let no queue have a hole where a message was lost that lay after `phy_offset`."""
     for topic, queue_id in queues.keys():
         queue = queues.find(topic, queue_id)
-        if isinstance(queue, ConsumeQueue):
+        if queue is not None:
             queue.fill_holes(phy_offset)
     queues.set_aside(queues.config.max_mapped_files)

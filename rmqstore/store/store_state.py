@@ -68,8 +68,8 @@ class StoreState(StateFields):
         Appends one plain message; None while the store takes no writes.
     last_store_timestamp : int
         Of the newest message, ms since epoch.
-    tiered : FlatStore or None
-        Tiered storage that is read with it.
+    older : tuple of FlatStore
+        The stores of messages that the log no longer has: tiered storage, if it is read with this one.
     waiting : int
         How many wait for `arrived`, which is told of every put.
     lost_log : tuple of (int, int)
@@ -103,7 +103,7 @@ class StoreState(StateFields):
         self.progress = GroupProgress(path, config, read_only=read_only)
         self._sizes = AssumedSizes(path)
         self.appender = None
-        self.tiered: FlatStore | None = None
+        self.older: tuple[FlatStore, ...] = ()
         self.last_store_timestamp = 0
         self.waiting = 0
         # When the log was looked at last for queues in RocksDB (`time.monotonic`).
@@ -243,8 +243,8 @@ class StoreState(StateFields):
             if self.log_index is not None:
                 self.log_index.look_again()
             self.database_index.look_again()
-            if self.tiered is not None:
-                (self.tiered.load if uploads else self.tiered.refresh)()
+            for older in self.older:
+                (older.load if uploads else older.refresh)()
             self.progress.forget()
 
     def learn(self) -> None:
@@ -302,7 +302,7 @@ class StoreState(StateFields):
     def keys(self) -> list[tuple[str, int]]:
         """list of (str, int): topic and queue id of every queue, sorted; those of tiered storage too."""
         local = self.queues.keys()
-        return list(local) if self.tiered is None else sorted({*local, *self.tiered.keys()})
+        return sorted({*local, *(key for each in self.older for key in each.keys())}) if self.older else local
 
     def bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
         """(int, int): first queue offset of `queue` that is still there, and the one to come; 0 and 0 for None."""

@@ -11,25 +11,25 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmqstore import _numpy as np
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import SCAN_WINDOW, usable_cpus
-from rmqstore.errors import Finding
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
-from rmqstore.message import encode_java_utf8
 from rmqstore.selection import Selection
-from rmqstore.store.columns import ColumnOptions, Columns, rows_at
+from rmqstore.sources import Places
+from rmqstore.store.columns import ColumnOptions, Columns
 from rmqstore.store.key_columns import query_schema
+from rmqstore.store.queue_columns import chosen, read_places, rows_at
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     import pyarrow as pa
 
-__all__ = ["FlatRange", "Stretch", "flat_batches", "flat_ranges", "flat_rows_at", "key_rows_table", "stretch_batches"]
+__all__ = ["FlatRange", "FlatScan", "flat_ranges", "key_rows_table"]
 
 # Units that one thread decodes at a time, about so many bytes of records at most, and how many threads decode at most.
 _STRETCH_UNITS = 32768
@@ -46,14 +46,10 @@ class FlatRange(NamedTuple):
     end: int
 
 
-class Stretch(NamedTuple):
-    """Units of a queue that follow each other: the first queue offset; log offsets, sizes and tags codes."""
-
-    queue: FlatQueue
-    first: int
-    log_offsets: np.ndarray
-    sizes: np.ndarray
-    codes: np.ndarray
+# Places of a queue that one thread decodes.
+_Stretch = tuple[FlatQueue, Places]
+# Its batches, and the places at which there is no record.
+_Decoded = tuple[list["pa.RecordBatch"], Places]
 
 
 def flat_ranges(flat_store: FlatStore, selection: Selection) -> Iterator[FlatRange]:
@@ -72,38 +68,84 @@ def flat_ranges(flat_store: FlatStore, selection: Selection) -> Iterator[FlatRan
             yield FlatRange(queue, queue.min_queue_offset, queue.max_queue_offset)
 
 
-def flat_batches(
-    ranges: Iterable[FlatRange],
-    make: Callable[[], Columns],
-    selection: Selection,
-    *,
-    use_threads: bool,
-    check_open: Callable[[], object],
-) -> Iterator[pa.RecordBatch]:
-    """The chosen messages of these ranges as record batches, none of them empty, in the order of the ranges.
+class FlatScan:
+    """Decodes messages of tiered storage in order, on further threads ahead of the caller where there is more than a little.
 
     Parameters
     ----------
-    make : callable
-        Makes columns of the same selection.
-    use_threads : bool
-        Decode ahead of the caller.
+    selection : Selection
+    options : ColumnOptions
+    crc_check : int
+        See `CommitLog.crc_check`.
     check_open : callable
         Raises when the store was closed.
     """
-    stretches = (each for part in ranges for each in _stretches(part))
-    thread_num = min(usable_cpus(), _THREADS) if use_threads else 1
-    columns, passed = make(), _Passed()
-    if thread_num < 2:
-        yield from _in_turn(stretches, columns, selection, check_open, passed)
-        return
-    # The first stretch is decoded before there is any thread: small storages, and who wants one batch, need none.
-    first = next(stretches, None)
-    if first is not None:
-        yield from _in_turn(iter((first,)), columns, selection, check_open, passed)
+
+    def __init__(
+        self, selection: Selection, options: ColumnOptions, crc_check: int, check_open: Callable[[], object]
+    ):
+        self.selection, self.options, self.crc_check, self.check_open = selection, options, crc_check, check_open
+        self._passed = _Passed()
+        # Errors of the arguments come at once.
+        self._spare = [self._columns()]
+
+    def _columns(self) -> Columns:
+        return Columns(self.options, self.crc_check, self.selection, by_place=True)
+
+    def read(self, ranges: Iterable[FlatRange], *, use_threads: bool) -> pa.RecordBatchReader:
+        """Return the chosen messages of these ranges as record batches, none of them empty; `use_threads` decodes ahead."""
+        (columns,) = self._spare
+        return columns.pa.RecordBatchReader.from_batches(columns.schema, self._batches(ranges, use_threads))
+
+    def _batches(self, ranges: Iterable[FlatRange], use_threads: bool) -> Iterator[pa.RecordBatch]:
+        stretches = (each for part in ranges for each in _stretches(part))
+        thread_num = min(usable_cpus(), _THREADS) if use_threads else 1
+        # The first stretch is decoded before there is any thread: small storages, and callers that want one batch, need none.
+        for stretch in stretches if thread_num < 2 else itertools.islice(stretches, 1):
+            (columns,) = self._spare
+            yield from self._given(stretch, columns, self._decoded(stretch, columns))
         second = next(stretches, None)
         if second is not None:
-            yield from _ahead(itertools.chain((second,), stretches), [columns], make, selection, check_open, passed)
+            yield from self._ahead(itertools.chain((second,), stretches), thread_num)
+
+    def _ahead(self, stretches: Iterator[_Stretch], thread_num: int) -> Iterator[pa.RecordBatch]:
+        # Imported here because most scans of tiered storage are small.
+        from concurrent.futures import ThreadPoolExecutor
+
+        waiting: deque[tuple[_Stretch, Columns, Future[_Decoded]]] = deque()
+        threads = ThreadPoolExecutor(thread_num, "rmqstore-scan")
+
+        def next_batches() -> Iterator[pa.RecordBatch]:
+            stretch, columns, decoded = waiting.popleft()
+            batches, unread = decoded.result()
+            self._spare.append(columns)
+            yield from self._given(stretch, columns, (batches, unread))
+
+        try:
+            for stretch in stretches:
+                columns = self._spare.pop() if self._spare else self._columns()
+                waiting.append((stretch, columns, threads.submit(self._decoded, stretch, columns)))
+                if len(waiting) > thread_num:
+                    yield from next_batches()
+            while waiting:
+                yield from next_batches()
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    def _decoded(self, stretch: _Stretch, columns: Columns) -> _Decoded:
+        queue, places = stretch
+        return read_places(queue, columns, chosen(queue, places, self.selection))
+
+    def _given(self, stretch: _Stretch, columns: Columns, decoded: _Decoded) -> Iterator[pa.RecordBatch]:
+        # What was read is given before what could not be, which may end the scan.
+        batches, unread = decoded
+        batches.reverse()
+        while batches:
+            self.check_open()
+            yield batches.pop()
+        stretch[0].report_unread(unread)
+        if not columns.views:
+            self._passed.add(stretch)
 
 
 class _Passed:
@@ -113,128 +155,29 @@ class _Passed:
         self.size = 0
         self.parts: list[tuple[FlatQueue, int, int]] = []
 
-    def add(self, stretch: Stretch, columns: Columns) -> None:
-        """Say that nothing of `stretch` is needed any more; views of it may be."""
-        begin, end = int(stretch.log_offsets.min()), int((stretch.log_offsets + stretch.sizes).max())
-        if columns.views or end <= begin:
+    def add(self, stretch: _Stretch) -> None:
+        """Say that nothing of `stretch` is needed any more."""
+        queue, places = stretch
+        begin, end = int(places.phy_offsets.min()), int((places.phy_offsets + places.sizes).max())
+        if end <= begin:
             return
-        self.parts.append((stretch.queue, begin, end))
+        self.parts.append((queue, begin, end))
         self.size += end - begin
         if self.size >= SCAN_WINDOW:
             for queue, first, last in self.parts:
-                queue.release_pages(first, last)
+                queue.log.release_pages(first, last)
             self.parts, self.size = [], 0
 
 
-def _in_turn(
-    stretches: Iterator[Stretch],
-    columns: Columns,
-    selection: Selection,
-    check_open: Callable[[], object],
-    passed: _Passed,
-) -> Iterator[pa.RecordBatch]:
-    for stretch in stretches:
-        batches, findings = stretch_batches(columns, stretch, selection)
-        yield from _given(batches, check_open)
-        _told(stretch, findings)
-        passed.add(stretch, columns)
-
-
-def _ahead(
-    stretches: Iterator[Stretch],
-    spare: list[Columns],
-    make: Callable[[], Columns],
-    selection: Selection,
-    check_open: Callable[[], object],
-    passed: _Passed,
-) -> Iterator[pa.RecordBatch]:
-    # Imported here because most scans of tiered storage are small.
-    from concurrent.futures import ThreadPoolExecutor
-
-    thread_num = min(usable_cpus(), _THREADS)
-    waiting: deque[tuple[Stretch, Columns, Future[tuple[list[pa.RecordBatch], list[Finding]]]]] = deque()
-    threads = ThreadPoolExecutor(thread_num, "rmqstore-scan")
-
-    def launch(stretch: Stretch) -> None:
-        columns = spare.pop() if spare else make()
-        waiting.append((stretch, columns, threads.submit(stretch_batches, columns, stretch, selection)))
-
-    try:
-        for stretch in stretches:
-            launch(stretch)
-            if len(waiting) > thread_num:
-                yield from _next(waiting, spare, check_open, passed)
-        while waiting:
-            yield from _next(waiting, spare, check_open, passed)
-    finally:
-        threads.shutdown(wait=True, cancel_futures=True)
-
-
-def _next(
-    waiting: deque[Any], spare: list[Columns], check_open: Callable[[], object], passed: _Passed
-) -> Iterator[pa.RecordBatch]:
-    stretch, columns, done = waiting.popleft()
-    batches, findings = done.result()
-    spare.append(columns)
-    yield from _given(batches, check_open)
-    _told(stretch, findings)
-    passed.add(stretch, columns)
-
-
-def _given(batches: list[pa.RecordBatch], check_open: Callable[[], object]) -> Iterator[pa.RecordBatch]:
-    batches.reverse()
-    while batches:
-        check_open()
-        yield batches.pop()
-
-
-def _told(stretch: Stretch, findings: list[Finding]) -> None:
-    # What was read is given before what could not be, which may end the scan.
-    for finding in findings:
-        stretch.queue.report(finding)
-
-
-def _stretches(part: FlatRange) -> Iterator[Stretch]:
-    for first, log_offsets, sizes, codes in part.queue.unit_arrays(part.begin, part.end, _STRETCH_UNITS):
-        at, num = 0, len(log_offsets)
-        ends = np.cumsum(np.clip(sizes, 0, None).astype(np.int64))
-        while at < num:
+def _stretches(part: FlatRange) -> Iterator[_Stretch]:
+    for places in part.queue.places(part.begin, part.end, _STRETCH_UNITS):
+        at = 0
+        ends = np.cumsum(np.clip(places.sizes, 0, None).astype(np.int64))
+        while at < len(places):
             done = int(ends[at - 1]) if at else 0
             until = max(int(np.searchsorted(ends, done + _STRETCH_BYTES)), at + 1)
-            cut = slice(at, until)
-            yield Stretch(part.queue, first + at, log_offsets[cut], sizes[cut], codes[cut])
+            yield part.queue, places[at:until]
             at = until
-
-
-def stretch_batches(
-    columns: Columns, stretch: Stretch, selection: Selection
-) -> tuple[list[pa.RecordBatch], list[Finding]]:
-    """The chosen messages of some units, and what could not be read."""
-    queue, first, log_offsets, sizes, codes = stretch
-    queue_offsets = np.arange(first, first + len(log_offsets))
-    if selection.tags is not None:
-        kept = selection.may_have_codes(codes)
-        log_offsets, sizes, queue_offsets = log_offsets[kept], sizes[kept], queue_offsets[kept]
-    topic = encode_java_utf8(queue.topic)
-    taken = np.zeros(len(log_offsets), np.uint8)
-    batches = []
-    for part, regions, bases, numbers in queue.located(log_offsets):
-        at, num = 0, len(numbers)
-        while at < num:
-            at = columns.out.fill_at(
-                regions, bases, numbers, log_offsets[part], sizes[part], taken[part], at, topic, queue.queue_id,
-                queue_offsets[part],
-            )  # fmt: skip
-            if at < num:
-                batches.append(columns.take())
-    if columns.out.count:
-        batches.append(columns.take())
-    rest = np.flatnonzero(taken == 0)
-    lacking = rest[queue.without_record(log_offsets[rest], sizes[rest])] if len(rest) else rest
-    findings = [
-        queue.judge(int(log_offsets[place]), int(sizes[place]), int(queue_offsets[place])) for place in lacking.tolist()
-    ]
-    return batches, findings
 
 
 def key_rows_table(
@@ -261,10 +204,8 @@ def key_rows_table(
         sources.setdefault(source, []).append(row)
     for source, places in sources.items():
         offsets = np.array([rows[row][2] for row in places], np.int64)
-        if source is None:
-            batches, taken = rows_at(log, made, offsets)
-        else:
-            batches, taken = flat_rows_at(made, flat_store.queue(*source), offsets)
+        queue = None if source is None else flat_store.queue(*source)
+        batches, taken = rows_at(log if queue is None else queue.log, made, offsets)
         tables += batches
         order[done : done + len(taken)] = np.array(places)[taken]
         done += len(taken)
@@ -279,20 +220,3 @@ def key_rows_table(
     numbers = np.array([rows[row][0] for row in np.sort(order[:done]).tolist()], np.int32)
     first = [pa.array([keys[number] for number in numbers.tolist()], pa.string()), pa.array(numbers, pa.int32())]
     return pa.Table.from_arrays([*first, *table.columns], schema=query_schema(options.names, options.views))
-
-
-def flat_rows_at(
-    columns: Columns, queue: FlatQueue | None, offsets: np.ndarray
-) -> tuple[list[pa.RecordBatch], np.ndarray]:
-    """(list of pyarrow.RecordBatch, array): the records at these offsets of a tiered log, and the numbers of those with a row."""
-    taken = np.zeros(len(offsets), np.uint8)
-    batches = []
-    for part, regions, bases, numbers in () if queue is None else queue.located(offsets):
-        at, num = 0, len(numbers)
-        while at < num:
-            at = columns.out.fill_at(regions, bases, numbers, offsets[part], np.empty(0, np.int32), taken[part], at)
-            if at < num:
-                batches.append(columns.take())
-    if columns.out.count:
-        batches.append(columns.take())
-    return batches, np.flatnonzero(taken)

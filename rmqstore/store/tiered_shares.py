@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.flatfile.flat_queue import FlatQueue
@@ -26,7 +25,7 @@ __all__ = ["are_believed", "in_log"]
 def are_believed(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> bool:
     """bool: the units of a local queue lead to its messages where they begin, and where they or tiered storage end."""
     low, high = _bounds(log, local)
-    if local is None or low >= high or isinstance(local, BatchConsumeQueue):
+    if local is None or low >= high:
         return True
     last = max(min(high, flat.max_queue_offset) - 1, low)
     return _message_of(log, local, low) is not None and _message_of(log, local, last) is not None
@@ -72,14 +71,16 @@ def _message_of(log: CommitLog, local: AnyConsumeQueue, queue_offset: int) -> Me
     # The message that a unit leads to; None where that is no message, or another one.
     unit = local.unit(queue_offset)
     message = None if unit is None else log.look_up(unit.phy_offset, unit.size)
-    return message if message is not None and message.check_queue(local.topic, local.queue_id, queue_offset) else None
+    if unit is None or message is None or not message.check_queue(local.topic, local.queue_id, unit.queue_offset):
+        return None
+    return message
 
 
 def _doubted_to(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> int:
     # Up to which phy offset nobody knows what the log has of the queue: the log's begin where all is certain, its end
     # where the units say nothing.
     begin, end = log.min_offset, log.max_offset
-    if begin >= end or isinstance(local, BatchConsumeQueue):
+    if begin >= end:
         return begin
     if not _is_whole(log):
         # Units lead into segments that are gone.

@@ -7,7 +7,6 @@ finding for `on_damage`; no answer is shorter without one or the other.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,12 +30,12 @@ from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.flat_verify import verify_flat
 from rmqstore.selection import Selection, of_key, of_queue, of_scan, row_num
+from rmqstore.sources import Joined, Part
 from rmqstore.store.columns import ColumnOptions, table_options
-from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
-from rmqstore.store.tiered_columns import flat_ranges
-from rmqstore.store.tiered_querying import query_flat
-from rmqstore.store.tiered_reading import flat_table, gap_finding, get_flat
-from rmqstore.store.tiered_scan import scan_flat
+from rmqstore.store.reading import get_from, offset_by_time, table_from
+from rmqstore.store.results import GetMessageResult, QueryResult
+from rmqstore.store.tiered_columns import FlatScan, flat_ranges
+from rmqstore.store.tiered_reading import gap_finding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -221,16 +220,7 @@ class TieredStore(NotCopied):
                 # Maybe the broker uploaded more.
                 self.flat_store.refresh()
                 queue = self._queue(topic, queue_id)
-            if queue is None or not queue.max_queue_offset:
-                return GetMessageResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, [], 0, 0, 0)
-            low, high = queue.min_queue_offset, queue.max_queue_offset
-            if low <= queue_offset < high:
-                return get_flat(queue, selection, high, max_bytes, (low, high))
-            if queue_offset < low:
-                return GetMessageResult(GetMessageStatus.OFFSET_TOO_SMALL, [], low, low, high)
-            one = queue_offset == high
-            status = GetMessageStatus.OFFSET_OVERFLOW_ONE if one else GetMessageStatus.OFFSET_OVERFLOW_BADLY
-            return GetMessageResult(status, [], high, low, high)
+            return get_from(_whole(queue), selection, max_bytes)
 
         return self._settled(ask)
 
@@ -247,19 +237,8 @@ class TieredStore(NotCopied):
         """
         check_boundary(boundary)
         topic, queue_id = one_queue(topic, queue_id)
-        newest = boundary == "upper"
-        at = milliseconds(timestamp, "timestamp", up=not newest)
-        times = (Selection(end=at) if newest else Selection(begin=at)).times
-
-        def ask() -> int:
-            queue = self._queue(topic, queue_id)
-            if queue is None:
-                return 0
-            low, high = queue.min_queue_offset, queue.max_queue_offset
-            found = queue.find_in_times(low, high, times, newest=newest)
-            return found if found is not None else low if newest else high
-
-        return self._settled(ask)
+        at = milliseconds(timestamp, "timestamp", up=boundary == "lower")
+        return self._settled(lambda: offset_by_time(_whole(self._queue(topic, queue_id)), at, boundary))
 
     def query_message(
         self,
@@ -306,7 +285,7 @@ class TieredStore(NotCopied):
         topic, key, max_num = selection.topic, selection.key, selection.max_num or 0
         if compat:
             return QueryResult(self._settled(lambda: self.flat_store.like_java(topic, key, max_num, *selection.times)))
-        found = query_flat(self.flat_store, selection)
+        found = self.flat_store.find_messages(selection)
         return QueryResult(found[: max(max_num, 0)], len(found) > max(max_num, 0))
 
     # ------------------------------------------------------------------------------------------------------ columns
@@ -341,10 +320,8 @@ class TieredStore(NotCopied):
         flat_store = self.flat_store
         flat_store.check_open()
         flat_store.refresh()
-        return scan_flat(
-            flat_ranges(flat_store, selection), selection, options,
-            use_threads=use_threads, crc_check=1, check_open=flat_store.check_open,
-        )  # fmt: skip
+        scan = FlatScan(selection, options, 1, flat_store.check_open)
+        return scan.read(flat_ranges(flat_store, selection), use_threads=use_threads)
 
     def get_table(
         self,
@@ -369,13 +346,7 @@ class TieredStore(NotCopied):
 
         def ask() -> pa.Table:
             queue = self._queue(selection.topic, selection.queue_id)
-            if queue is None:
-                return options.schema.empty_table()
-            low, high = queue.min_queue_offset, queue.max_queue_offset
-            part = dataclasses.replace(
-                selection, begin_queue_offset=max(selection.begin_queue_offset or 0, low), end_queue_offset=high
-            )
-            return flat_table(queue, part, options, 1, self.flat_store.check_open)
+            return table_from(_whole(queue), selection, options, 1)
 
         return self._settled(ask)
 
@@ -427,3 +398,8 @@ class TieredStore(NotCopied):
             yield from verify_flat(flat_store, progress)
         finally:
             flat_store.close()
+
+
+def _whole(queue: FlatQueue | None) -> Joined:
+    # A queue of tiered storage alone.
+    return Joined(() if queue is None else (Part(queue, queue.min_queue_offset, queue.max_queue_offset),))

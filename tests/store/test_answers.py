@@ -31,7 +31,10 @@ from rmqstore.index.index_service import IndexService
 from rmqstore.offline.export import ExportOptions, export
 from rmqstore.offline.rebuild import rebuild
 from rmqstore.selection import Selection, of_queue
-from rmqstore.store.columns import ColumnOptions, Columns, rows_at
+from rmqstore.sources import Places
+from rmqstore.store.columns import ColumnOptions, Columns
+from rmqstore.store.local_queue import LocalQueue
+from rmqstore.store.queue_columns import read_places
 
 pyarrow = importlib.util.find_spec("pyarrow")
 
@@ -221,11 +224,9 @@ def test_a_record_that_is_not_the_units_message_is_damaged(tmp_path, what):
         tagged = store.get_message("A", 1, tags="t1")
         assert [message.corrupt for message in tagged] == [message.body == b"10" for message in tagged]
         queue = store.queues.find("A", 1)
-        walked = store._reading.walk(queue, of_queue(queue.topic, queue.queue_id, 0, 32, None), None, (0, 15))
-        assert [message.corrupt for message in walked] == [i == 2 for i in range(15)]
-        with store.consume(
-            "A", "g2", offsets=ConsumerOffsets.load(tmp_path / "o.json", read_only=False), timeout=0
-        ) as consumer:
+        walked = LocalQueue(queue, store.commit_log).walk(of_queue(queue.topic, queue.queue_id, 0, 32, None), 2**20)
+        assert [message.corrupt for message in walked.messages] == [i == 2 for i in range(15)]
+        with store.consume("A", "g2", offsets=ConsumerOffsets.load(tmp_path / "o.json", read_only=False), timeout=0) as consumer:
             assert [message.body for message in consumer if message.corrupt] == [b"10"]
     options = [each for name in ("max_hash_slot_num=10", "max_index_num=40") for each in ("-o", name)]
     lines = run("get", path, "A", 1, "--body", "none", *options).stdout.splitlines()
@@ -306,7 +307,8 @@ def test_messages_of_further_queues_are_whole(tmp_path, names):
             num = len(places)
             assert num > 10
             for offsets, wrong in ((np.arange(num), 0), (np.arange(num) + 1, num)):
-                (batch,), _ = rows_at(store.commit_log, made, places, sizes, queue, offsets)
+                given = Places(places, offsets, sizes, np.zeros(len(places), np.int64))
+                (batch,), _ = read_places(LocalQueue(queue, store.commit_log), made, given)
                 assert batch["corrupt"].true_count == wrong
 
 
@@ -1067,7 +1069,7 @@ def test_the_front_ends_serve_what_was_not_dispatched(tmp_path):
         return (
             run("get", path, "C", 1, *OPTIONS).stdout,
             run("query", path, "B", "late4", "late1", *OPTIONS).stdout,
-            run("tail", path, "C", "--no-follow", *OPTIONS).stdout,
+            run("tail", path, "C", *OPTIONS).stdout,
             [row["message"]["phy_offset"] for row in rows],
             [row["phy_offset"] for row in by_time],
             client.get("/api/consumers").json(),

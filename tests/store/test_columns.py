@@ -34,8 +34,8 @@ from rmqstore import (
     StoreConfig,
     _columns,
     _core,
+    sources,
 )
-from rmqstore.commitlog import located
 from rmqstore.message import compress_body, compression_flags, decode_java_utf8
 from rmqstore.store import columns, key_columns
 
@@ -1016,7 +1016,7 @@ def test_queries_where_hashes_and_keys_repeat(crowded, monkeypatch, max_num, ind
     rows = check_query(store, pairs, **options)
     assert rows
     # The places of few segments at a time, and batches that end in the midst of a key's rows.
-    monkeypatch.setattr(located, "_REGIONS", 2)
+    monkeypatch.setattr(sources, "MAX_REGIONS", 2)
     monkeypatch.setattr(key_columns, "_KEY_ROWS", 3)
     assert check_query(store, pairs[:40], **options) == [row for row in rows if row["key_number"] < 40]
 

@@ -104,3 +104,18 @@ def test_a_whole_store_has_no_lost_part(tmp_path, caplog):
     with MessageStore.open(path, config=CONFIG, read_only=True) as reader:
         assert reader.lost_log == ()
     assert "lacks" not in caplog.text
+
+
+def test_a_table_passes_a_damaged_record_and_goes_on_to_its_rows(tmp_path):
+    pytest.importorskip("pyarrow")
+    clock = itertools.count(1_700_000_000_000, 1000).__next__
+    with MessageStore.open(tmp_path / "s", config=CONFIG.replace(clock=clock)) as store:
+        puts = [store.put_message(Message("T", b"%d" % number, tags="A")) for number in range(COUNT)]
+    segment = tmp_path / "s" / "commitlog" / f"{0:020d}"
+    data = bytearray(segment.read_bytes())
+    data[puts[3].phy_offset + 4] ^= 1
+    segment.write_bytes(data)
+    with MessageStore.open(tmp_path / "s", config=CONFIG, read_only=True) as store:
+        for tags in (None, "A"):
+            table = store.get_table("T", 0, 0, 10, tags, columns=["queue_offset"])
+            assert table["queue_offset"].to_pylist() == [0, 1, 2, *range(4, 11)]

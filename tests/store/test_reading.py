@@ -31,6 +31,9 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
 from rmqstore.message import MessageExt, encode_java_utf8, parse_properties, tags_code
 from rmqstore.selection import of_key, of_queue
+from rmqstore.sources import Joined, Part
+from rmqstore.store.local_queue import EXAMINED, LocalQueue
+from rmqstore.store.reading import get_from
 from rmqstore.store.results import GetMessageResult, QueryResult
 
 FIELDS = (1, 1, 0, 2, 3, 4, 5, 0, 7, b"\x7f\0\0\1\0\0\0\1", 8, b"\x7f\0\0\1\0\0\0\2", 9, 10, b"body", "T", b"", True)
@@ -242,8 +245,13 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
                 for wanted in (None, ("nothing has this tag",), *tags):
                     if wanted is None or queue.ext is None:
                         selection = of_queue(topic, queue_id, at, max_num, wanted)
-                        page = store._reading.read_queued(queue, selection, max_bytes, (low, high))
-                        assert page == store._reading.walk(queue, selection, max_bytes, (low, high)), selection
+                        source = LocalQueue(queue, store.commit_log)
+                        limit = 2**27 if max_bytes is None else max_bytes
+                        found = queue.region_of(at, max(EXAMINED, max_num))
+                        pulled = source.walk(selection, limit)
+                        assert found is None or source.read_units(*found, selection, limit) == pulled, selection
+                        page = get_from(Joined([Part(source, low, high)]), selection, max_bytes)
+                        assert (page.messages, page.next_queue_offset) == pulled[:2]
                         count += len(page)
                         if wanted is None and max_bytes is None:
                             # Everything lies where the page before was, or the answer is to go the long way.

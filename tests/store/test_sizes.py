@@ -17,6 +17,7 @@ from mappings import mappings
 from rmqstore import GeometryError, IndexFile, Message, MessageStore, StoreConfig
 from rmqstore.commitlog.log_walk import Blank
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.files.mapped_file import MappedFilePool
 
 T0 = 1700000000000
@@ -192,7 +193,7 @@ def test_queue_offsets_at_large_values(tmp_path, queue_offset):
     config = StoreConfig(mapped_file_size_consume_queue=2000)
     queue = ConsumeQueue(str(tmp_path), "T", 0, config, MappedFilePool())
     for number in range(250):
-        assert queue.put(queue_offset + number, FAR + number * 100, 100, number, T0)
+        assert queue.put(Unit(queue_offset + number, FAR + number * 100, 100, number), T0)
     assert queue.max_queue_offset == queue_offset + 250
     assert queue.min_queue_offset(0) == queue_offset
     assert queue.unit(queue_offset + 249) == (queue_offset + 249, FAR + 24900, 100, 249, 1)

@@ -11,9 +11,12 @@ import golden
 import pytest
 
 from rmqstore import IndexFile, Message, MessageStore, StoreConfig
+from rmqstore._dispatch import TopicTable
+from rmqstore._rows import RowBatch
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Blank
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name
 from rmqstore.message import host_to_bytes, offset_message_id, parse_message_id, parse_properties, properties_to_bytes
 
@@ -28,7 +31,7 @@ def base_store(golden_store):
 
 
 def row_of(fields: dict) -> tuple:
-    """The row of `CommitLog.append` for the fields of a record vector."""
+    """The row of `RowBatch.take_prepared` for the fields of a record vector."""
     return (
         fields["topic"].encode(), fields["body"].encode(), properties_to_bytes(dict(fields["properties"])),
         host_to_bytes(fields["born_host"]), host_to_bytes(fields["store_host"]),
@@ -83,7 +86,9 @@ def test_t3_to_t6_records_written_and_read(vectors, tmp_path, name):
     config = StoreConfig(**SMALL, **TINY_INDEX)
     log = CommitLog(tmp_path, config, MappedFilePool())
     log.load()
-    assert log.append([row_of(vector["fields"])]) == [(0, vector["length"])]
+    batch = RowBatch(TopicTable(), bytes(8), {}, 0)
+    batch.take_prepared([row_of(vector["fields"])])
+    assert log.append_rows(batch) == vector["length"]
     assert bytes(log.segment(0).hold(0, vector["length"])).hex() == vector["hex"]
     log.close()
     with MessageStore.open(tmp_path, config=config, read_only=True) as store:
@@ -175,12 +180,12 @@ def test_t9_units_as_we_write_them(vectors, tmp_path):
     queue = ConsumeQueue(str(tmp_path), "TopicTest", 0, config, MappedFilePool())
     rows = [row for row in t9["units"] if row["topic"] == "TopicTest"]
     for row in rows:
-        assert queue.put(row["queue_offset"], row["phy_offset"], row["size"], row["tags_code"], 0)
+        assert queue.put(Unit(row["queue_offset"], row["phy_offset"], row["size"], row["tags_code"]), 0)
     assert bytes(queue.files.file(0).hold(0, 80)).hex() == "".join(row["hex"] for row in rows)
     queue.close()
     # A queue that begins late is filled up from its file's start with units that readers pass over.
     late = ConsumeQueue(str(tmp_path), "Late", 0, config, MappedFilePool())
-    assert late.put(13, 4096, 300, 5, 0)
+    assert late.put(Unit(13, 4096, 300, 5), 0)
     assert late.files.offsets == (200,)
     assert bytes(late.files.file(200).hold(0, 60)).hex() == t9["pre_fill"] * 3
     assert late.min_queue_offset(0) == 13

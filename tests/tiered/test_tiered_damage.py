@@ -669,3 +669,24 @@ def test_slots_of_an_unsealed_file_alone_are_found(tmp_path, slots, number):
         (index,) = store.flat_store.index.files
         assert (index.slot_num, index.compacted, index.damage) == (slots, False, None)
         assert list(store.verify()) == []
+
+
+@pytest.mark.parametrize("tags", [None, "TagA"])
+def test_a_get_ends_before_a_record_in_the_middle_of_a_file_that_cannot_be_read(tmp_path, tags):
+    oracle_tiered.write_tiered(tmp_path, sent(), log_size=100_000, queue_size=2000)
+    (folder,) = [path for path in (tmp_path / "tiered").rglob("Orders/1/COMMIT_LOG")]
+    (file,) = folder.iterdir()
+    with TieredStore.open(tmp_path / "tiered", tmp_path / "store") as store:
+        places = [message.phy_offset for message in store.get_message("Orders", 1)]
+        assert len(places) == 6 and len(store.get_message("Orders", 1, tags=tags)) == 6
+    data = bytearray(file.read_bytes())
+    data[places[2] + 4] ^= 1
+    file.write_bytes(data)
+    told = []
+    with open_store(tmp_path, on_damage=told.append) as store:
+        got = store.get_message("Orders", 1, tags=tags)
+        assert [message.queue_offset for message in got] == [0, 1] and got.next_queue_offset == 2 and not told
+        got = store.get_message("Orders", 1, 2, tags=tags)
+        assert [message.queue_offset for message in got] == [3, 4, 5] and got.next_queue_offset == 6
+    (finding,) = told
+    assert (finding.kind, finding.path, finding.pos) == ("bad_record", str(file), places[2])

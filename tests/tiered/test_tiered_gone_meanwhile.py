@@ -95,11 +95,11 @@ def test_a_task_of_spark_names_what_was_planned_and_is_gone(copied, monkeypatch,
     name = []
 
     class ThenItGoes(FlatQueue):
-        def unit_arrays(self, *arguments):
+        def places(self, *arguments):
             if not name:
                 name.append(delete(root, kind, number))
             let_go(self)
-            return super().unit_arrays(*arguments)
+            return super().places(*arguments)
 
     if when == "planned":
         name.append(delete(root, kind, number))

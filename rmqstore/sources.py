@@ -1,0 +1,272 @@
+"""Sources of messages: the shapes that every kind of queue and log has for its readers.
+
+A reader asks a queue for `Places` and the queue's log for the records there, and depends on nothing else.  To add a kind
+of queue, write a class with the methods of `QueueSource`, over a log with those of `LogSource`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from rmqstore import _numpy as np
+from rmqstore._columns import ArrowColumns
+from rmqstore._core import PRE_FILL_SIZE, Region
+from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.spans import Span
+
+if TYPE_CHECKING:
+    from rmqstore.message import MessageExt
+
+__all__ = [
+    "MAX_REGIONS",
+    "STEP",
+    "Joined",
+    "Located",
+    "LogSource",
+    "OnGone",
+    "Part",
+    "Places",
+    "Pulled",
+    "QueueSource",
+    "located",
+    "without_record",
+]
+
+STEP = 8192
+"""The number of places that are read together."""
+MAX_REGIONS = 64
+"""The number of files that the core takes in one call."""
+
+OnGone = Callable[[int, int], object]
+"""Takes queue offsets that should have units and have none: the first, and one after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places of records, as parallel arrays; each array has one value for each unit of a queue.
+
+    Attributes
+    ----------
+    phy_offsets : array of int64
+        Offset of the record in the log of its queue.
+    queue_offsets : array of int64
+    sizes : array of int32
+        Bytes of the record; 0 or less in a unit that was never written.
+    tags_codes : array of int64
+    """
+
+    phy_offsets: np.ndarray
+    queue_offsets: np.ndarray
+    sizes: np.ndarray
+    tags_codes: np.ndarray
+
+    @classmethod
+    def none(cls) -> Places:
+        """Return no places."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.phy_offsets)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Places:
+        return Places(self.phy_offsets[rows], self.queue_offsets[rows], self.sizes[rows], self.tags_codes[rows])
+
+    @property
+    def are_real(self) -> np.ndarray:
+        """array of bool: which units lead to a record; pre-fill units and those that were never written do not."""
+        real: np.ndarray = (self.sizes > 0) & ((self.phy_offsets != 0) | (self.sizes != PRE_FILL_SIZE))
+        return real
+
+
+Located = tuple[slice, list[Region], "np.ndarray", "np.ndarray"]
+"""A part of some offsets, the files that it is in, their base offsets, and for each offset the number of its file, -1 for none."""
+
+
+class LogSource(Protocol):
+    """A log: where the records of queues are.
+
+    The commit log, or the flat log of a queue in tiered storage.
+    """
+
+    crc_check: int
+
+    @property
+    def min_offset(self) -> int:
+        """int: offset of the first byte that is there."""
+
+    @property
+    def max_offset(self) -> int:
+        """int: offset after the last record."""
+
+    def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
+        """Return the message at an offset, marked if its CRC is wrong; None where no record of this size begins."""
+
+    def located(self, phy_offsets: np.ndarray) -> Iterator[Located]:
+        """Yield these offsets in parts that are in few files each, for the core; parts that no file holds are left out."""
+
+
+class QueueSource(Protocol):
+    """A queue: which places it has, and in which log its records are."""
+
+    topic: str
+    queue_id: int
+
+    @property
+    def log(self) -> LogSource:
+        """LogSource: has the records of the queue."""
+
+    def places(self, begin: int, end: int, step: int = STEP) -> Iterator[Places]:
+        """Yield the places from queue offset `begin` up to but not including `end`, at most `step` at a time.
+
+        Queue offsets that should have a unit and have none are reported.
+        """
+
+    def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
+        """Return tags codes, with codes from an extension in place of addresses in it."""
+
+    def report_unread(self, places: Places) -> None:
+        """Report that no record of the queue begins at these places."""
+
+    def read(self, selection: Selection, end: int, max_bytes: int) -> Pulled:
+        """Read messages for one get, beginning with the first queue offset of `selection`.
+
+        Parameters
+        ----------
+        selection : Selection
+            Of it `begin_queue_offset`, `max_num` and the tags.
+        end : int
+            The queue offset at which another part begins, or the queue ends.
+        max_bytes : int
+            Stop before the records together take more; the first message is returned whatever the limits.
+        """
+
+    def find_in_times(self, begin: int, end: int, times: Span, *, newest: bool) -> int | None:
+        """Return the queue offset of the first message stored in a range of times; of the last with `newest`; None for none.
+
+        Parameters
+        ----------
+        begin, end : int
+            Search from queue offset `begin` up to but not including `end`.
+        times : (int, int)
+            ms since epoch, both included.
+        """
+
+
+class Pulled(NamedTuple):
+    """Messages of a queue that were read one after the other, and where to go on.
+
+    Attributes
+    ----------
+    messages : list of MessageExt
+    following : int
+        The queue offset to go on at.
+    nothing : str
+        Name of the status where there is no message.
+    """
+
+    messages: list[MessageExt]
+    following: int
+    nothing: str = "NO_MATCHED_MESSAGE"
+
+
+class Part(NamedTuple):
+    """The messages of a queue from queue offset `begin` up to but not including `end`.
+
+    Attributes
+    ----------
+    goes_on : bool
+        Messages that are put in the meantime are read too.
+    """
+
+    queue: QueueSource
+    begin: int
+    end: int
+    goes_on: bool = False
+
+
+class Joined:
+    """A queue whose messages are in several sources: parts in a row, in which each queue offset is once.
+
+    Parameters
+    ----------
+    parts : iterable of Part
+        Apart; one that is empty tells where the queue ended.
+    on_gap : callable
+        Called with queue offsets that no part has, where a reading passes them.
+    """
+
+    def __init__(self, parts: Iterable[Part], on_gap: OnGone = lambda begin, end: None):
+        self.parts = sorted(parts, key=lambda part: part.begin)
+        self.on_gap = on_gap
+        filled = [part for part in self.parts if part.begin < part.end] or self.parts
+        self.bounds: Span = (filled[0].begin, max(part.end for part in self.parts)) if filled else (0, 0)
+
+    def part_at(self, queue_offset: int) -> Part | None:
+        """Return the part that has this queue offset."""
+        return next((part for part in self.parts if part.begin <= queue_offset < part.end), None)
+
+    def following(self, queue_offset: int) -> int:
+        """Return where the first part after this queue offset begins; the end of the queue for none."""
+        return next((part.begin for part in self.parts if part.begin > queue_offset), self.bounds[1])
+
+    def between(self, begin: int, end: int = INT64_MAX) -> Iterator[Part]:
+        """Yield the parts from queue offset `begin` up to but not including `end`, cut to these."""
+        at = max(begin, self.bounds[0])
+        for part in self.parts:
+            until = end if part.goes_on else min(part.end, end)
+            if until <= at or part.begin >= part.end:
+                continue
+            if part.begin > at:
+                self.on_gap(at, part.begin)
+            yield Part(part.queue, max(part.begin, at), until)
+            at = until
+
+    def find_in_times(self, times: Span, *, newest: bool) -> int | None:
+        """Return the queue offset of the first message stored in a range of times, see `QueueSource.find_in_times`."""
+        for queue, begin, end, _ in reversed(self.parts) if newest else self.parts:
+            found = queue.find_in_times(begin, end, times, newest=newest)
+            if found is not None:
+                return found
+        return None
+
+
+def located(files: np.ndarray, region_of: Callable[[int], tuple[Region, int] | None]) -> Iterator[Located]:
+    """Yield offsets in parts as `LogSource.located` does, by the files that they are in.
+
+    Parameters
+    ----------
+    files : array of int
+        For each offset the number of its file in the log, 0 or more; -1 where the log has none.
+    region_of : callable
+        Returns the file with a number and its base offset; None for one that is gone.
+    """
+    used = np.flatnonzero(np.bincount(files + 1)[1:])
+    step = max(len(files), 1) if len(used) <= MAX_REGIONS else MAX_REGIONS
+    for first in range(0, len(files), step):
+        part = slice(first, first + step)
+        here = files[part]
+        if step < len(files):
+            used = np.flatnonzero(np.bincount(here + 1)[1:])
+        # The last one is for -1.
+        numbers = np.full((int(used[-1]) if len(used) else -1) + 2, -1, np.int32)
+        regions: list[Region] = []
+        bases: list[int] = []
+        for file in used.tolist():
+            found = region_of(file)
+            if found is not None:
+                numbers[file] = len(regions)
+                regions.append(found[0])
+                bases.append(found[1])
+        if regions:
+            yield part, regions, np.array(bases, np.int64), numbers[here]
+
+
+def without_record(log: LogSource, places: Places) -> np.ndarray:
+    """Return the numbers of the places at which no record of its size begins."""
+    taken = np.zeros(len(places), np.uint8)
+    out = ArrowColumns((), 1 << 30)
+    for part, regions, bases, numbers in log.located(places.phy_offsets):
+        out.fill_at(regions, bases, numbers, places.phy_offsets[part], places.sizes[part], taken[part])
+    return np.flatnonzero(taken == 0)
