@@ -37,15 +37,9 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import format_of
 from rmqstore.message.message import SCHEDULE_TOPIC
-from rmqstore.offline.export import (
-    BODY_FORMS,
-    COMPRESSIONS,
-    CORRUPT_MODES,
-    FORMATS,
-    ExportReport,
-    export,
-)
-from rmqstore.offline.importing import IMPORT_FORMATS, import_files
+from rmqstore.offline.export import ExportReport, export
+from rmqstore.offline.export_options import BODY_FORMS, COMPRESSIONS, CORRUPT_MODES, FORMATS, ExportOptions
+from rmqstore.offline.importing import IMPORT_FORMATS, ImportOptions, import_files
 from rmqstore.selection import Selection
 
 _COMPRESSION_NAMES = sorted({name for names in COMPRESSIONS.values() for name in names})
@@ -165,19 +159,12 @@ def export_command(path: str, output: _Output, selection: Selection, given: Give
                 path,
                 sys.stdout.buffer if output.to_stdout else output.output,
                 selection,
-                config=config,
-                format=output.format,
-                columns=output.column_names,
-                body=output.body,
-                corrupt=output.corrupt,
-                compression=output.compress,
-                force=output.force,
-                shown=shown,
-                safe_csv=output.safe_csv,
-                progress=progress,
-                tiered=given.tiered,
-                only_known_topics=True,
-            )
+                ExportOptions(
+                    output.format, output.column_names, output.body, output.corrupt, output.compress, output.force, shown,
+                    output.safe_csv, only_known_topics=True, config=config, tiered=given.tiered,
+                ),
+                progress,
+            )  # fmt: skip
     except StoreError:
         raise
     except ValueError as error:
@@ -302,16 +289,13 @@ def import_command(path: str, files: tuple[str, ...], imported: _Imported, given
             report = import_files(
                 path,
                 files,
-                config=config,
-                format=imported.kind,
-                topic=imported.topic,
-                queue_id=imported.queue_id,
-                tags=imported.tags,
-                keys=imported.keys or None,
-                keep_timestamps=imported.keep_timestamps,
-                progress=progress,
-                on_stop=on_stop,
-            )
+                ImportOptions(
+                    config, imported.kind, imported.topic, imported.queue_id, imported.tags, imported.keys or None,
+                    imported.keep_timestamps,
+                ),
+                progress,
+                on_stop,
+            )  # fmt: skip
     except StoreError as error:
         raise of_error(error) from None
     levels_given = given.config_file is not None or "message_delay_level" in given.overrides()

@@ -449,6 +449,10 @@ class UnitQueue(NotCopied, _core.QueueFields):
         """Leave what was prepared to the parent of this forked process."""
         self.files.prepared.forget()
 
+    def file_lists(self) -> list[MappedFileQueue]:
+        """Return the lists of its files, that of the extension included."""
+        return [self.files]
+
     def mapped_files(self) -> Iterator[MappedFile]:
         """Every file, those of the extension included."""
         for base in self.files.offsets:

@@ -27,17 +27,13 @@ from rmqstore.files.durable import fsync_directory, fsync_tree, make_directories
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.message import encode_java_utf8
-from rmqstore.offline.rebuild import (
+from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, free_output, refuse_assumed, refuse_lost_log
+from rmqstore.offline.rebuild_swap import (
     QUEUE_DATABASE,
-    REBUILD_DIRECTORY,
-    RebuildReport,
     delete_tree,
     finish_swap,
-    free_output,
     mark_complete,
     moved_aside,
-    refuse_assumed,
-    refuse_lost_log,
     swap_database,
 )
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
