@@ -28,7 +28,9 @@ import click
 import numpy as np
 
 from rmqstore import IndexFile, MessageStore, StoreConfig
-from rmqstore._core import MAGIC_BLANK, Region, encode_records
+from rmqstore._core import MAGIC_BLANK, Region
+from rmqstore._dispatch import TopicTable
+from rmqstore._rows import RowBatch
 from rmqstore.index.index_service import IndexService
 
 from . import document, machine
@@ -204,7 +206,7 @@ def opened(path: str, how: str, times: int = 3) -> dict[str, float]:
 
 
 def rows_of(numbers: range, topic: Callable[[int], bytes], queue_id: Callable[[int], int]) -> list[Any]:
-    """Messages for `encode_records`: the first of its queue each, with one key."""
+    """Messages for `encode`: the first of its queue each, with one key."""
     return [
         (
             topic(i),
@@ -226,6 +228,15 @@ def rows_of(numbers: range, topic: Callable[[int], bytes], queue_id: Callable[[i
     ]
 
 
+def encode(region: Region, pos: int, base_offset: int, rows: list[Any]) -> list[int]:
+    """Encode these rows; their sizes."""
+    batch = RowBatch(TopicTable(), HOST, {}, 0)
+    batch.take_prepared(rows)
+    batch.encode(region, pos, base_offset, 0)
+    sizes: list[int] = batch.columns()[3].tolist()
+    return sizes
+
+
 def make_queues(path: str, number: int, config: StoreConfig) -> None:
     """A closed store of so many queues, ten a topic, with a message each; its files are made here, which is quicker."""
 
@@ -242,7 +253,7 @@ def make_queues(path: str, number: int, config: StoreConfig) -> None:
     at = 0
     for first in range(0, number, 10_000):
         numbers = range(first, min(first + 10_000, number))
-        for i, size in zip(numbers, encode_records(region, at, 0, rows_of(numbers, topic, lambda i: i % 10))):
+        for i, size in zip(numbers, encode(region, at, 0, rows_of(numbers, topic, lambda i: i % 10))):
             folder = os.path.join(path, "consumequeue", topic(i).decode(), str(i % 10))
             os.makedirs(folder)
             with open(os.path.join(folder, f"{0:020d}"), "wb") as file:
@@ -266,7 +277,7 @@ def make_segments(path: str, number: int, config: StoreConfig) -> None:
     os.close(fd)
     for i in range(number):
         (row,) = rows_of(range(i, i + 1), lambda i: b"Orders", lambda i: 0)
-        (length,) = encode_records(region, 0, i * size, [(*row[:10], i, *row[11:])])
+        (length,) = encode(region, 0, i * size, [(*row[:10], i, *row[11:])])
         blank = struct.pack(">ii", size - length, MAGIC_BLANK) if i + 1 < number else b""
         with open(os.path.join(path, "commitlog", f"{i * size:020d}"), "wb") as file:
             file.write(region.read(0, length) + blank)

@@ -31,7 +31,6 @@ _Keys: TypeAlias = Iterable[str] | npt.NDArray[Any] | _ArrowArray | _ArrowChunke
 
 # topic, body, properties, born_host, store_host, queue_id, flag, sys_flag, reconsume_times, version, queue_offset,
 # born_timestamp, store_timestamp, prepared_transaction_offset
-_EncodeRow: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, int, int, int, int, int, int, int, int, int]
 
 # total_size, version, body_crc, queue_id, flag, queue_offset, phy_offset, sys_flag, born_timestamp, born_host,
 # store_timestamp, store_host, reconsume_times, prepared_transaction_offset, body, topic, properties, crc_ok
@@ -254,15 +253,6 @@ class KeyKind(IntEnum):
     UNIQUE_KEY = 2
     KEYS_ONLY = 3
 
-def record_size(topic_size: int, body_size: int, properties_size: int, sys_flag: int, version: int) -> int: ...
-def encode_records(
-    region: Region,
-    pos: int,
-    base_offset: int,
-    rows: list[_EncodeRow],
-    first: int = 0,
-    prop_crc: bool = False,
-) -> list[int]: ...
 def write_blank(region: Region, pos: int) -> None: ...
 def write_unit(region: Region, pos: int, phy_offset: int, size: int, tags_code: int) -> None: ...
 def write_units(region: Region, pos: int, phy_offsets: _Int64s, sizes: _Int32s, tags_codes: _Int64s) -> None: ...

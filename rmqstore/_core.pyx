@@ -38,8 +38,8 @@ from rmqstore._python cimport (
     WORTH_WAITING,
 )
 from rmqstore._record cimport (
-    body_crc_ok, encode_into, encoded_properties_len, encoded_size, has_key, has_key_hash, has_prop_crc,
-    judge_record, parse_record, prop_crc_ok, RecordParts, RecordView, stored_prop_crc, text_of,
+    body_crc_ok, has_key, has_key_hash, has_prop_crc, judge_record, parse_record, prop_crc_ok, RecordView, stored_prop_crc,
+    text_of,
 )
 
 import os
@@ -1832,12 +1832,6 @@ def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_
     return RecordSearch(region, base_offset, check_crc).find(pos, limit)
 
 
-def record_size(int64_t topic_size, int64_t body_size, int64_t properties_size, int sys_flag, int version):
-    """int: total size in bytes of a record with these parts (properties with everything that is appended to them)."""
-    return (RECORD_FIXED_SIZE + topic_size + body_size + properties_size + (RECORD_HOST_V6_EXTRA if sys_flag & SYS_BORN_V6 else 0)
-            + (RECORD_HOST_V6_EXTRA if sys_flag & SYS_STORE_V6 else 0) + (1 if version == 2 else 0))
-
-
 def doubtful_entry(list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
                    const int64_t[::1] phy_offsets not None, const int32_t[::1] key_hashes not None, int64_t first=0):
     """int: the first place, from `first` on, to which an index entry with its key hash cannot lead; -1 if there is none.
@@ -1868,120 +1862,6 @@ def doubtful_entry(list regions not None, const int64_t[::1] base_offsets not No
         if found >= 0:
             return found
     return -1
-
-
-cdef int fill_parts(object row, RecordParts* parts, bint prop_crc) except -1:
-    if type(row) is not tuple or len(row) != 14:
-        raise TypeError("a row is a tuple of fourteen")
-    for part in row[:5]:
-        if type(part) is not bytes:
-            raise TypeError("topic, body, properties and hosts are bytes")
-    cdef bytes topic = row[0], body = row[1], properties = row[2], born_host = row[3], store_host = row[4]
-    if prop_crc and PyBytes_GET_SIZE(properties) + PROP_CRC_SIZE + 1 > 0x7FFF and (
-            PyBytes_GET_SIZE(properties) + PROP_CRC_SIZE + (0 if properties.endswith(b"\x02") else 1) > 0x7FFF):
-        raise ValueError("the properties and their CRC are longer than 32767 bytes")
-    if PyBytes_GET_SIZE(topic) > 0x7FFF or PyBytes_GET_SIZE(properties) > 0x7FFF:
-        raise ValueError("topic or properties are longer than 32767 bytes")
-    if PyBytes_GET_SIZE(body) > 0x7FFFFFFF - 0x20000:
-        raise ValueError("the body does not fit a record")
-    if PyBytes_GET_SIZE(born_host) not in (8, 20) or PyBytes_GET_SIZE(store_host) not in (8, 20):
-        raise ValueError("a host is 4 or 16 address bytes and a 4-byte port")
-    parts.topic = <const unsigned char*>PyBytes_AS_STRING(topic)
-    parts.topic_len = <int32_t>PyBytes_GET_SIZE(topic)
-    parts.body = <const unsigned char*>PyBytes_AS_STRING(body)
-    parts.body_len = <int32_t>PyBytes_GET_SIZE(body)
-    parts.properties = <const unsigned char*>PyBytes_AS_STRING(properties)
-    parts.properties_len = <int32_t>PyBytes_GET_SIZE(properties)
-    if prop_crc and encoded_properties_len(parts) > 0x7FFF:
-        raise ValueError("the properties and their CRC are longer than 32767 bytes")
-    parts.born_host = <const unsigned char*>PyBytes_AS_STRING(born_host)
-    parts.born_host_len = <int32_t>PyBytes_GET_SIZE(born_host)
-    parts.store_host = <const unsigned char*>PyBytes_AS_STRING(store_host)
-    parts.store_host_len = <int32_t>PyBytes_GET_SIZE(store_host)
-    parts.queue_id = row[5]
-    parts.flag = row[6]
-    parts.sys_flag = row[7] & ~(SYS_BORN_V6 | SYS_STORE_V6)
-    if parts.born_host_len == 20:
-        parts.sys_flag |= SYS_BORN_V6
-    if parts.store_host_len == 20:
-        parts.sys_flag |= SYS_STORE_V6
-    parts.reconsume_times = row[8]
-    parts.version = row[9]
-    if parts.version != 1 and parts.version != 2:
-        raise ValueError(f"version {row[9]}; a record has version 1 or 2")
-    parts.queue_offset = row[10]
-    parts.born_timestamp = row[11]
-    parts.store_timestamp = row[12]
-    parts.prepared_transaction_offset = row[13]
-    if parts.version == 1 and parts.topic_len > 127:
-        raise ValueError("a topic above 127 bytes needs version 2")
-    return 0
-
-
-cdef enum:
-    ENCODE_ROUND = 64
-
-
-def encode_records(Region region not None, int64_t pos, int64_t base_offset, list rows not None, int64_t first=0,
-                   bint prop_crc=False):
-    """Encode records one after the other into a segment, as many as fit with 8 bytes left after each.
-
-    Parameters
-    ----------
-    region : Region
-        A writable segment.
-    pos : int
-        Where the first one goes.
-    base_offset : int
-        Absolute offset of the segment's first byte.
-    rows : list of tuple
-        (topic, body, properties, born_host, store_host: bytes; queue_id, flag, sys_flag, reconsume_times, version,
-        queue_offset, born_timestamp, store_timestamp, prepared_transaction_offset: int).
-    first : int
-        Row to begin with.
-    prop_crc : bool
-        Append the property CRC (enabledAppendPropCRC).
-
-    Returns
-    -------
-    list of int
-        The total sizes of the records written.
-    """
-    cdef RecordParts[ENCODE_ROUND] parts
-    cdef int64_t[ENCODE_ROUND] sizes
-    cdef Py_ssize_t n, i, done, num = len(rows)
-    cdef bint full = False
-    cdef int64_t start = pos
-    cdef list out = [], held
-    if first < 0:
-        raise ValueError(f"first is {first}")
-    cdef unsigned char* p = region.pin_writable(pos, difference_of(region.size, pos))
-    try:
-        while first < num and not full:
-            n = num - first if num - first < ENCODE_ROUND else ENCODE_ROUND
-            # The rows of this round are held here: the caller's list may change while they are read.
-            held = rows[first:first + n]
-            n = len(held)
-            if n == 0:
-                break
-            for i in range(n):
-                fill_parts(held[i], &parts[i], prop_crc)
-            done = 0
-            with nogil:
-                while done < n:
-                    sizes[done] = encoded_size(&parts[done], prop_crc)
-                    if sizes[done] + BLANK_SIZE > region.size - pos:
-                        full = True
-                        break
-                    encode_into(p + (pos - start), sizes[done], sum_of(base_offset, pos), &parts[done], prop_crc)
-                    pos += sizes[done]
-                    done += 1
-            for i in range(done):
-                out.append(sizes[i])
-            first += done
-        return out
-    finally:
-        region.unpin()
 
 
 def write_blank(Region region not None, int64_t pos):

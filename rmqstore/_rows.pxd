@@ -46,6 +46,7 @@ cdef class RowBatch:
     cdef dict hosts
     cdef list held          # objects that rows point into
     cdef int64_t max_body_size, max_topic_size, max_text_size
+    cdef readonly bint prepared     # rows that are not plain
     cdef bint prop_crc
     cdef int64_t encoded    # rows that were written to the log
     cdef object last_topic

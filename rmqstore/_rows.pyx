@@ -26,7 +26,7 @@ from rmqstore._python cimport (
     PyThreadState, PyTuple_SET_ITEM, PyType_GenericAlloc, PyUnicode_CheckExact, PyUnicode_DATA,
     PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII, PyUnicode_New, ROW_COST,
 )
-from rmqstore._record cimport encode_into, encoded_size, ends_with_crc, RecordParts
+from rmqstore._record cimport encode_into, encoded_properties_len, encoded_size, ends_with_crc, RecordParts
 
 from rmqstore import _numpy as np
 
@@ -306,7 +306,8 @@ cdef class RowBatch:
     """Rows that are to become records: checked, laid out and numbered before anything is written.
 
     It takes plain rows only: simple flags, properties without a meaning for the writer, texts that UTF-8 can hold.
-    Filled by `take_messages` or `take_columns`, then `number`, `encode`; used again and again.
+    Filled by `take_messages` or `take_columns`, then `number`, `encode`; used again and again.  Rows that are not plain come
+    prepared, by `take_prepared`.
 
     Parameters
     ----------
@@ -327,6 +328,8 @@ cdef class RowBatch:
     ----------
     count : int
         Rows that were taken.
+    prepared : bool
+        They were taken by `take_prepared`.
     """
 
     def __cinit__(self, TopicTable topics not None, bytes store_host not None, dict hosts not None,
@@ -382,6 +385,7 @@ cdef class RowBatch:
         self.touched.clear()
         self.held.clear()
         self.count = self.arena_used = self.encoded = 0
+        self.prepared = False
 
     cdef inline void start_text(self, Row* row) noexcept nogil:
         # Properties of this row are added from here on.
@@ -621,6 +625,40 @@ cdef class RowBatch:
         go_on(state)
         return i, taken
 
+    def take_prepared(self, list rows not None):
+        """Take rows that the caller has checked and numbered, whether plain or not, instead of those that are there.
+
+        They can be encoded and `placed`; what is in their properties is not looked at, so that nothing else can be asked.
+
+        Parameters
+        ----------
+        rows : list of tuple
+            (topic, body, properties, born_host, store_host: bytes; queue_id, flag, sys_flag, reconsume_times, version,
+            queue_offset, born_timestamp, store_timestamp, prepared_transaction_offset: int).
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            A record cannot hold a row.
+        """
+        cdef RecordParts parts
+        cdef Row* row
+        # The rows are held here: the caller's list may change while they are read.
+        cdef list kept = list(rows)
+        self.clear()
+        self.prepared = True
+        self.held.append(kept)
+        self.reserve_rows(len(kept))
+        for i in range(len(kept)):
+            fill_parts(kept[i], &parts, self.prop_crc)
+            # Making numbers of what was given may have run anything.
+            if self.count != i or not self.prepared:
+                raise RuntimeError("rows were taken while others were")
+            row = &self.rows[i]
+            row.parts, row.size = parts, encoded_size(&parts, self.prop_crc)
+            row.topic = row.queue = -1
+            self.count += 1
+
     cdef void seal(self, int64_t store_timestamp, const int64_t[::1] timestamps) noexcept nogil:
         # What rows point to may have moved while others were taken.
         cdef int64_t i
@@ -642,6 +680,7 @@ cdef class RowBatch:
         """list of (int, int): the queues of the rows, as numbers in `topics.queues`, and how many rows each has."""
         cdef int64_t i
         cdef int32_t queue, each
+        check(not self.prepared)
         if self.touched:
             return [(each, self.queue_num[each]) for each in self.touched]
         if self.queue_num.shape[0] < self.topics.queue_num:
@@ -682,7 +721,7 @@ cdef class RowBatch:
         for each, offset in numbers:
             next_offset[each] -= offset
 
-    def room(self, int64_t left, int64_t segment_size):
+    def room(self, int64_t left, int64_t segment_size, bint together=False):
         """How the rows fall into segments.
 
         Parameters
@@ -690,15 +729,19 @@ cdef class RowBatch:
         left : int
             Bytes that are left in the current segment.
         segment_size : int
+        together : bool
+            All of them go into one segment, as if they were one row.
 
         Returns
         -------
         (int, int)
             How many new segments they take, and the largest row in bytes.
         """
-        cdef int64_t i, size, largest = 0, rolls = 0
+        cdef int64_t i, size = 0, largest = 0, rolls = 0
         for i in range(self.count):
-            size = self.rows[i].size
+            size = self.rows[i].size + (size if together else 0)
+            if together and i + 1 < self.count:
+                continue
             if size > largest:
                 largest = size
             if size + BLANK_SIZE > left:
@@ -793,6 +836,7 @@ cdef class RowBatch:
         cdef PyThreadState* state
         if not 0 <= first <= self.count or self.encoded < self.count:
             raise ValueError(f"row {first} of {self.count}, of which {self.encoded} are encoded")
+        check(not self.prepared)
         if columns.topics is not self.topics:
             raise ValueError("the columns number topics by another table")
         columns.count = 0
@@ -850,6 +894,55 @@ cdef class RowBatch:
             out[0, i], out[1, i] = self.rows[i].phy_offset, self.rows[i].parts.queue_offset
             out[2, i], out[3, i] = self.rows[i].parts.store_timestamp, self.rows[i].size
         return tuple(out_array)
+
+
+cdef int fill_parts(object row, RecordParts* parts, bint prop_crc) except -1:
+    # Of one row of `RowBatch.take_prepared`.
+    if type(row) is not tuple or len(row) != 14:
+        raise TypeError("a row is a tuple of fourteen")
+    for part in row[:5]:
+        if type(part) is not bytes:
+            raise TypeError("topic, body, properties and hosts are bytes")
+    cdef bytes topic = row[0], body = row[1], properties = row[2], born_host = row[3], store_host = row[4]
+    if prop_crc and PyBytes_GET_SIZE(properties) + PROP_CRC_SIZE + 1 > 0x7FFF and (
+            PyBytes_GET_SIZE(properties) + PROP_CRC_SIZE + (0 if properties.endswith(b"\x02") else 1) > 0x7FFF):
+        raise ValueError("the properties and their CRC are longer than 32767 bytes")
+    if PyBytes_GET_SIZE(topic) > 0x7FFF or PyBytes_GET_SIZE(properties) > 0x7FFF:
+        raise ValueError("topic or properties are longer than 32767 bytes")
+    if PyBytes_GET_SIZE(body) > 0x7FFFFFFF - 0x20000:
+        raise ValueError("the body does not fit a record")
+    if PyBytes_GET_SIZE(born_host) not in (8, 20) or PyBytes_GET_SIZE(store_host) not in (8, 20):
+        raise ValueError("a host is 4 or 16 address bytes and a 4-byte port")
+    parts.topic = <const unsigned char*>PyBytes_AS_STRING(topic)
+    parts.topic_len = <int32_t>PyBytes_GET_SIZE(topic)
+    parts.body = <const unsigned char*>PyBytes_AS_STRING(body)
+    parts.body_len = <int32_t>PyBytes_GET_SIZE(body)
+    parts.properties = <const unsigned char*>PyBytes_AS_STRING(properties)
+    parts.properties_len = <int32_t>PyBytes_GET_SIZE(properties)
+    if prop_crc and encoded_properties_len(parts) > 0x7FFF:
+        raise ValueError("the properties and their CRC are longer than 32767 bytes")
+    parts.born_host = <const unsigned char*>PyBytes_AS_STRING(born_host)
+    parts.born_host_len = <int32_t>PyBytes_GET_SIZE(born_host)
+    parts.store_host = <const unsigned char*>PyBytes_AS_STRING(store_host)
+    parts.store_host_len = <int32_t>PyBytes_GET_SIZE(store_host)
+    parts.queue_id = row[5]
+    parts.flag = row[6]
+    parts.sys_flag = row[7] & ~(SYS_BORN_V6 | SYS_STORE_V6)
+    if parts.born_host_len == 20:
+        parts.sys_flag |= SYS_BORN_V6
+    if parts.store_host_len == 20:
+        parts.sys_flag |= SYS_STORE_V6
+    parts.reconsume_times = row[8]
+    parts.version = row[9]
+    if parts.version != 1 and parts.version != 2:
+        raise ValueError(f"version {row[9]}; a record has version 1 or 2")
+    parts.queue_offset = row[10]
+    parts.born_timestamp = row[11]
+    parts.store_timestamp = row[12]
+    parts.prepared_transaction_offset = row[13]
+    if parts.version == 1 and parts.topic_len > 127:
+        raise ValueError("a topic above 127 bytes needs version 2")
+    return 0
 
 
 cdef int take_rows(RowBatch self, TableRows table, int64_t* i) noexcept nogil:

@@ -47,6 +47,7 @@ from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
 from rmqstore.selection import Selection
 from rmqstore.spans import without
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.querying import LogLook
 from rmqstore.store.results import GetMessageResult
 
 # So many units that lead to no message are looked for at most.
@@ -138,10 +139,10 @@ def query(
                     note(f"{key.place}: this is no UTF-8 text, and was not asked for")
                     continue
                 if topic is None:
-                    everywhere = find_in_all_topics(
-                        store, key, max_num, begin, end, index_type=_INDEX_TYPES[key_type],
-                        max_log_bytes=max_log_bytes, topics=every, progress=progress,
-                    )  # fmt: skip
+                    asked = Selection(
+                        keys=(key,), begin=begin, end=end, index_type=_INDEX_TYPES[key_type], max_num=max_num
+                    )
+                    everywhere = find_in_all_topics(store, asked, LogLook(max_log_bytes, progress), every)
                     messages, truncated, uncovered = everywhere.messages, everywhere.truncated, everywhere.uncovered
                     what = f"no message of {_topics_text(everywhere.topics)}"
                 else:

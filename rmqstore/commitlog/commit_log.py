@@ -12,7 +12,6 @@ import logging
 import os
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from rmqstore import _core, _read
 from rmqstore import _numpy as np
@@ -187,65 +186,13 @@ class CommitLog(NotCopied):
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def append(self, rows: list[tuple[Any, ...]], *, together: bool = False) -> list[tuple[int, int]]:
-        """Append records.
+    def append_rows(self, batch: RowBatch, *, together: bool = False) -> int:
+        """Encode numbered rows at the end; a segment is closed where one does not fit.
 
         Parameters
         ----------
-        rows : list of tuple
-            As `_core.encode_records` takes them.
         together : bool
             All in one segment, as RocketMQ stores a classic batch.
-
-        Returns
-        -------
-        list of (int, int)
-            phy offset and size in bytes of each.
-
-        Raises
-        ------
-        InvalidMessageError
-            A record (or the batch) does not fit an empty segment; nothing was written.
-        OSError
-            A segment could not be made; nothing was written.
-        """
-        prop_crc = self.config.enabled_append_prop_crc
-        sizes = [record_size_of(row, prop_crc) for row in rows]
-        room = self.segment_size - _BLANK_SIZE
-        largest = max(sizes, default=0)
-        whole = sum(sizes) if together else largest
-        if whole > room:
-            raise InvalidMessageError(
-                f"{'the batch' if together else 'the record'} takes {whole} bytes, a segment of {self.segment_size} "
-                f"bytes holds at most {room}: shorten it, or use a store with larger segments",
-                self.path,
-            )
-        self._make_room([whole] if together else sizes)
-        placed: list[tuple[int, int]] = []
-        done = 0
-        while done < len(rows):
-            mapped_file = self.files.file_for_append()
-            base = mapped_file.file_from_offset
-            at = self.files.wrote_where
-            remaining = base + self.segment_size - at
-            written: list[int] = []
-            if not together or whole + _BLANK_SIZE <= remaining:
-                mapped_file.mark_dirty()
-                written = _core.encode_records(mapped_file.region, at - base, base, rows, done, prop_crc)
-            for size in written:
-                placed.append((at, size))
-                at += size
-            self.files.wrote_where = at
-            done += len(written)
-            if done < len(rows):
-                if self.segment_size - (at - base) >= _BLANK_SIZE:
-                    mapped_file.mark_dirty()
-                    _core.write_blank(mapped_file.region, at - base)
-                self.files.wrote_where = base + self.segment_size
-        return placed
-
-    def append_rows(self, batch: RowBatch) -> int:
-        """Encode numbered rows at the end; a segment is closed where one does not fit.
 
         Returns
         -------
@@ -255,17 +202,17 @@ class CommitLog(NotCopied):
         Raises
         ------
         InvalidMessageError
-            A record does not fit an empty segment; nothing was written.
+            A record (or the batch) does not fit an empty segment; nothing was written.
         OSError
             A segment could not be made; nothing was written.
         """
         last = self.files.last()
         room = last.file_from_offset + self.segment_size - self.files.wrote_where if last is not None else 0
-        rolls, largest = batch.room(room, self.segment_size)
+        rolls, largest = batch.room(room, self.segment_size, together)
         if largest + _BLANK_SIZE > self.segment_size:
             raise InvalidMessageError(
-                f"the record takes {largest} bytes, a segment of {self.segment_size} bytes holds at most "
-                f"{self.segment_size - _BLANK_SIZE}: shorten it, or use a store with larger segments",
+                f"{'the batch' if together else 'the record'} takes {largest} bytes, a segment of {self.segment_size} "
+                f"bytes holds at most {self.segment_size - _BLANK_SIZE}: shorten it, or use a store with larger segments",
                 self.path,
             )
         # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
@@ -276,30 +223,16 @@ class CommitLog(NotCopied):
         while done < batch.count:
             mapped_file = self.files.file_for_append()
             base = mapped_file.file_from_offset
+            pos = self.files.wrote_where - base
             mapped_file.mark_dirty()
-            done, pos = batch.encode(mapped_file.region, self.files.wrote_where - base, base, done)
-            self.files.wrote_where = base + pos
+            if not together or largest + _BLANK_SIZE <= self.segment_size - pos:
+                done, pos = batch.encode(mapped_file.region, pos, base, done)
+                self.files.wrote_where = base + pos
             if done < batch.count:
                 if self.segment_size - pos >= _BLANK_SIZE:
                     _core.write_blank(mapped_file.region, pos)
                 self.files.wrote_where = base + self.segment_size
         return self.files.wrote_where
-
-    def _make_room(self, sizes: list[int]) -> None:
-        # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
-        last = self.files.last()
-        room = last.file_from_offset + self.segment_size - self.files.wrote_where if last is not None else 0
-        if last is not None and room:
-            last.reserve()
-        if sum(sizes) + _BLANK_SIZE <= room:
-            return
-        rolls = 0
-        for size in sizes:
-            if size + _BLANK_SIZE > room:
-                rolls += 1
-                room = self.segment_size
-            room -= size
-        self.files.prepared.prepare(rolls)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -625,7 +558,6 @@ class CommitLog(NotCopied):
         begin : int
             Where a record begins, or a segment.
         goal : int
-            An offset in the same segment, or its end.
 
         Returns
         -------
@@ -634,6 +566,14 @@ class CommitLog(NotCopied):
         """
         return self._walk.step_to(begin, goal)
 
+    def step_before(self, begin: int, goal: int) -> int:
+        """Step as `step_to` does, to the last place at or before `goal`; at least `begin`, or its segment's start."""
+        return self._walk.step_before(begin, goal)
+
+    def step_over(self, begin: int, goal: int, num: int) -> int:
+        """Step as `step_to` does, over `num` records, but not past `goal`."""
+        return self._walk.step_over(begin, goal, num)
+
     def flush(self) -> None:
         """Force everything written to the disk."""
         self.files.flush()
@@ -641,16 +581,6 @@ class CommitLog(NotCopied):
     def close(self) -> None:
         """Close the segments."""
         self.files.close()
-
-
-def record_size_of(row: tuple[Any, ...], prop_crc: bool) -> int:
-    """int: size in bytes of the record that `row` makes."""
-    topic, body, properties, born_host, store_host = row[:5]
-    properties_size = len(properties)
-    if prop_crc:
-        properties_size += _core.RecordLayout.PROP_CRC_SIZE + (properties_size > 0 and properties[-1] != 2)
-    size = _core.record_size(len(topic), len(body), properties_size, 0, row[9])
-    return size + (len(born_host) - 8) + (len(store_host) - 8)
 
 
 def check_store_root(path: str | os.PathLike[str]) -> str:

@@ -394,10 +394,11 @@ class LogWalk:
 
     def step_to(self, begin: int, goal: int) -> int:
         """See `CommitLog.step_to`."""
-        at = begin
-        mapped_file = self.files.find(begin)
+        # Every walk passes the start of every segment.
+        at = max(begin, goal - goal % self.segment_size)
+        mapped_file = self.files.find(at)
         if mapped_file is None:
-            return max(begin, goal)
+            return max(at, goal)
         base, region = mapped_file.file_from_offset, mapped_file.region
         passed = ScanProgress(self.files)
         search = _core.RecordSearch(region, base)
@@ -411,3 +412,34 @@ class LogWalk:
                 found = search.find(pos + 1)
                 at = base + (found if found >= 0 else region.size)
         return at
+
+    def step_before(self, begin: int, goal: int) -> int:
+        """See `CommitLog.step_before`."""
+        answer = at = max(begin, goal - goal % self.segment_size)
+        mapped_file = self.files.find(at)
+        while mapped_file is not None and at < goal:
+            base = mapped_file.file_from_offset
+            pos, verdict, _, last = _dispatch.walk(mapped_file.region, at - base, goal - base, base)
+            if verdict == Verdict.LIMIT:
+                return goal if base + pos == goal else base + last
+            answer = base + pos
+            at = self.step_to(answer, answer + 1)
+            if at > goal:
+                break
+            answer = at
+        return answer
+
+    def step_over(self, begin: int, goal: int, num: int) -> int:
+        """See `CommitLog.step_over`."""
+        at = begin
+        while at < goal and num > 0:
+            mapped_file = self.files.find(at)
+            if mapped_file is None:
+                at = min((base for base in self.files.offsets if base > at), default=goal)
+                continue
+            base = mapped_file.file_from_offset
+            pos, verdict, passed, _ = _dispatch.walk(mapped_file.region, at - base, goal - base, base, 0, num)
+            at, num = base + pos, num - passed
+            if verdict != Verdict.LIMIT:
+                at = self.step_to(at, at + 1)
+        return min(at, goal)

@@ -17,8 +17,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from rmqstore import _numpy as np
-from rmqstore._columns import KeyTexts
 from rmqstore.arguments import KEY_BITS
 from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreError
 from rmqstore.files.again import ask_again
@@ -29,7 +27,8 @@ from rmqstore.flatfile.flat_files import EXPIRED, name_prefix
 from rmqstore.flatfile.flat_index import FlatIndex, IndexItem, flat_index_hash
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.metadata import FlatFileMetadata, TieredMetadata
-from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.index.key_source import SoughtKeys
+from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 
 __all__ = ["INDEX_TOPIC", "FlatStore"]
@@ -249,13 +248,13 @@ class FlatStore(NotCopied):
 
     # --------------------------------------------------------------------------------------------------- key lookup
 
-    def find_messages(self, topic: str, key: str, index_type: str | None = None) -> list[MessageExt]:
-        """list of MessageExt: every message that has a key, newest store time first, each checked against its record.
+    def find_messages(self, selection: Selection) -> list[MessageExt]:
+        """list of MessageExt: every message with one key and a store time in the range, newest first, each checked by its record.
 
         Parameters
         ----------
-        index_type : {None, "U", "K", "T"}
-            As of `MessageStore.query_message`; tags are in no index file, so units are gone over for them.
+        selection : Selection
+            One topic and one key, `index_type` and store times.  Tags are in no index file, so units are gone over for them.
 
         Raises
         ------
@@ -264,9 +263,12 @@ class FlatStore(NotCopied):
         """
         self.check_open()
         self.refresh()
-        return ask_again(lambda: self._find_messages(topic, key, index_type), self.load)
+        low, high = selection.times
+        found = ask_again(lambda: self._find_messages(selection.at_any_time()), self.load)
+        return [message for message in found if low <= message.store_timestamp <= high]
 
-    def _find_messages(self, topic: str, key: str, index_type: str | None) -> list[MessageExt]:
+    def _find_messages(self, selection: Selection) -> list[MessageExt]:
+        topic, key, index_type = selection.topic, selection.key, selection.index_type
         found: dict[tuple[int, int], MessageExt] = {}
 
         def take(queue: FlatQueue, message: MessageExt) -> None:
@@ -279,7 +281,6 @@ class FlatStore(NotCopied):
             if known is None or known.phy_offset < message.phy_offset:
                 found[place] = message
 
-        selection = Selection((topic,), keys=(key,), index_type=index_type)  # type: ignore[arg-type]
         key_hash = flat_index_hash(topic, key)
         sound = index_type != "T" and key_hash != _NO_HASH
         if sound:
@@ -291,7 +292,7 @@ class FlatStore(NotCopied):
                 elif not self._is_explained(topic, item, message, key_hash):
                     sound = False
             sound = sound and not self.index.problems
-        texts = _key_texts(topic, key)
+        texts = SoughtKeys.of(selection).texts
         queues = list(self.queues(topic))
         self.report_unlisted((topic,))
         for queue in queues:
@@ -465,11 +466,3 @@ def _is_queue_id(name: str) -> bool:
 def _keys_of(message: MessageExt) -> list[str]:
     unique_key = message.unique_key
     return [*([unique_key] if unique_key else []), *message.keys]
-
-
-def _key_texts(topic: str, key: str) -> KeyTexts:
-    def laid_out(text: str) -> tuple[np.ndarray, np.ndarray]:
-        data = encode_java_utf8(text)
-        return np.array([0, len(data)], np.int32), np.frombuffer(data, np.uint8)
-
-    return KeyTexts(*laid_out(key), *laid_out(topic))

@@ -561,37 +561,6 @@ class IndexService(NotCopied, OpenedIndexes):
                 index.reserve_entries(hashes[done:])
             done += index.put_hashes(hashes[done:], phy_offsets[done:], store_timestamps[done:])
 
-    def build_index(
-        self,
-        topic: str,
-        keys: list[str],
-        unique_key: str | None,
-        tags: str | None,
-        phy_offset: int,
-        store_timestamp: int,
-    ) -> None:
-        """Index one record as RocketMQ does: unique key, keys, then (5.4.0 and later, `index_tags`) the tag.
-
-        A record below the newest file's end offset is there already and is passed over.
-        """
-        hashes = []
-        if unique_key is not None:
-            hashes.append(index_key_hash(topic, unique_key))
-        hashes.extend(index_key_hash(topic, key) for key in keys if key)
-        if tags and self.config.index_tags:
-            hashes.append(index_key_hash(topic, "T#" + tags))
-        # RocketMQ (5.5.0) makes or rolls the file for every record, also for one without keys.
-        index = self.current()
-        if self.sparse:
-            index.mapped_file.reserve()
-        if not hashes:
-            return
-        if phy_offset < index.read_header()[3]:
-            return
-        for key_hash in hashes:
-            while not index.put_hash(key_hash, phy_offset, store_timestamp):
-                index = self.current()
-
     # ------------------------------------------------------------------------------------------------------ querying
 
     def query_offset(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryOffsetResult:

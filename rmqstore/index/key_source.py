@@ -14,16 +14,16 @@ from typing import Any, Protocol
 
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns, KeyTexts
-from rmqstore._core import Region
 from rmqstore.arguments import KEY_BITS
 from rmqstore.message import encode_java_utf8
 from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.sources import Located
 from rmqstore.spans import Span, joined
 
 __all__ = ["Candidates", "KeySource", "Locate", "Merged", "SoughtKeys"]
 
-Locate = Callable[["np.ndarray"], Iterator[tuple[slice, list[Region], "np.ndarray", "np.ndarray"]]]
-"""Yields offsets of a log in parts, each with its files, as `rmqstore.sources.LogSource.located` does."""
+Locate = Callable[["np.ndarray"], Iterator[Located]]
+"""The method `located` of a log."""
 
 
 @dataclass(frozen=True)

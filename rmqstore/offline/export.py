@@ -51,7 +51,7 @@ from rmqstore.message import (
     body_text,
     json_pieces,
 )
-from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
+from rmqstore.offline.export_tiered import older_batches, older_messages
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import without
 from rmqstore.store.columns import (
@@ -64,6 +64,7 @@ from rmqstore.store.columns import (
 from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.queue_columns import chosen, rows_at
+from rmqstore.store.tiered_only import tiered_spans
 from rmqstore.texts import harmless_cell
 
 if TYPE_CHECKING:
@@ -394,7 +395,7 @@ class _Source:
         if queue is None:
             return
         low = max(low, queue.bounds(self.log.min_offset)[0])
-        older = older_parts(self.store, topic, queue_id)
+        older = tiered_spans(self.store, topic, queue_id)
         newest = -1
 
         def on_gone(first: int, last: int) -> None:

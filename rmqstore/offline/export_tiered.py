@@ -12,34 +12,17 @@ from typing import TYPE_CHECKING
 from rmqstore import _numpy as np
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import MessageExt
-from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.selection import Selection
 from rmqstore.sources import STEP
 from rmqstore.store.columns import Columns
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.queue_columns import chosen, rows_at
-from rmqstore.store.tiered_columns import FlatRange, flat_ranges
-from rmqstore.store.tiered_reading import tiered_parts, tiered_ranges
+from rmqstore.store.tiered_only import only_tiered
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["older_batches", "older_messages", "older_parts"]
-
-
-def _ranges(store: MessageStore, selection: Selection) -> Iterator[FlatRange]:
-    # What the local part of the export, which goes by the units of its queues or over its log, does not give.
-    if store.tiered is None or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
-        # Phy offsets are places of the local log.
-        return
-    if not selection.by_queue:
-        yield from tiered_ranges(store._state, store.tiered, selection)
-        return
-    low = selection.begin_queue_offset or 0
-    high = INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
-    for queue, _, _ in flat_ranges(store.tiered, selection):
-        for begin, end in tiered_parts(store._state, queue, tell=True):
-            if max(begin, low) < min(end, high):
-                yield FlatRange(queue, max(begin, low), min(end, high))
+__all__ = ["older_batches", "older_messages"]
 
 
 def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQueue, list[int]]]:
@@ -50,9 +33,9 @@ def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQue
             (message.topic, message.queue_id, message.queue_offset)
             for topic in dict.fromkeys(selection.topics)
             for key in dict.fromkeys(selection.keys)
-            for message in store.tiered.find_messages(topic, key)
+            for message in store.tiered.find_messages(Selection((topic,), keys=(key,)))
         }
-    for queue, begin, end in _ranges(store, selection):
+    for queue, begin, end in only_tiered(store, selection):
         for each in queue.places(begin, end, STEP):
             places = chosen(queue, each, selection)
             found = []
@@ -66,12 +49,6 @@ def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQue
                     found.append(int(places.phy_offsets[row]))
             if found:
                 yield queue, found
-
-
-def older_parts(store: MessageStore, topic: str, queue_id: int) -> list[tuple[int, int]]:
-    """list of (int, int): what an export by queue offsets takes from tiered storage; first, and one after the last."""
-    queue = None if store.tiered is None else store.tiered.queue(topic, queue_id)
-    return [] if queue is None else tiered_parts(store._state, queue)
 
 
 def older_messages(

@@ -10,16 +10,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from rmqstore.arguments import IndexType
 from rmqstore.errors import StoreError
-from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.offline.settings import settings
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.querying import LogLook
 
 __all__ = ["AllTopicsResult", "find_in_all_topics", "topics_to_ask"]
 
@@ -63,25 +61,18 @@ def topics_to_ask(store: MessageStore) -> list[str]:
 
 
 def find_in_all_topics(
-    store: MessageStore,
-    key: str,
-    max_num: int = 64,
-    begin: int | None = None,
-    end: int | None = None,
-    *,
-    index_type: IndexType | None = None,
-    max_log_bytes: int = DEFAULT_LOG_BYTES,
-    topics: list[str] | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    store: MessageStore, selection: Selection, look: LogLook, topics: list[str] | None = None
 ) -> AllTopicsResult:
-    """Find the messages of all topics that have `key`, newest first, each compared with its message.
+    """Find the messages of all topics that have a key, newest first, each compared with its message.
 
     Parameters
     ----------
-    max_num, begin, end, index_type, max_log_bytes, progress
-        As of `MessageStore.query_message`.
+    selection : Selection
+        One key, `index_type`, store times and `max_num`.
+    look : LogLook
+        How many bytes of the log that the index does not cover are searched.
     topics : list of str, optional
-        As of `topics_to_ask`, for whoever asks for several keys.
+        As of `topics_to_ask`, for a search for several keys.
 
     Raises
     ------
@@ -89,20 +80,19 @@ def find_in_all_topics(
         As of `MessageStore.query_message`.
     """
     names = topics_to_ask(store) if topics is None else topics
-    log = store.commit_log
+    log, max_num = store.commit_log, selection.max_num or 0
     files = 1 if store.index_service is None else len(store.index_service.names) + 1
     by_log = (log.max_offset - log.min_offset) / _LOG_BYTES_A_SECOND < len(names) * files * _SECONDS_A_LOOK
     # There may be topics that nobody sees.
     by_log |= bool(store.queues.unseen)
     if store.index_service is None or (by_log and store.tiered is None):
-        selection = Selection(keys=(key,), begin=begin, end=end, index_type=index_type, max_num=max_num)
-        return _in_log(store, selection, max_log_bytes, progress)
+        return _in_log(store, selection, look)
     found = []
     uncovered: tuple[tuple[int, int], ...] = ()
     truncated = False
     for name in names:
         hits = store.query_message(
-            name, key, max_num, begin, end, index_type=index_type, max_log_bytes=max_log_bytes, progress=progress
+            name, selection.key, max_num, selection.begin, selection.end, *look, index_type=selection.index_type
         )
         truncated |= hits.truncated
         uncovered = hits.uncovered
@@ -117,13 +107,11 @@ def find_in_all_topics(
     return AllTopicsResult(messages[:max_num], truncated or len(messages) > max_num, uncovered, len(names))
 
 
-def _in_log(
-    store: MessageStore, selection: Selection, max_log_bytes: int, progress: Callable[[int, int], object] | None
-) -> AllTopicsResult:
-    log, max_num = store.commit_log, selection.max_num or 0
+def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> AllTopicsResult:
+    log, max_num, (max_log_bytes, progress) = store.commit_log, selection.max_num or 0, look
     low, high = log.min_offset, log.max_offset
     # Whole segments, the newest ones: a record is known to begin where a segment does.
-    first = next((base for base in log.files.offsets if base >= high - max_log_bytes), high)
+    first = next((base for base in log.files.offsets if max_log_bytes is None or base >= high - max_log_bytes), high)
     first = min(max(first, low), high)
     found: deque[MessageExt] = deque(maxlen=max_num + 1)
     for number, message in enumerate(store.messages(first) if first < high else ()):

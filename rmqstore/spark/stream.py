@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmqstore import _core, _dispatch
+from rmqstore import _core
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreChangedError, StoreError
@@ -174,47 +174,12 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _place_at_or_after(self, log: CommitLog, begin: int, goal: int) -> int:
         # The first place of a scan at or after `goal`, coming from the place `begin`.
-        at = begin
-        while at < min(goal, log.max_offset):
-            base = at - at % log.segment_size
-            if goal >= base + log.segment_size:
-                # A scan comes by at the start of every segment.
-                at = max(goal - goal % log.segment_size, base + log.segment_size)
-                continue
-            at = log.step_to(at, goal)
-        return min(at, log.max_offset)
+        return min(log.step_to(begin, min(goal, log.max_offset)), log.max_offset)
 
     def _place_before(self, log: CommitLog, begin: int, goal: int) -> int:
         # The last place of a scan at or before `goal`, but after `begin`.
-        answer = at = max(begin, goal - goal % log.segment_size)
-        mapped_file = log.files.find(at)
-        while mapped_file is not None and at < goal:
-            first = mapped_file.file_from_offset
-            pos, verdict, _, last = _dispatch.walk(mapped_file.region, at - first, goal - first, first)
-            if verdict == Verdict.LIMIT:
-                answer = goal if first + pos == goal else first + last
-                break
-            answer = first + pos
-            at = log.step_to(answer, answer + 1)
-            if at > goal:
-                break
-            answer = at
-        return answer if answer > begin else self._place_at_or_after(log, begin, begin + 1)
-
-    def _place_after_records(self, log: CommitLog, begin: int, goal: int, num: int) -> int:
-        # Where `num` records after `begin` end, `goal` if there are fewer.
-        at = begin
-        while at < goal and num > 0:
-            mapped_file = log.files.find(at)
-            if mapped_file is None:
-                at = min((base for base in log.files.offsets if base > at), default=goal)
-                continue
-            first = mapped_file.file_from_offset
-            pos, verdict, passed, _ = _dispatch.walk(mapped_file.region, at - first, goal - first, first, 0, num)
-            at, num = first + pos, num - passed
-            if verdict != Verdict.LIMIT:
-                at = log.step_to(at, at + 1)
-        return min(at, goal)
+        place = log.step_before(begin, goal)
+        return place if place > begin else self._place_at_or_after(log, begin, begin + 1)
 
     # -------------------------------------------------------------------------------------------------- what Spark asks
 
@@ -258,7 +223,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if LIMITS and limit is not None and not isinstance(limit, ReadAllAvailable):
             max_bytes, max_rows = self.options.max_bytes_per_trigger, self.options.max_rows_per_trigger
             if max_rows is not None:
-                goal = self._place_after_records(log, begin, goal, max_rows)
+                goal = log.step_over(begin, goal, max_rows)
             if max_bytes is not None and goal - begin > max_bytes:
                 goal = min(goal, self._place_before(log, begin, begin + max_bytes))
         return self._at(goal)

@@ -72,13 +72,12 @@ def first_places(log: CommitLog, source: KeySource, sought: SoughtKeys, max_num:
     The index is told of candidates that are wrong.
     """
     candidates = source.candidates(sought)
-    locate = log.located
     if candidates.falling:
-        taken = sought.matching(locate, candidates, max_num)[1]
+        taken = sought.matching(log.located, candidates, max_num)[1]
         _doubt(source, sought, candidates, taken, max_num)
         return candidates[taken]
     # A record that was indexed twice, or entries that do not follow the log.
-    matches = sought.matching(locate, candidates)[1]
+    matches = sought.matching(log.located, candidates)[1]
     source.doubt(sought, candidates[~matches])
     return _each_once(candidates[matches], max_num)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rmqstore._read import query_first
 from rmqstore.arguments import IndexType, Moment, milliseconds, one_text, shown, whole_number
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.selection import INT64_MAX, Selection, of_key, of_scan
@@ -210,14 +209,9 @@ class LogQuestions:
         OSError
             It was not found, and a folder of queues cannot be read: it may be of a topic there.
         """
-        try:
-            return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))
-        except (InvalidMessageError, OffsetOutOfRangeError):
-            for older in self._state.older:
-                for name in self._state.topics() if topic is None else [topic]:
-                    for message in older.find_messages(name, msg_id, "U"):
-                        return message
-            raise
+        self._state.check_open()
+        topic = None if topic is None else one_text(topic, "topic")
+        return self._querying.message_by_id(one_text(msg_id, "msg_id"), topic)
 
     def phy_offset_by_id(self, msg_id: str, topic: str | None = None) -> int:
         """int: phy offset of the message that `message_by_id` returns, damaged or not; parameters and errors are the same.

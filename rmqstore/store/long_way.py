@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore.arguments import plain_text
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
@@ -31,7 +31,7 @@ from rmqstore.message import (
 from rmqstore.store.dispatch_rules import multi_dispatch_allowed
 from rmqstore.store.store_state import StoreState
 
-__all__ = ["LongWay", "Prepared"]
+__all__ = ["LongWay", "Prepared", "next_offset"]
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class LongWay:
 
     def __init__(self, state: StoreState):
         self.config = state.config
-        self.queues, self.index_service = state.queues, state.index_service
+        self.queues = state.queues
         self.hosts: dict[str, bytes] = {}
         self._unique_key_counter = random.randrange(0x10000)
 
@@ -175,20 +175,19 @@ class LongWay:
         number = id(self) // 16 % 2**32
         return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
 
-    def place(self, prepared: list[Prepared], now: int) -> tuple[list[tuple[Any, ...]], list[int]]:
-        """Give every message its queue offset; nothing is written yet.  The rows, and these offsets."""
+    def place(self, prepared: list[Prepared], now: int) -> list[tuple[Any, ...]]:
+        """Give every message its queue offset; the rows for `RowBatch.take_prepared`.  Nothing is written yet."""
         following: dict[tuple[str, int], int] = {}
 
         def take(topic: str, queue_id: int, num: int) -> int:
             key = (topic, queue_id)
             if key not in following:
-                queue = self.queues.find(topic, queue_id)
-                following[key] = 0 if queue is None else queue.max_queue_offset
+                following[key] = next_offset(self.queues, topic, queue_id)
             offset = following[key]
             following[key] = offset + num
             return offset
 
-        rows, queue_offsets = [], []
+        rows = []
         for each in prepared:
             message = each.message
             offset = take(message.topic, each.queue_id, each.inner_num) if is_queued(message.sys_flag) else 0
@@ -213,31 +212,23 @@ class LongWay:
                     offset, now if born is None else born, now, message.prepared_transaction_offset,
                 )
             )  # fmt: skip
-            queue_offsets.append(offset)
-        return rows, queue_offsets
+        return rows
 
-    def make_room(self, prepared: list[Prepared]) -> Collection[tuple[str, int]]:
-        """Make the queue files that the puts will need, so that a full disk is an error before a record is written."""
+    def units(self, prepared: list[Prepared]) -> dict[tuple[str, int], int]:
+        """Return how many units the messages leave in each queue, by topic and queue id."""
         wanted: dict[tuple[str, int], int] = {}
         for each in prepared:
             if is_queued(each.message.sys_flag):
                 lights = [(name, 0) for name in each.dispatch_names if name and "/" not in name]
                 for key in [(each.message.topic, each.queue_id), *lights]:
                     wanted[key] = wanted.get(key, 0) + 1
-        try:
-            for (topic, queue_id), count in wanted.items():
-                self.queues.find_or_create(topic, queue_id).make_room(count)
-            if self.index_service is not None:
-                self.index_service.reserve()
-        except BaseException:
-            self.forget_room(wanted)
-            raise
-        return wanted.keys()
+        return wanted
 
-    def forget_room(self, wanted: Iterable[tuple[str, int]]) -> None:
-        """Forget queues in which nothing was written: a queue is there from its first message on."""
-        for topic, queue_id in wanted:
-            self.queues.forget(topic, queue_id)
+
+def next_offset(queues: ConsumeQueueStore, topic: str, queue_id: int) -> int:
+    """Return the queue offset of the next message of a queue."""
+    queue = queues.find(topic, queue_id)
+    return 0 if queue is None else queue.max_queue_offset
 
 
 def _with_plain_texts(message: Message) -> Message:

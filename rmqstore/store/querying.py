@@ -82,7 +82,6 @@ class Querying:
         self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook
     ) -> pa.Table:
         """Find the messages of many keys, see `MessageStore.query_table`."""
-
         asked = AskedKeys(keys, topic, selection)
 
         def ask() -> pa.Table:
@@ -274,6 +273,10 @@ class Querying:
             if messages or high < low:
                 break
         return QueryResult(messages)
+
+    def message_by_id(self, msg_id: str, topic: str | None = None) -> MessageExt:
+        """See `MessageStore.message_by_id`."""
+        return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))
 
     def phy_offset_by_id(self, msg_id: str, topic: str | None = None) -> int:
         """See `MessageStore.phy_offset_by_id`."""

@@ -12,10 +12,12 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 from rmqstore.store.columns import ColumnOptions
+from rmqstore.store.key_columns import AskedKeys
 from rmqstore.store.querying import LogLook, Querying, java_times
 from rmqstore.store.results import QueryResult
 from rmqstore.store.store_state import StoreState
@@ -24,14 +26,7 @@ from rmqstore.store.tiered_columns import key_rows_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TieredQuerying", "query_flat"]
-
-
-def query_flat(flat_store: FlatStore, selection: Selection) -> list[MessageExt]:
-    """list of MessageExt: the messages of tiered storage with a key and a store time in the range, newest first."""
-    low, high = selection.times
-    found = flat_store.find_messages(selection.topic, selection.key, selection.index_type)
-    return [message for message in found if low <= message.store_timestamp <= high]
+__all__ = ["TieredQuerying"]
 
 
 class TieredQuerying(Querying):
@@ -46,7 +41,7 @@ class TieredQuerying(Querying):
 
     def _older(self, local: QueryResult, selection: Selection) -> list[MessageExt]:
         # The messages that the local log did not give, whatever the units of its queues say.
-        found = query_flat(self.flat_store, selection)
+        found = self.flat_store.find_messages(selection)
         known = {(message.queue_id, message.queue_offset) for message in local}
         return [message for message in found if (message.queue_id, message.queue_offset) not in known]
 
@@ -79,31 +74,28 @@ class TieredQuerying(Querying):
             )
         return found
 
+    def message_by_id(self, msg_id: str, topic: str | None = None) -> MessageExt:
+        """See `MessageStore.message_by_id`."""
+        try:
+            return super().message_by_id(msg_id, topic)
+        except (InvalidMessageError, OffsetOutOfRangeError):
+            for name in self.state.topics() if topic is None else [topic]:
+                for message in self.flat_store.find_messages(Selection((name,), keys=(msg_id,), index_type="U")):
+                    return message
+            raise
+
     def table(
         self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook
     ) -> pa.Table:
         """See `MessageStore.query_table`; each key is asked for by itself."""
-        texts = _texts(keys, "key")
-        topics = _texts(topic, "topic") if not isinstance(topic, str) else [topic] * len(texts)
-        if len(topics) != len(texts):
-            raise ValueError(f"{len(topics)} topics for {len(texts)} keys; give one, or one for each key")
+        asked = AskedKeys(keys, topic, selection)
         rows: list[tuple[int, tuple[str, int] | None, int]] = []
-        for number, (text, name) in enumerate(zip(texts, topics)):
+        for number, (name, text) in enumerate(asked.sought.pairs()):
             found = self.query(dataclasses.replace(selection, topics=(name,), keys=(text,)), look)
             for position, message in enumerate(found):
                 place = (name, message.queue_id) if position >= found.local_num else None
                 rows.append((number, place, message.phy_offset))
-        return key_rows_table(self.commit_log, self.flat_store, rows, texts, options)
-
-
-def _texts(values: Any, what: str) -> list[str]:
-    values = (
-        values.to_pylist() if hasattr(values, "to_pylist") else [values] if isinstance(values, str) else list(values)
-    )
-    for value in values:
-        if not isinstance(value, str):
-            raise TypeError(f"{what} {value!r} is not text: give str")
-    return values  # type: ignore[no-any-return]
+        return key_rows_table(self.commit_log, self.flat_store, rows, asked.column.to_pylist(), options)
 
 
 class _BothResult(QueryResult):

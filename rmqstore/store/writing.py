@@ -1,13 +1,13 @@
-"""Putting messages, both ways in.
+"""Putting messages: one, or many rows.
 
 A message is **plain** if the core takes it whole (`RowBatch`): exactly a `Message` (no subclass), with a topic, keys, tags and
 properties that need no rule beyond their lengths and characters, no transaction, no inner batch, no further queues, no delay
-level, and a queue that is known.  Plain messages are laid out, written and dispatched by the core, one at a time by
-`Appender`, many by `RowBatch`.  Every other message goes the long way (`rmqstore.store.long_way`), which has the rules and
-the errors; what is written is the same.
+level, and a queue that is known.  There are two ways to put: one plain message in one call of the core (`Appender`), and rows
+(`RowBatch`).  Rows of plain messages and of tables are checked by the core; every other message is checked by the rules of
+`rmqstore.store.long_way`, which has the errors.  All rows are written and dispatched by `_append`.
 
-Owns the choice between the two, what they share (the append lock, the clock, room made before anything is written, the wait
-for the disk), and what a failure means.  Invariants:
+Owns the choice between these, what they share (the append lock, the clock, room made before anything is written, the wait for
+the disk), and what a failure means.  Invariants:
 
 - A message is dispatched to its queue and the index before the put returns, so what was put can be read at once.
 - Files are made before anything is written, so that a full disk is an error that changes nothing.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rmqstore import _numpy as np
@@ -28,10 +28,10 @@ from rmqstore._rows import RowBatch
 from rmqstore.config import system_clock
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import DiskFullError, InvalidMessageError
-from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message, offset_message_id
+from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message
 from rmqstore.store.dispatcher import CommitLogDispatcher
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.long_way import LongWay
+from rmqstore.store.long_way import LongWay, next_offset
 from rmqstore.store.results import PutResult, PutResults
 from rmqstore.store.store_state import StoreState
 
@@ -55,6 +55,9 @@ class Writing:
         What is dispatched goes through these.
     """
 
+    # Messages that are not plain are laid out in here; made before the first put.
+    _prepared: RowBatch
+
     def __init__(self, state: StoreState, flushing: Flushing):
         self.state, self.flushing = state, flushing
         self.path, self.config = state.path, state.config
@@ -67,24 +70,14 @@ class Writing:
 
     def take_writes(self) -> None:
         """Let plain messages through the core, unless the store takes no writes now."""
-        # Plain messages go through the core; where keys are to be generated every message goes the long way.
+        if not hasattr(self, "_prepared"):
+            self._prepared = self._batch()
+        # Where keys are to be generated every message goes the long way.
         if self.rows is None and not self.config.generate_unique_key:
             config = self.config
-            max_topic = MAX_RETRY_TOPIC_LENGTH if config.auto_message_version_on_topic_len else MAX_TOPIC_LENGTH
-            batches = [
-                RowBatch(
-                    self.columns.topics,
-                    self.long_way.host(config.store_host),
-                    self.long_way.hosts,
-                    config.max_message_size,
-                    max_topic,
-                    config.enabled_append_prop_crc,
-                )
-                for _ in range(2)
-            ]
-            self.rows = batches[0]
+            self.rows = self._batch()
             self._one = Appender(
-                batches[1],
+                self._batch(),
                 Message,
                 PutResult,
                 None if config.clock is system_clock else config.clock,
@@ -97,6 +90,17 @@ class Writing:
             self.rows is not None and not self.state.disk_full and not self.state.closing and self.state.poison is None
         )
         self.state.appender = self._one if taken else None
+
+    def _batch(self) -> RowBatch:
+        config = self.config
+        return RowBatch(
+            self.columns.topics,
+            self.long_way.host(config.store_host),
+            self.long_way.hosts,
+            config.max_message_size,
+            MAX_RETRY_TOPIC_LENGTH if config.auto_message_version_on_topic_len else MAX_TOPIC_LENGTH,
+            config.enabled_append_prop_crc,
+        )
 
     def put(
         self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool = False, now: int | None = None
@@ -120,26 +124,16 @@ class Writing:
             self.long_way.prepare(message, each, append_crc=not together)
             for message, each in zip(messages, queue_ids, strict=True)
         ]
+        rows = self._prepared
         with self._at(now) as now:
-            rows, queue_offsets = self.long_way.place(prepared, now)
-            # Sizes are checked, and files made, before anything is written.
-            wanted = self.long_way.make_room(prepared)
-            before = self.commit_log.max_offset
             try:
-                placed = self.commit_log.append(rows, together=together)
-                self.state.last_store_timestamp = max(self.state.last_store_timestamp, now)
-                end = placed[-1][0] + placed[-1][1]
-                for _ in self.commit_log.scan_columns(placed[0][0], end, self.columns, check_crc=False):
-                    self.dispatcher.dispatch_columns(self.columns)
-            except BaseException as error:
-                self._failed(error, wanted, before)
-                raise
-            end = self.commit_log.max_offset
+                rows.take_prepared(self.long_way.place(prepared, now))
+                end = self._append(rows, self.long_way.units(prepared), now, together=together)
+                placed = PutResults.of(rows.placed(), PutResult, rows.count)
+            finally:
+                rows.clear()
         self.after_put(end, messages)
-        return PutResults(
-            PutResult(phy_offset, offset, offset_message_id(each.store_host, phy_offset), now, size)
-            for each, offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True)
-        )
+        return placed
 
     def put_batch(self, batch: list[Message], queue_id: int) -> PutResults:
         """Append messages as a classic batch, see `MessageStore.put_message_batch`."""
@@ -191,47 +185,67 @@ class Writing:
         return results
 
     def append_rows(self, rows: RowBatch, now: int, timestamps: np.ndarray | array[int]) -> int:
-        """Write the rows, their units and their index entries; the end of the log then.  The caller holds the append lock."""
-        following: dict[int, int] = {}
-        wanted: list[tuple[str, int]] = []
+        """Number and write plain rows; the rest as for `_append`.  The caller holds the append lock."""
         topics = self.columns.topics
+        wanted: dict[tuple[str, int], int] = {}
+        following: dict[int, int] = {}
+        for number, count in rows.queues():
+            topic, queue_id = topics.queues[number]
+            name = topics.topics[topic].decode()
+            wanted[name, queue_id] = count
+            following[number] = next_offset(self.queues, name, queue_id)
+        rows.number(following, now, timestamps)
+        return self._append(rows, wanted, int(timestamps[-1]) if len(timestamps) else now)
+
+    def _append(
+        self, rows: RowBatch, units: Mapping[tuple[str, int], int], last: int, *, together: bool = False
+    ) -> int:
+        # Writes numbered rows, their units and their index entries; the end of the log then.  `units` is how many each queue
+        # gets, `last` the store time of the last row.
+        self._make_room(units)
         before = self.commit_log.max_offset
         try:
-            # Files are made before anything is written, so that a full disk is an error that changes nothing.
-            for number, count in rows.queues():
-                topic, queue_id = topics.queues[number]
-                name = topics.topics[topic].decode()
-                queue = self.queues.find_or_create(name, queue_id)
-                wanted.append((name, queue_id))
-                queue.make_room(count)
-                following[number] = queue.max_queue_offset
-            if self.index_service is not None:
-                self.index_service.reserve()
-            rows.number(following, now, timestamps)
-        except BaseException:
-            self.long_way.forget_room(wanted)
-            raise
-        try:
-            end = self.commit_log.append_rows(rows)
-            self.state.last_store_timestamp = max(
-                self.state.last_store_timestamp, int(timestamps[-1]) if len(timestamps) else now
-            )
-            done = 0
-            while done < rows.count:
-                done = rows.fill_columns(self.columns, done, self.config.index_tags)
-                self.dispatcher.dispatch_columns(self.columns)
+            end = self.commit_log.append_rows(rows, together=together)
+            self.state.last_store_timestamp = max(self.state.last_store_timestamp, last)
+            for columns in self._columns_of(rows, end):
+                self.dispatcher.dispatch_columns(columns)
         except BaseException as error:
-            self._failed(error, wanted, before)
+            # These errors mean that nothing was written, where the log still ends at `before`.  What was interrupted may have
+            # left bytes after that end, which the next record need not cover.
+            if isinstance(error, (OSError, InvalidMessageError)) and self.commit_log.max_offset == before:
+                self._forget(units)
+            else:
+                self.state.fail(error)
             raise
         return end
 
-    def _failed(self, error: BaseException, wanted: Iterable[tuple[str, int]], before: int) -> None:
-        # These errors mean that nothing was written, where the log still ends at `before`.  What was interrupted may have left
-        # bytes behind that end, which the next record need not cover.
-        if isinstance(error, (OSError, InvalidMessageError)) and self.commit_log.max_offset == before:
-            self.long_way.forget_room(wanted)
-        else:
-            self.state.fail(error)
+    def _columns_of(self, rows: RowBatch, end: int) -> Iterator[RecordColumns]:
+        # The rows as a scan of the log finds them, which those that are not plain need.
+        if rows.prepared:
+            first = int(rows.columns()[0][0])
+            for _ in self.commit_log.scan_columns(first, end, self.columns, check_crc=False):
+                yield self.columns
+            return
+        done = 0
+        while done < rows.count:
+            done = rows.fill_columns(self.columns, done, self.config.index_tags)
+            yield self.columns
+
+    def _make_room(self, units: Mapping[tuple[str, int], int]) -> None:
+        # Files are made before anything is written, so that a full disk is an error that changes nothing.
+        try:
+            for (topic, queue_id), count in units.items():
+                self.queues.find_or_create(topic, queue_id).make_room(count)
+            if self.index_service is not None:
+                self.index_service.reserve()
+        except BaseException:
+            self._forget(units)
+            raise
+
+    def _forget(self, units: Iterable[tuple[str, int]]) -> None:
+        # A queue is there from its first message on.
+        for topic, queue_id in units:
+            self.queues.forget(topic, queue_id)
 
     def learn_end(self, message: Message, queue_id: int) -> None:
         """Tell the core where a message went that took the long way: the next one of its queue need not."""

@@ -35,7 +35,6 @@ from rmqstore.store.columns import ColumnOptions, table_options
 from rmqstore.store.reading import get_from, offset_by_time, table_from
 from rmqstore.store.results import GetMessageResult, QueryResult
 from rmqstore.store.tiered_columns import FlatScan, flat_ranges
-from rmqstore.store.tiered_querying import query_flat
 from rmqstore.store.tiered_reading import gap_finding
 
 if TYPE_CHECKING:
@@ -286,7 +285,7 @@ class TieredStore(NotCopied):
         topic, key, max_num = selection.topic, selection.key, selection.max_num or 0
         if compat:
             return QueryResult(self._settled(lambda: self.flat_store.like_java(topic, key, max_num, *selection.times)))
-        found = query_flat(self.flat_store, selection)
+        found = self.flat_store.find_messages(selection)
         return QueryResult(found[: max(max_num, 0)], len(found) > max(max_num, 0))
 
     # ------------------------------------------------------------------------------------------------------ columns

@@ -77,6 +77,19 @@ def decoded(region: Region, pos: int, **more) -> dict:
     return dict(zip(FIELDS, values, strict=True))
 
 
+def encode_records(region, pos, base_offset, rows, first=0, prop_crc=False):
+    """Encode prepared rows from number `first` as far as there is room; their sizes in bytes."""
+    batch = _rows.RowBatch(TopicTable(), bytes(8), {}, 0, prop_crc=prop_crc)
+    batch.take_prepared(rows)
+    end, _ = batch.encode(region, pos, base_offset, first)
+    return batch.columns()[3][first:end].tolist()
+
+
+def record_size(topic_size, body_size, properties_size, version=1):
+    """The size in bytes of a record with hosts of IPv4."""
+    return int(_core.RecordLayout.RECORD_FIXED_SIZE) + topic_size + body_size + properties_size + (version == 2)
+
+
 def encode_row(
     topic=b"T",
     body=b"",
@@ -93,7 +106,7 @@ def encode_row(
     store_timestamp=0,
     prepared_transaction_offset=0,
 ):
-    """A row for encode_records; texts are encoded as Java does, pairs of properties too."""
+    """A row for `RowBatch.take_prepared`; texts are encoded as Java does, pairs of properties too."""
     if isinstance(topic, str):
         topic = oracle.java_encode(topic)
     if not isinstance(properties, bytes):
@@ -301,7 +314,7 @@ def test_t3_to_t8_records_decode_and_encode(vectors):
         phy_offset = fields["phy_offset"]
         # Between two zero places, so that a byte too much on either side shows.
         region = sparse(16 + len(raw) + 8)
-        assert _core.encode_records(region, 16, phy_offset - 16, [encode_row(**row)], 0, prop_crc) == [len(raw)], name
+        assert encode_records(region, 16, phy_offset - 16, [encode_row(**row)], 0, prop_crc) == [len(raw)], name
         assert content(region) == bytes(16) + raw + bytes(8), name
         found = decoded(mapped(bytes(16) + raw), 16)
         for field in (
@@ -317,14 +330,6 @@ def test_t3_to_t8_records_decode_and_encode(vectors):
         assert found["crc_ok"] is True
         stored = oracle.encode_properties([tuple(pair) for pair in fields["properties"]])
         assert found["properties"] == stored + (raw[-20:] if prop_crc else b"")
-        size = _core.record_size(
-            len(fields["topic"].encode()),
-            len(row["body"]),
-            len(found["properties"]),
-            fields["sys_flag"],
-            found["version"],
-        )
-        assert size == len(raw)
         region = mapped(raw)
         assert _core.check_record(region, 0, phy_offset) == (Verdict.RECORD, len(raw), fields["store_timestamp"])
         assert _core.check_record(region, 0, phy_offset + 1)[0] == Verdict.BAD_PHY_OFFSET
@@ -343,8 +348,8 @@ def test_t8_blank(vectors):
     assert _core.check_record(region, pos, 0) == (Verdict.BLANK, blank["size"], 0)
     # The record that did not fit: 254 bytes are left, 300 and 8 are needed.
     region.zero(0, size)
-    body = bytes(blank["next_record_size"] - _core.record_size(1, 0, 0, 0, 1))
-    assert _core.encode_records(region, pos, 0, [encode_row(body=body)]) == []
+    body = bytes(blank["next_record_size"] - record_size(1, 0, 0))
+    assert encode_records(region, pos, 0, [encode_row(body=body)]) == []
     assert content(region) == bytes(size)
     _core.write_blank(region, size - 8)
     assert region.read(size - 8, 8) == bytes.fromhex("00000008cbd43194")
@@ -360,12 +365,12 @@ def test_t8_blank(vectors):
 def test_property_crc_separator(properties, extra):
     region = sparse(400)
     row = encode_row(topic="Topic", body=b"body", properties=properties, queue_id=3)
-    (size,) = _core.encode_records(region, 0, 0, [row], 0, True)
+    (size,) = encode_records(region, 0, 0, [row], 0, True)
     expected = oracle.encode_record(
         topic="Topic", body=b"body", properties=properties, queue_id=3, append_prop_crc=True
     )
     assert region.read(0, size) == expected
-    assert size == _core.record_size(5, 4, len(properties) + extra, 0, 1)
+    assert size == record_size(5, 4, len(properties) + extra)
     assert _core.check_record(region, 0, 0)[0] == Verdict.RECORD
     # A changed byte that the body CRC does not see is seen by the property CRC only when it is asked for.
     region.write(15, b"\x07")
@@ -409,7 +414,7 @@ def test_records_equal_the_oracles_and_come_back(rows, prop_crc, base_offset):
             **row, phy_offset=base_offset + len(expected), append_prop_crc=prop_crc, version=version
         )
     region = sparse(len(expected) + 8)
-    sizes = _core.encode_records(region, 0, base_offset, [encode_row(**row) for row in rows], 0, prop_crc)
+    sizes = encode_records(region, 0, base_offset, [encode_row(**row) for row in rows], 0, prop_crc)
     assert content(region) == expected + bytes(8)
     pos = 0
     for row, size in zip(rows, sizes, strict=True):
@@ -432,23 +437,23 @@ def test_records_equal_the_oracles_and_come_back(rows, prop_crc, base_offset):
 
 
 def test_encode_records_stops_before_the_blank_does_not_fit():
-    size = _core.record_size(1, 10, 0, 0, 1)
+    size = record_size(1, 10, 0)
     rows = [encode_row(body=bytes([i]) * 10, queue_offset=i) for i in range(200)]
     for room, fit in ((size + 7, 0), (size + 8, 1), (3 * size + 7, 2), (130 * size + 8, 130), (200 * size + 8, 200)):
         region = sparse(room)
-        assert _core.encode_records(region, 0, 0, rows) == [size] * fit
+        assert encode_records(region, 0, 0, rows) == [size] * fit
         assert not any(region.read(fit * size, room - fit * size))
         assert _dispatch.walk(region, 0, room, 0, True)[1:3] == (Verdict.EMPTY, fit)
     # The eight bytes behind the last record are set to zero, so that old bytes there are never its successor.
     region = mapped(b"\xda" * (2 * size + 20))
-    assert _core.encode_records(region, 1, 0, rows[:2]) == [size] * 2
+    assert encode_records(region, 1, 0, rows[:2]) == [size] * 2
     assert region.read(2 * size + 1, 19) == bytes(8) + b"\xda" * 11
     # `first` goes on where an earlier call ended.
     region = sparse(10 * size + 8)
-    assert _core.encode_records(region, 5 * size, 0, rows, 195) == [size] * 5
+    assert encode_records(region, 5 * size, 0, rows, 195) == [size] * 5
     assert [decoded(region, (5 + i) * size)["queue_offset"] for i in range(5)] == [195, 196, 197, 198, 199]
-    assert _core.encode_records(region, 0, 0, rows, 200) == []
-    assert _core.encode_records(region, 0, 0, rows, MAX_I64) == []
+    assert encode_records(region, 0, 0, rows, 200) == []
+    assert encode_records(region, 0, 0, rows, MAX_I64) == []
 
 
 def test_encode_records_refuses_what_does_not_fit_the_format():
@@ -462,37 +467,37 @@ def test_encode_records_refuses_what_does_not_fit_the_format():
     ]
     for row in refused:
         with pytest.raises(ValueError):
-            _core.encode_records(region, 0, 0, [row])
+            encode_records(region, 0, 0, [row])
     for place, value in ((5, 2**31), (6, -(2**31) - 1), (10, 2**63), (12, "now"), (0, "text"), (1, 5)):
         row = list(encode_row())
         row[place] = value
         with pytest.raises((TypeError, OverflowError)):
-            _core.encode_records(region, 0, 0, [tuple(row)])
+            encode_records(region, 0, 0, [tuple(row)])
     assert content(region) == bytes(200_000)
     with pytest.raises(OffsetOutOfRangeError):
-        _core.encode_records(region, 200_001, 0, [encode_row()])
+        encode_records(region, 200_001, 0, [encode_row()])
     with pytest.raises(OffsetOutOfRangeError):
-        _core.encode_records(region, -1, 0, [encode_row()])
+        encode_records(region, -1, 0, [encode_row()])
     with pytest.raises(ReadOnlyError):
-        _core.encode_records(mapped(bytes(500), False), 0, 0, [encode_row()])
+        encode_records(mapped(bytes(500), False), 0, 0, [encode_row()])
 
 
 def test_encode_records_refuses_properties_that_the_crc_makes_too_long():
     # 32747 + 20 = 32767 is the most that the 16-bit length holds; one more would be stored as a negative length.
     region = sparse(70_000)
     longest = b"a\x01" + b"x" * 32744 + b"\x02"
-    (size,) = _core.encode_records(region, 0, 0, [encode_row(properties=longest)], 0, True)
+    (size,) = encode_records(region, 0, 0, [encode_row(properties=longest)], 0, True)
     assert _core.check_record(region, 0, 0) == (Verdict.RECORD, size, 0)
     for properties in (longest[:-1] + b"x", b"b" + longest, b"b" * 32767):
         with pytest.raises(ValueError):
-            _core.encode_records(region, 0, 0, [encode_row(properties=properties)], 0, True)
+            encode_records(region, 0, 0, [encode_row(properties=properties)], 0, True)
 
 
 def test_encode_records_refuses_an_unknown_version():
     region = sparse(1000)
     for version in (0, 3, -1):
         with pytest.raises(ValueError):
-            _core.encode_records(region, 0, 0, [encode_row(topic=b"t" * 200, version=version)])
+            encode_records(region, 0, 0, [encode_row(topic=b"t" * 200, version=version)])
     assert content(region) == bytes(1000)
 
 
@@ -2188,9 +2193,9 @@ def test_record_at_the_end_of_a_full_size_segment():
     size, base_offset = 2**30, 2**41 + 2**30
     region = sparse(size)
     row = encode_row(topic="Topic", body=b"body", properties=[("KEYS", "far")], queue_offset=2**40, store_timestamp=7)
-    total = _core.record_size(5, 4, 9, 0, 1)
+    total = record_size(5, 4, 9)
     pos = size - 2 * total - 8
-    assert _core.encode_records(region, pos, base_offset, [row, row, row]) == [total, total]
+    assert encode_records(region, pos, base_offset, [row, row, row]) == [total, total]
     expected = oracle.encode_record(
         topic="Topic",
         body=b"body",
@@ -2282,6 +2287,11 @@ def region(size=4096):
         file.truncate(size)
         return _core.Region.map(file.fileno(), size, True)
 row = (b"T", b"b", b"", bytes(8), bytes(8), 0, 0, 0, 0, 1, 0, 0, 0, 0)
+def encode(target, rows, first=0):
+    batch = _rows.RowBatch(_dispatch.TopicTable(), bytes(8), {}, 0)
+    batch.take_prepared(rows)
+    end, _ = batch.encode(target, 0, 0, first)
+    return batch.columns()[3][first:end].tolist()
 def refused(call, *arguments):
     try:
         call(*arguments)
@@ -2341,16 +2351,16 @@ for size in (0, 1, 7, -20, 2**62, -2**63):
     refused(_core.written_unit, region(), 0, 4096, size)
 """,
     "a first row below zero": """
-refused(_core.encode_records, region(), 0, 0, [row], -1)
-refused(_core.encode_records, region(), 0, 0, [row], -2**63)
+refused(encode, region(), [row], -1)
+refused(encode, region(), [row], -2**63)
 """,
     "rows that are no tuples of fourteen": """
 for bad in (list(row), row[:3], row + (0,), None, (), 5, "fourteen chars"):
-    refused(_core.encode_records, region(), 0, 0, [bad])
+    refused(encode, region(), [bad])
 """,
     "None in place of bytes": """
 for place in range(5):
-    refused(_core.encode_records, region(), 0, 0, [row[:place] + (None,) + row[place + 1:]])
+    refused(encode, region(), [row[:place] + (None,) + row[place + 1:]])
 refused(_core.write_ext_unit, region(), 0, 1, 1, None)
 refused(region().write, 0, None)
 """,
@@ -2368,7 +2378,7 @@ class Sys:
         return Number().__index__()
 rows.append(row[:7] + (Sys(),) + row[8:])
 target = region(1 << 20)
-sizes = _core.encode_records(target, 0, 0, rows)
+sizes = encode(target, rows)
 pos = 0
 for i, size in enumerate(sizes[:10]):
     assert _core.decode_record(target, pos)[14] == bytes([65 + i]) * 5000, i
@@ -2380,7 +2390,7 @@ for call, arguments in (
     (index.attach, (None, 1, 1)), (_dispatch.scan, (None, 0, 0, 0, _dispatch.RecordColumns(1), np.zeros(0, np.int64))),
     (_dispatch.scan, (region(), 0, 0, 0, None, np.zeros(0, np.int64))),
     (_dispatch.scan, (region(), 0, 0, 0, _dispatch.RecordColumns(1), None)),
-    (_core.encode_records, (region(), 0, 0, None)), (_core.RegionView, (None, 0, 0)),
+    (encode, (region(), None)), (_core.RegionView, (None, 0, 0)),
     (_core.write_units, (region(), 0, None, None, None)), (index.put_hashes, (None, None, None)),
     (_dispatch.walk, (None, 0, 0, 0)), (_core.decode_record, (None, 0)), (_core.check_record, (None, 0, 0)),
     (_core.find_record, (None, 0, 0)), (_core.write_blank, (None, 0)), (_core.read_unit, (None, 0)),
@@ -2647,7 +2657,6 @@ def reading_calls(region: Region, index: IndexRegion):
 def writing_calls(region: Region, index: IndexRegion):
     ones = np.ones(1, np.int64)
     return {
-        "encode_records": lambda: _core.encode_records(region, 0, 0, [encode_row()]),
         "RowBatch.encode": lambda: row_batch().encode(region, 0, 0, 0),
         "write_blank": lambda: _core.write_blank(region, 0),
         "write_unit": lambda: _core.write_unit(region, 0, 1, 2, 3),
@@ -2673,7 +2682,7 @@ def test_every_region_function_is_tried_closed():
         if callable(value) and not isinstance(value, type) and name[0] != "_"
     }
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
-    without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32", "record_size"}
+    without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32"}
     without_region |= {"adopt", "append_first", "get_first", "query_first"}
     without_region |= {"crc32_implementations", "crc32_with", "agreeing_unit_bytes", "nonzero_size", "unit_ends"}
     # These look themselves whether the region of a stream is open, and answer None.
@@ -2733,7 +2742,7 @@ def test_positions_outside_are_refused(pos):
         lambda: _core.read_units(region, pos, 1),
         lambda: _dispatch.agreeing_units(region, pos, columns, np.zeros(1, np.int64), 0),
         lambda: _core.read_batch_unit(region, pos),
-        lambda: _core.encode_records(region, pos, 0, [encode_row()]),
+        lambda: encode_records(region, pos, 0, [encode_row()]),
         lambda: _core.write_blank(region, pos),
         lambda: _core.write_unit(region, pos, 1, 2, 3),
         lambda: _core.write_units(region, pos, ones, np.ones(1, np.int32), ones),

@@ -513,7 +513,6 @@ def test_an_error_gives_its_pin_back(tmp_path):
         lambda: index.put_keys(["a", 5], [1, 2], [1, 2]),
         lambda: index.put_keys(["a"], [-1], [1]),
         lambda: index.put_hashes(np.array([-1], np.int32), np.array([1]), np.array([1])),
-        lambda: _core.encode_records(region, 0, 0, [(b"T",) * 14]),  # hosts of one byte
         lambda: _core.read_units(region, 0, 1000),
         lambda: _core.RegionView(region, 0, 481),
     ):
@@ -772,33 +771,6 @@ def test_a_finalizer_that_closes_in_the_middle_of_a_call(threshold, eager_collec
             del view
             assert region.pins == 0
     assert outcomes
-
-
-def test_a_row_whose_conversion_closes_the_region():
-    """Python code runs between the pin and the writing: it closes the region, and the records still go to the memory."""
-
-    class Number:
-        def __init__(self, region):
-            self.region = region
-
-        def __index__(self):
-            self.region.close()
-            return 3
-
-        def __and__(self, other):
-            self.region.close()
-            return 0
-
-    row = [b"T", b"body", b"", bytes(8), bytes(8), 0, 0, 0, 0, 1, 0, 0, 0, 0]
-    region = mapped(4096)
-    view = region.view(0, 4096)
-    row[7] = Number(region)
-    (size,) = _core.encode_records(region, 0, 0, [tuple(row)])
-    assert region.closed and region.pins == 1
-    assert bytes(view[4:8]) == oracle.encode_record(topic="T")[4:8]
-    assert int.from_bytes(view[:4], "big") == size
-    with pytest.raises(StoreClosedError):
-        _core.encode_records(region, 0, 0, [tuple(row)])
 
 
 def test_a_weakref_callback_that_closes():

@@ -44,28 +44,38 @@ def flush_left_out() -> None:
 @planted
 def published_before_the_payload() -> None:
     """Of a record the properties are written last, after its magic and its size."""
-    encode = _core.encode_records
+    append = commit_log.CommitLog.append_rows
 
-    def patched(region, pos, base, rows, done, prop_crc):
-        scratch = memory_file.MemoryFile("scratch", region.size)
-        sizes = encode(scratch.region, pos, base, rows, done, prop_crc)
-        at = pos
-        for size in sizes:
-            record = scratch.region.read(at, size)
-            properties = size - min(size // 3, 60)
-            region.write(at + 8, record[8:properties])
-            region.write(at, record[:8])
-            for piece in range(properties, size, 4):
-                region.write(at + piece, record[piece : piece + 4])
-            at += size
-        scratch.close()
-        return sizes
+    class Rows:
+        def __init__(self, rows):
+            self._rows = rows
+
+        def __getattr__(self, name):
+            return getattr(self._rows, name)
+
+        def encode(self, region, pos, base, first):
+            scratch = memory_file.MemoryFile("scratch", region.size)
+            done, end = self._rows.encode(scratch.region, pos, base, first)
+            at = pos
+            for size in self._rows.columns()[3][first:done].tolist():
+                record = scratch.region.read(at, size)
+                properties = size - min(size // 3, 60)
+                region.write(at + 8, record[8:properties])
+                region.write(at, record[:8])
+                for piece in range(properties, size, 4):
+                    region.write(at + piece, record[piece : piece + 4])
+                at += size
+            scratch.close()
+            return done, end
+
+    def patched(self, batch, **more):
+        return append(self, Rows(batch), **more)
 
     def take_writes(self):
-        # Every message goes the long way, which is Python.
+        # One message is put as rows, too.
         self.state.appender = None
 
-    _core.encode_records = patched
+    commit_log.CommitLog.append_rows = patched
     writing.Writing.take_writes = take_writes
 
 

@@ -32,6 +32,8 @@ from rmqstore import (
     describe,
     verify,
 )
+from rmqstore._dispatch import TopicTable
+from rmqstore._rows import RowBatch
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 
@@ -358,7 +360,8 @@ def writing_calls(store: MessageStore) -> dict:
             mapped_file.pool.dirty.discard(mapped_file)
             mapped_file._taken = False
 
-    row = (b"T", b"", b"", bytes(8), bytes(8), 0, 0, 0, 0, 1, 0, 0, 0, 0)
+    rows = RowBatch(TopicTable(), bytes(8), {}, 0)
+    rows.take_prepared([(b"T", b"", b"", bytes(8), bytes(8), 0, 0, 0, 0, 1, 0, 0, 0, 0)])
     return {
         "put_message": lambda: store.put_message(message),
         "put_messages": lambda: store.put_messages([message, message], [0, 1]),
@@ -366,7 +369,7 @@ def writing_calls(store: MessageStore) -> dict:
         "put_message_batch": lambda: store.put_message_batch([message]),
         "flush": store.flush,
         "checkpoint": store.checkpoint.flush,
-        "commit_log.append": lambda: store.commit_log.append([row]),
+        "commit_log.append_rows": lambda: store.commit_log.append_rows(rows),
         "queue.put": lambda: queue.put(Unit(queue.max_queue_offset, 0, 100, 0), 0),
         "new queue": lambda: store.queues.find_or_create("New", 0).put(Unit(0, 0, 100, 0), 0),
         "queue.truncate": lambda: queue.files.truncate(0),
@@ -375,7 +378,6 @@ def writing_calls(store: MessageStore) -> dict:
         "index.write_header": lambda: index.write_header(1, 1, 1, 1, 1, 1),
         "index.relink": lambda: index.relink(1),
         "index.flush": index.flush,
-        "build_index": lambda: store.index_service.build_index("T", ["k"], None, None, 2**40, 1),
         "mapped_file.flush": flush_dirty,
         "mapped_file.destroy": mapped_file.destroy,
         "region.write": lambda: mapped_file.region.write(0, b"x"),
