@@ -5,6 +5,7 @@ Answers come from the list, and places in the log from the oracle's layout: noth
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from collections.abc import Callable, Iterable
@@ -306,12 +307,15 @@ class Harm(NamedTuple):
         The file that was damaged.
     lost : set of Row
         Messages that no file has any more.
+    hidden : set of Row
+        Messages whose unit is gone.
     changed : Row or None
         The message whose body is another one.
     """
 
     path: Path
     lost: frozenset[Row] = frozenset()
+    hidden: frozenset[Row] = frozenset()
     changed: Row | None = None
 
 
@@ -329,6 +333,11 @@ def _unit_files(disk: Disk) -> list[Path]:
     return sorted((disk.root / folder / "Orders" / "0").iterdir())
 
 
+def _rows_of_second(disk: Disk) -> list[Row]:
+    num = 5 if disk.tiered is None else 3
+    return disk.queue("Orders", 0)[num : 2 * num]
+
+
 def _log_files(disk: Disk) -> list[Path]:
     # Those of the log, or of queue 0 of Orders in tiered storage.
     if disk.tiered is not None:
@@ -341,14 +350,14 @@ def zero_unit(disk: Disk) -> Harm:
     path = _unit_files(disk)[1]
     size = 46 if disk.step == 2 else 20
     _overwrite(path, size, bytes(size))
-    return Harm(path)
+    return Harm(path, hidden=frozenset(_rows_of_second(disk)[1:2]))
 
 
 def lose_units(disk: Disk) -> Harm:
     """Delete the second file of a queue."""
     path = _unit_files(disk)[1]
     path.unlink()
-    return Harm(path)
+    return Harm(path, hidden=frozenset(_rows_of_second(disk)))
 
 
 def flip_bit(disk: Disk) -> Harm:
@@ -372,17 +381,14 @@ def lose_log(disk: Disk) -> Harm:
 def cut_index(disk: Disk) -> Harm:
     """Cut the oldest index file in two; of an index in RocksDB delete the tables."""
     if (disk.root / "rocksdbstore").exists():
-        paths = sorted((disk.root / "rocksdbstore").glob("*.sst"))
-        for path in paths:
+        for path in (disk.root / "rocksdbstore").glob("*.sst"):
             path.unlink()
         return Harm(disk.root / "rocksdbstore")
     if disk.tiered is not None:
         path = sorted(disk.tiered.glob("*/B/rmq_sys_INDEX/0/INDEX/*"), key=lambda path: path.name[8:])[0]
     else:
         path = sorted((disk.root / "index").iterdir())[0]
-    _overwrite(path, 0, path.read_bytes()[: path.stat().st_size // 2])
-    with open(path, "r+b") as file:
-        file.truncate(path.stat().st_size // 2)
+    os.truncate(path, path.stat().st_size // 2)
     return Harm(path)
 
 
@@ -403,8 +409,8 @@ DAMAGE: dict[str, Callable[[Disk], Harm]] = {
 }
 
 
-def can_have(kind: str, damage: str) -> bool:
-    """Return whether there is such a kind of damage on this kind of disk."""
-    if kind == "rocksdb queues":
+def can_have(disk: Disk, damage: str) -> bool:
+    """Return whether there is such a kind of damage on this disk."""
+    if (disk.root / "consumequeue" / "CURRENT").exists():
         return damage not in ("a zeroed unit", "a lost file of units")
     return damage != "a lost database of queues"

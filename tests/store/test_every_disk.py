@@ -13,7 +13,8 @@ import every_disk
 import pytest
 from every_disk import COLUMNS, KEYS, MAKE, QUEUES, T0, Row
 
-from rmqstore import ConsumerOffsets, MessageStore
+from rmqstore import ConsumerOffsets, MessageStore, StoreError, verify
+from rmqstore.tiered import TieredStore
 
 pytest.importorskip("pyarrow")
 
@@ -274,3 +275,60 @@ def test_what_a_broker_adds_is_seen(tmp_path, kind):
         every_disk.grow(disk, after)
         store.refresh()
         ask_all(after, store)
+
+
+# ----------------------------------------------------------------------------------------------------------------- damage
+
+
+def places(messages) -> list[tuple[str, int, int]]:
+    return [(message.topic, message.queue_id, message.queue_offset) for message in messages]
+
+
+@pytest.mark.parametrize("damage", every_disk.DAMAGE)
+def test_damage_hides_nothing_else_and_is_named(disk, tmp_path, damage):
+    if disk.writable or not every_disk.can_have(disk, damage):
+        pytest.skip("this disk cannot have that")
+    copy = disk.copied(tmp_path / "copy")
+    harm = every_disk.DAMAGE[damage](copy)
+    left = [row for row in copy.rows if row not in harm.lost]
+    by_units = [row for row in left if row not in harm.hidden]
+    findings, refused = [], []
+
+    def answered(wanted, ask, *arguments, **options):
+        # All that is left, or an error that names the file.
+        try:
+            assert places(ask(*arguments, **options)) == [row[:3] for row in wanted], arguments
+        except StoreError as error:
+            assert copy.tiered is not None and not copy.alone and harm.path.name in str(error)
+            refused.append(error)
+
+    with copy.open(findings.append) as store:
+
+        def scanned():
+            rows = of_table(store.scan([*COLUMNS, "corrupt"]).read_all(), "corrupt")
+            assert [row[:3] for row, corrupt in rows if corrupt] == ([harm.changed[:3]] if harm.changed else [])
+            assert [row for row, corrupt in rows if not corrupt and row not in left] == []
+            return [row for row, _ in rows]
+
+        def table(topic, queue_id):
+            return of_table(store.get_table(topic, queue_id, columns=COLUMNS))
+
+        # Units are the only way into a tiered queue.
+        answered(left if copy.tiered is None else by_units, scanned)
+        for topic, queue_id in QUEUES:
+            rows = [row for row in copy.queue(topic, queue_id) if row in by_units]
+            answered(rows, table, topic, queue_id)
+            answered(rows, walked, store, topic, queue_id)
+        for topic, key in itertools.product(("Orders", "Pay"), ("all", "Aa", "K7", "K20", "U00001")):
+            wanted = copy.newest_first(row for row in left if row.topic == topic and row.has_key(key))
+            answered(wanted, store.query_message, topic, key, 100)
+            if harm.lost and copy.tiered is None:
+                assert not store.query_message(topic, key).complete
+    if copy.tiered is None:
+        findings += verify(copy.root, copy.config)
+    else:
+        with TieredStore.open(copy.tiered, copy.root) as flat:
+            findings += flat.verify()
+    assert not refused or damage != "a cut index file"
+    near = str(harm.path if harm.path.is_dir() else harm.path.parent)
+    assert any((each.path or "").startswith(near) for each in findings), findings

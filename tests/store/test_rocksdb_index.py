@@ -356,6 +356,11 @@ def test_a_wrong_entry(wrong, tmp_path):
         assert (store.database_index.damage is not None) == (wrong != "beyond the end")
     findings = [finding for finding in verify(path, CONFIG) if finding.path.endswith("rocksdbstore")]
     assert [finding.kind for finding in findings] == ["bad_index_entry"] and "K1" in findings[0].detail
+    pytest.importorskip("pyarrow")
+    with MessageStore.open(path, config=CONFIG, read_only=True) as store:
+        table = store.query_table(["K1", "K2"], "T", ["phy_offset"], 1000)
+        assert table["phy_offset"].to_pylist() == [*truth(store, "T", "K1", None), *truth(store, "T", "K2", None)]
+        assert (store.database_index.damage is not None) == (wrong != "beyond the end")
 
 
 def test_missing_and_wrong_values(tmp_path):
