@@ -52,6 +52,7 @@ from rmqstore.message import (
     json_pieces,
 )
 from rmqstore.offline.export_tiered import older_batches, older_messages
+from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import without
 from rmqstore.store.columns import (
@@ -153,12 +154,15 @@ class _Damage:
                 self.log.warn_of_missing(begin, end)
                 return
         if self.mode == "fail":
-            what = "the segment is missing" if verdict is None else f"no whole record begins here ({verdict.name})"
+            what = ("the segment is missing",) if verdict is None else ("no whole record begins here (", verdict, ")")
             if verdict is Verdict.RECORD:
-                what = f"the record is another message than its queue leads to ({OTHER_MESSAGE})"
+                what = (f"the record is another message than its queue leads to ({OTHER_MESSAGE})",)
             raise CorruptionError(
-                f"{what}, phy offset {begin}; corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify lists "
-                "all that is wrong",
+                Sentence(
+                    *what,
+                    f", phy offset {begin}; corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify lists all that is "
+                    "wrong",
+                ),
                 *self.where(begin),
             )
         self.stretches += 1

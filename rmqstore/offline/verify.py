@@ -46,6 +46,7 @@ from rmqstore.offline.verify_databases import has_index_database, verify_index_d
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_units import QueueCheck, unread_database, unread_file, unread_folder
+from rmqstore.remedies import Sentence
 from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
@@ -489,7 +490,7 @@ class _Checker:
             if self.with_queues and is_queued(record[7]):
                 self.check_of(record[15], record[3]).covered += 1
         else:
-            detail = f"{stretch.end - at} bytes from phy offset {at} are not a record ({verdict.name})"
+            detail = Sentence(f"{stretch.end - at} bytes from phy offset {at} are not a record (", verdict, ")")
             yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
 
     def _lost_end(self) -> Iterator[Finding]:

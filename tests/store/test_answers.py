@@ -1039,7 +1039,7 @@ def test_the_front_ends_serve_what_was_not_dispatched(tmp_path):
         return (
             run("get", path, "C", 1, *OPTIONS).stdout,
             run("query", path, "B", "late4", "late1", *OPTIONS).stdout,
-            run("tail", path, "C", "--no-follow", *OPTIONS).stdout,
+            run("tail", path, "C", *OPTIONS).stdout,
             [row["message"]["phy_offset"] for row in rows],
             [row["phy_offset"] for row in by_time],
             client.get("/api/consumers").json(),
