@@ -36,6 +36,7 @@ from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.open_file import is_directory
 from rmqstore.files.stream_files import Handling
 from rmqstore.message import MessageExt
+from rmqstore.remedies import Sentence
 from rmqstore.sources import Located, located
 
 __all__ = ["CommitLog", "check_store_root"]
@@ -278,8 +279,9 @@ class CommitLog(NotCopied):
         message = _read.read_message(region, pos, mapped_file.file_from_offset, MessageExt, self.crc_check)
         if isinstance(message, Verdict):
             raise CorruptionError(
-                f"no record begins at phy offset {phy_offset} ({message.name}); take offsets from a queue, the index or "
-                "a scan",
+                Sentence(
+                    f"no record begins at phy offset {phy_offset} (", message, "); take offsets from a queue, the index or a scan"
+                ),
                 mapped_file.path,
                 pos,
             )

@@ -115,6 +115,11 @@ class ConsumeQueue(UnitQueue):
         self.ext.truncate(int(addresses.max()))
         return True
 
+    @property
+    def takes_short_way(self) -> bool:
+        """bool: there is no extension."""
+        return self.ext is None
+
     def sound_end(self, min_phy_offset: int) -> int:
         """As every queue does: where a unit has a part of its phy offset, or no entry of its own in the extension."""
         return min(self.whole_end(), self.first_unresolved(min_phy_offset))

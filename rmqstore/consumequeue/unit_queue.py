@@ -214,6 +214,11 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def in_memory(self, value: bool) -> None:
         self.files.in_memory = value
 
+    @property
+    def takes_short_way(self) -> bool:
+        """bool: a put leaves one unit of 20 bytes at the end of this queue's files and nothing else, as `Appender` writes it."""
+        return False
+
     def let_go(self) -> None:
         """Let every mapping go, the extension's too; what is asked for again is mapped again."""
         self.files.let_go()

@@ -28,6 +28,7 @@ from rmqstore.index.log_index import LogIndex
 from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.offline.export_options import DECODED, JUDGED
 from rmqstore.offline.export_tiered import older_batches, older_messages
+from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import without
 from rmqstore.store.columns import (
@@ -82,12 +83,15 @@ class Damage:
                 self.log.warn_of_missing(begin, end)
                 return
         if self.mode == "fail":
-            what = "the segment is missing" if verdict is None else f"no whole record begins here ({verdict.name})"
+            what = ("the segment is missing",) if verdict is None else ("no whole record begins here (", verdict, ")")
             if verdict is Verdict.RECORD:
-                what = f"the record is another message than its queue leads to ({OTHER_MESSAGE})"
+                what = (f"the record is another message than its queue leads to ({OTHER_MESSAGE})",)
             raise CorruptionError(
-                f"{what}, phy offset {begin}; corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify lists "
-                "all that is wrong",
+                Sentence(
+                    *what,
+                    f", phy offset {begin}; corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify lists all that is "
+                    "wrong",
+                ),
                 *self.where(begin),
             )
         self.stretches += 1

@@ -47,6 +47,7 @@ from rmqstore.offline.rebuild_swap import (
     swap,
 )
 from rmqstore.offline.verify import verify_parts
+from rmqstore.remedies import GiveOptions, Sentence, UseBrokerConf
 from rmqstore.rocksdb.places import check_queue_databases, queue_databases
 from rmqstore.store.dispatch_rules import without_unit
 from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
@@ -304,12 +305,17 @@ def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) 
     if missing:
         if "index" in kinds and "index_tags" in config.assumed:
             missing.append("index_tags")
-        defaults = ", ".join(f"{name}={getattr(StoreConfig(), name)}" for name in missing)
+        defaults = tuple(f"{name}={getattr(StoreConfig(), name)}" for name in missing)
         tags = "; index_tags=False before RocketMQ 5.4.0" if "index_tags" in missing else ""
         raise GeometryError(
-            f"the store does not tell {', '.join(missing)}, and a wrong value would make files that its broker misreads; give "
-            f"them: StoreConfig.from_properties('broker.conf'), or config=StoreConfig.infer(path, {defaults}) where broker.conf "
-            f"has none, which are RocketMQ's defaults{tags}",
+            Sentence(
+                f"the store does not tell {', '.join(missing)}, and a wrong value would make files that its broker misreads; "
+                "give them: ",
+                UseBrokerConf(),
+                ", or ",
+                GiveOptions(defaults),
+                f" where broker.conf has none, which are RocketMQ's defaults{tags}",
+            ),
             root,
         )
     return config
@@ -496,17 +502,22 @@ def refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str
             raise _needs_delay_levels(root)
     if "index" in kinds and "index_tags" in config.assumed and (columns.tags_code[: columns.count] != 0).any():
         raise GeometryError(
-            "the log holds tagged messages, and nothing tells whether the broker indexes tags; give "
-            "config=StoreConfig.infer(path, index_tags=True) for RocketMQ 5.4.0 and later, False before",
+            Sentence(
+                "the log holds tagged messages, and nothing tells whether the broker indexes tags; give ",
+                GiveOptions(("index_tags=True",)),
+                " for RocketMQ 5.4.0 and later, False before",
+            ),
             root,
         )
 
 
 def _needs_delay_levels(root: str) -> GeometryError:
     return GeometryError(
-        "the log holds delayed messages, whose queue units depend on the broker's delay levels; give "
-        "message_delay_level as broker.conf has it; without one there it is config=StoreConfig.infer(path, "
-        f"message_delay_level={StoreConfig().message_delay_level!r})",
+        Sentence(
+            "the log holds delayed messages, whose queue units depend on the broker's delay levels; give message_delay_level as "
+            "broker.conf has it; without one there it is ",
+            GiveOptions((f"message_delay_level={StoreConfig().message_delay_level!r}",)),
+        ),
         root,
     )
 

@@ -19,6 +19,7 @@ from rmqstore.files.open_file import why_unreadable
 from rmqstore.message import SysFlag, body_findings
 from rmqstore.offline.compared import Compared
 from rmqstore.offline.verify_unread import unread_file
+from rmqstore.remedies import Sentence
 from rmqstore.store.lost_log import end_of_known, units_outside
 
 __all__ = ["LogCheck"]
@@ -83,7 +84,7 @@ class LogCheck:
             detail = f"the record at phy offset {at} does not agree with its {what} CRC"
             yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
         else:
-            detail = f"{stretch.end - at} bytes from phy offset {at} are not a record ({verdict.name})"
+            detail = Sentence(f"{stretch.end - at} bytes from phy offset {at} are not a record (", verdict, ")")
             yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
 
     def records(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
