@@ -31,7 +31,7 @@ from typing import Any
 
 import click
 
-from rmqstore.cli.group import CannotOpenError
+from rmqstore.cli.errors import CannotOpenError
 from rmqstore.cli.terminal import escape
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError

@@ -1,7 +1,7 @@
 """What is wrong: the exceptions of the package under one root, `StoreError`, and `Finding`, the same as a value.
 
 Owns the exception tree, the fields of a finding and the wording of positions.  It never touches a file and imports
-nothing of the package, so every other module, the compiled core included, may raise from here.  Absence is not an error
+only `rmqstore.remedies`, so every other module, the compiled core included, may raise from here.  Absence is not an error
 (a key without messages is an empty result); corruption is a value while scanning and an exception when one thing was
 asked for.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+
+from rmqstore.remedies import Remedy, Sentence
 
 __all__ = [
     "ChecksumError",
@@ -71,7 +73,7 @@ class StoreError(Exception):
     Parameters
     ----------
     message : str
-        What is wrong and what to do about it.
+        What is wrong and what to do about it; a `Sentence` where other faces spell parts of it differently.
     path : str or os.PathLike, optional
         The file or directory that it is about.
     pos : int, optional
@@ -84,11 +86,25 @@ class StoreError(Exception):
         self.path = None if path is None else os.fspath(path)
         self.pos = pos
 
+    @property
+    def what(self) -> str:
+        """str: what is wrong, without what to do about it."""
+        return self.message.what if isinstance(self.message, Sentence) else self.message
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """tuple of Remedy: what to do about it, as far as it is an operation of the package."""
+        return self.message.remedies if isinstance(self.message, Sentence) else ()
+
     def __str__(self) -> str:
-        if self.path is None:
-            return self.message if self.pos is None else f"{self.message} [position {self.pos}]"
-        where = self.path if self.pos is None else f"{self.path}, position {self.pos}"
-        return f"{self.message} [{where}]"
+        return placed(self.message, self.path, self.pos)
+
+
+def placed(text: str, path: str | None, pos: int | None) -> str:
+    """Return `text` with the place that it is about, as far as that is known."""
+    if path is None:
+        return str(text) if pos is None else f"{text} [position {pos}]"
+    return f"{text} [{path}]" if pos is None else f"{text} [{path}, position {pos}]"
 
 
 class CorruptionError(StoreError):

@@ -9,8 +9,8 @@ from the package's public functions.  Invariants:
 - Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
 
-Shared by all commands: `group` (exit codes, lazy commands, errors), `terminal` (how an answer looks), `words` (what stands in
-place of Python's), `options`, `paths` (what a wrong PATH is), `completion`, `examples`, `messages`, `formats`,
+Shared by all commands: `group` (exit codes, lazy commands), `errors` (how they read, with the options of the command line),
+`terminal` (how an answer looks), `options`, `paths` (what a wrong PATH is), `completion`, `examples`, `messages`, `formats`,
 `next_steps`, `welcome`.
 
 A new command is a module here and a line in `_COMMANDS`.

@@ -26,7 +26,8 @@ import click
 
 from rmqstore._version import __version__
 from rmqstore.cli.completion import complete_path
-from rmqstore.cli.group import CannotOpenError, orderly_end
+from rmqstore.cli.errors import CannotOpenError
+from rmqstore.cli.group import orderly_end
 from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.terminal import Printer, Progress, format_number, format_size, note
 from rmqstore.config import StoreConfig

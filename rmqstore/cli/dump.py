@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -22,15 +23,15 @@ from rmqstore._core import IndexLayout
 from rmqstore.cli.completion import complete_topic
 from rmqstore.cli.group import nothing
 from rmqstore.cli.messages import about_queues
-from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.options import Given, path_argument, selecting, store_options
 from rmqstore.cli.terminal import Printer, Progress, escape, format_time
-from rmqstore.cli.words import in_words, verdict_words
-from rmqstore.commitlog.log_walk import Blank, Damage
+from rmqstore.commitlog.log_walk import VERDICT_WORDS, Blank, Damage
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.message import MessageExt
 from rmqstore.offline.single_file import KINDS, StoreFile, identify
+from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 
 _PREVIEW = 60
@@ -42,20 +43,13 @@ _UNIT_HEAD = f"{'queue offset':>14}  {'phy offset':>14}  {'size':>9}  {'tags cod
 @click.option(
     "--what", type=click.Choice(["log", "queue", "index"]), help="Of a store, by default log; a file tells itself."
 )
-@click.option("--begin-phy-offset", "begin", type=click.IntRange(min=0), help="Begin with this phy offset.")
-@click.option("--end-phy-offset", "end", type=click.IntRange(min=0), help="Stop before this phy offset.")
+@click.option("--begin-phy-offset", type=click.IntRange(min=0), help="Begin with this phy offset.")
+@click.option("--end-phy-offset", type=click.IntRange(min=0), help="Stop before this phy offset.")
 @click.option("--topic", help="Only this topic; a queue dump needs it.", shell_complete=complete_topic)
 @click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue of the topic.")
 @store_options
-def dump(
-    path: str,
-    what: str | None,
-    begin: int | None,
-    end: int | None,
-    topic: str | None,
-    queue_id: int | None,
-    given: Given,
-) -> None:
+@selecting("begin_phy_offset", "end_phy_offset", "topic", "queue_id")
+def dump(path: str, what: str | None, selection: Selection, given: Given) -> None:
     """Print a store's structures as they lie on disk, damage included.
 
     log: one line a record, blank or damaged stretch. queue: the units of a topic's queues. index: header, entries and
@@ -63,28 +57,27 @@ def dump(
     segment, a file of a queue or of the index, the checkpoint, one of the timer's files, or JSON of config/.
     """
     if os.path.isfile(path):
-        if what is not None or topic is not None or queue_id is not None:
+        if what is not None or selection.topics is not None or selection.queue_ids is not None:
             raise click.UsageError("--what, --topic and --queue are for a store; one file is dumped as what it is")
-        _dump_file(Printer(given.as_json), path, begin, end, given)
+        _dump_file(Printer(given.as_json), path, selection, given)
         return
     what = what or "log"
-    if what == "queue" and topic is None:
+    if what == "queue" and selection.topics is None:
         raise click.UsageError("a queue dump needs --topic")
-    if what == "index" and topic is not None:
+    if what == "index" and selection.topics is not None:
         raise click.UsageError("the index holds hashes and no topics; leave --topic out")
-    if queue_id is not None and topic is None:
+    if selection.queue_ids is not None and selection.topics is None:
         raise click.UsageError("--queue needs --topic")
     printer = Printer(given.as_json)
     with given.open(path) as store:
         if what == "log":
-            shown = _dump_log(printer, store, begin, end, topic, queue_id)
+            shown = _dump_log(printer, store, selection)
         elif what == "queue":
-            assert topic is not None
-            shown = _dump_queues(printer, store, begin, end, topic, queue_id)
+            shown = _dump_queues(printer, store, selection)
         else:
-            shown = _dump_index(printer, store, begin, end)
+            shown = _dump_index(printer, store, selection)
         if not shown:
-            about = "" if topic is None else about_queues(store, topic, [] if queue_id is None else [queue_id])
+            about = "" if selection.topics is None else about_queues(store, selection.topic, selection.queue_ids or ())
             nothing(f"there is nothing of that kind to dump{about}")
 
 
@@ -93,9 +86,8 @@ def _dump_progress(printer: Printer, what: str, unit: str) -> contextlib.Abstrac
     return contextlib.nullcontext() if sys.stdout.isatty() else Progress(what, unit)
 
 
-def _dump_log(
-    printer: Printer, store: MessageStore, begin: int | None, end: int | None, topic: str | None, queue_id: int | None
-) -> int:
+def _dump_log(printer: Printer, store: MessageStore, selection: Selection) -> int:
+    begin, end = selection.begin_phy_offset, selection.end_phy_offset
     log = store.commit_log
     first = max(log.min_offset, begin or 0)
     last = log.max_offset if end is None else min(end, log.max_offset)
@@ -114,11 +106,9 @@ def _dump_log(
             if entry.phy_offset + entry.size <= first:
                 continue
             if isinstance(entry, MessageExt):
-                if (topic is not None and entry.topic != topic) or (
-                    queue_id is not None and entry.queue_id != queue_id
-                ):
+                if not selection.has_queue(entry.topic, entry.queue_id):
                     continue
-            elif topic is not None and isinstance(entry, Blank):
+            elif selection.topics is not None and isinstance(entry, Blank):
                 continue
             shown += 1
             if printer.as_json:
@@ -140,14 +130,14 @@ def _log_line(entry: MessageExt | Blank | Damage, time: Callable[[int, str], str
     if isinstance(entry, Blank):
         return f"{entry.phy_offset:>12}  {entry.size:>7}  BLANK to the end of the segment"
     if isinstance(entry, Damage):
-        return f"{entry.phy_offset:>12}  {entry.size:>7}  DAMAGE: {verdict_words(entry.verdict.name)}"
+        return f"{entry.phy_offset:>12}  {entry.size:>7}  DAMAGE: {VERDICT_WORDS[entry.verdict.name]}"
     parts = [
         f"{entry.phy_offset:>12}  {entry.size:>7}",
         f"{escape(entry.topic)}/{entry.queue_id} #{entry.queue_offset}",
         time(entry.store_timestamp, "milliseconds"),
         f"keys={escape(' '.join(entry.keys))}" if entry.keys else "",
         f"tags={escape(entry.tags)}" if entry.tags else "",
-        f"CORRUPT ({in_words(str(entry.damage))})" if entry.corrupt else "",
+        f"CORRUPT ({entry.damage})" if entry.corrupt else "",
         _preview(entry),
     ]
     return "  ".join(part for part in parts if part)
@@ -166,18 +156,17 @@ def _preview(message: MessageExt) -> str:
     return f"{cut}... ({len(raw)} bytes)"
 
 
-def _queues_of(store: MessageStore, topic: str, queue_id: int | None) -> Iterator[AnyConsumeQueue]:
-    for each in store.queue_ids(topic):
-        queue = store.queues.find(topic, each) if queue_id in (None, each) else None
+def _queues_of(store: MessageStore, selection: Selection) -> Iterator[AnyConsumeQueue]:
+    for queue_id in store.queue_ids(selection.topic):
+        chosen = selection.has_queue(selection.topic, queue_id)
+        queue = store.queues.find(selection.topic, queue_id) if chosen else None
         if queue is not None:
             yield queue
 
 
-def _dump_queues(
-    printer: Printer, store: MessageStore, begin: int | None, end: int | None, topic: str, queue_id: int | None
-) -> int:
+def _dump_queues(printer: Printer, store: MessageStore, selection: Selection) -> int:
     shown = 0
-    for queue in _queues_of(store, topic, queue_id):
+    for queue in _queues_of(store, selection):
         low, high = queue.bounds(0)
         if not printer.as_json:
             printer.line(f"{escape(queue.topic)}/{queue.queue_id}  {queue.cq_type}  queue offsets {low} to {high}")
@@ -187,7 +176,7 @@ def _dump_queues(
             following = at
             for unit in queue.read(at, 4096):
                 following = unit.queue_offset + max(unit.num, 1)
-                if unit.phy_offset < (begin or 0) or (end is not None and unit.phy_offset >= end):
+                if not _is_within(selection, unit.phy_offset):
                     continue
                 shown += 1
                 if printer.as_json:
@@ -201,24 +190,30 @@ def _dump_queues(
     return shown
 
 
+def _is_within(selection: Selection, phy_offset: int, size: int = 1) -> bool:
+    """bool: some of the `size` bytes from `phy_offset` are in the part of the log that is asked for."""
+    begin, end = selection.begin_phy_offset, selection.end_phy_offset
+    return phy_offset + size > (begin or 0) and (end is None or phy_offset < end)
+
+
 def _unit_line(queue_offset: int | str, phy_offset: int, size: int, tags_code: int, num: int) -> str:
     return f"{queue_offset:>14}  {phy_offset:>14}  {size:>9}  {tags_code:>20}  {num}"
 
 
-def _dump_index(printer: Printer, store: MessageStore, begin: int | None, end: int | None) -> int:
+def _dump_index(printer: Printer, store: MessageStore, selection: Selection) -> int:
     if store.index_service is None:
         return 0
     shown = 0
     for name in store.index_service.names:
-        _dump_index_file(printer, store.index_service.file(name), begin, end)
+        _dump_index_file(printer, store.index_service.file(name), selection)
         shown += 1
     return shown
 
 
-def _dump_index_file(printer: Printer, index: IndexFile, begin: int | None, end: int | None) -> None:
+def _dump_index_file(printer: Printer, index: IndexFile, selection: Selection) -> None:
     _dump_index_header(printer, index)
     with _dump_progress(printer, f"dumping {index.name}", "entries") as progress:
-        depths = _dump_entries(printer, index, begin, end, progress)
+        depths = _dump_entries(printer, index, selection, progress)
     longest, used = _dump_slots(printer, index, depths)
     if printer.as_json:
         printer.json_line({"type": "index_chains", "file": index.name, "slots_used": used, "longest_chain": longest})
@@ -239,7 +234,7 @@ def _dump_index_header(printer: Printer, index: IndexFile) -> None:
 
 
 def _dump_entries(
-    printer: Printer, index: IndexFile, begin: int | None, end: int | None, progress: Progress | None
+    printer: Printer, index: IndexFile, selection: Selection, progress: Progress | None
 ) -> array[int]:
     """Print the entries; the number of entries in the chain from each one down, -1 where it does not decrease."""
     count = min(index.index_count, index.index_num)
@@ -256,7 +251,7 @@ def _dump_entries(
             depths[number] = 1 if previous == 0 else -1
         if progress is not None and number % 4096 == 0:
             progress(number, count)
-        if phy_offset < (begin or 0) or (end is not None and phy_offset >= end):
+        if not _is_within(selection, phy_offset):
             continue
         slot = key_hash % index.slot_num
         if printer.as_json:
@@ -301,13 +296,11 @@ def _dump_slots(printer: Printer, index: IndexFile, depths: array[int]) -> tuple
 # ------------------------------------------------------------------------------------------------------- one file alone
 
 
-def _dump_file(printer: Printer, path: str, begin: int | None, end: int | None, given: Given) -> None:
+def _dump_file(printer: Printer, path: str, selection: Selection, given: Given) -> None:
     """Print what one file holds; damage in it, or nothing in it, makes the exit code that of findings."""
     file = identify(path)
 
-    def within(phy_offset: int, size: int = 1) -> bool:
-        return phy_offset + size > (begin or 0) and (end is None or phy_offset < end)
-
+    within = functools.partial(_is_within, selection)
     if printer.as_json:
         printer.json_line({"type": "file", **file.as_dict()})
     else:
@@ -319,7 +312,7 @@ def _dump_file(printer: Printer, path: str, begin: int | None, end: int | None, 
     elif file.kind == "index":
         index = file.index_file(given.overrides())
         try:
-            _dump_index_file(printer, index, begin, end)
+            _dump_index_file(printer, index, selection)
         finally:
             index.close()
         return
@@ -349,7 +342,7 @@ def _dump_file(printer: Printer, path: str, begin: int | None, end: int | None, 
     if damaged:
         nothing(f"{damaged} damaged stretches or records")
     if not shown:
-        nothing("nothing is written in it" if begin is None and end is None else "nothing of that is written in it")
+        nothing("nothing is written in it" if selection == Selection() else "nothing of that is written in it")
 
 
 def _file_text(file: StoreFile) -> str:

@@ -1,6 +1,6 @@
-"""Groups of commands: exit codes, what an error says at the command line, commands that are loaded when they are used.
+"""Groups of commands: exit codes, how a command ends, commands that are loaded when they are used.
 
-Owns the way from an exception to one line on stderr; it answers nothing itself.  Invariants: no traceback reaches a
+Owns the way from an exception to the end of the process; it answers nothing itself.  Invariants: no traceback reaches a
 user, and the exit code is 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
 """
 
@@ -21,15 +21,13 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from rmqstore.cli.errors import did_you_mean, of_error, warning_text
 from rmqstore.cli.examples import epilog_of
 from rmqstore.cli.terminal import discard, escape, note
-from rmqstore.cli.words import did_you_mean, from_here, in_words
-from rmqstore.errors import GeometryError, StoreError
-from rmqstore.files.os_errors import is_denied, is_full
+from rmqstore.errors import StoreError
 
 FOUND_NOTHING = 1
 WRONG_USAGE = 2
-CANNOT_OPEN = 3
 # As a shell reports a program that these signals ended.
 INTERRUPTED = 128 + 2
 READER_GONE = 128 + 13
@@ -37,58 +35,6 @@ READER_GONE = 128 + 13
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE = 1.0
 _ENDED = tuple(128 + number for number in _ENDING)
-
-
-class CannotOpenError(click.ClickException):
-    """Shown without a traceback, `hint` on a line of its own; exit code 3."""
-
-    exit_code = CANNOT_OPEN
-
-    def __init__(self, message: str, hint: str = ""):
-        super().__init__(message)
-        self.hint = hint
-
-    def show(self, file: Any = None) -> None:
-        # What was printed before it comes first where both streams go to one place.
-        try:
-            sys.stdout.flush()
-        except OSError:
-            discard(sys.stdout)
-        # Where stderr takes nothing (its disk is full) the exit code says it all the same.
-        try:
-            super().show(file)
-        except OSError:
-            discard(sys.stderr)
-
-    def format_message(self) -> str:
-        return escape(self.message) + (f"\n{self.hint}" if self.hint else "")
-
-
-def error_text(error: Exception) -> str:
-    """str: what an error says, its options as the command line spells them and in plain words."""
-    if not isinstance(error, StoreError):
-        return str(error)
-    return from_here(str(error).replace(error.message, in_words(error.message), 1))
-
-
-def of_error(error: Exception) -> CannotOpenError:
-    """CannotOpenError: what an error of the store or of the system says, with what to do at the command line."""
-    # A checkpoint has one length, which no option changes.
-    if isinstance(error, GeometryError) and os.path.basename(error.path or "") != "checkpoint":
-        return CannotOpenError(
-            error_text(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
-        )
-    if isinstance(error, OSError) and error.filename is not None:
-        return CannotOpenError(
-            from_here(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]"),
-            "Run the command as a user who may, such as the one that the broker runs as." if is_denied(error) else "",
-        )
-    if isinstance(error, MemoryError):
-        return CannotOpenError("there is not enough memory", "Ask for less at once, or run it where more memory is free.")
-    if is_full(error):
-        # Without a name it is most likely what the command prints.
-        return CannotOpenError(f"{error.strerror}, where the output goes", "Make room, or send the output elsewhere.")
-    return CannotOpenError(error_text(error))
 
 
 class StoreGroup(click.Group):
@@ -228,7 +174,7 @@ def _where_output_goes(error: click.UsageError) -> str:
 class _NoteHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            note(from_here(in_words(record.getMessage())))
+            note(warning_text(record))
         except Exception:
             self.handleError(record)
 

@@ -6,15 +6,17 @@ comes from its caller.  Invariant: what a terminal may obey is escaped, and JSON
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
-from rmqstore.cli.formats import LineFormat
+from rmqstore.cli.errors import did_you_mean
+from rmqstore.cli.formats import LineFormat, format_option
+from rmqstore.cli.options import gathered, optioned
 from rmqstore.cli.terminal import Printer, escape, format_time
-from rmqstore.cli.words import did_you_mean, in_words
 from rmqstore.errors import StoreError
 from rmqstore.message import MessageExt, is_light_queue
 from rmqstore.store.message_store import MessageStore
@@ -22,9 +24,26 @@ from rmqstore.store.message_store import MessageStore
 _BODY_SHOWN = 1024
 
 
-body_option = click.option(
-    "--body", type=click.Choice(["text", "hex", "none"]), default="text", show_default=True, help="How to show bodies."
-)
+@dataclasses.dataclass(frozen=True)
+class MessageForm:
+    """How messages are shown: as a line of a format, or with their bodies as text, as hex or not at all."""
+
+    line_format: LineFormat | None
+    body: str
+
+    def printer(self, as_json: bool) -> Printer:
+        """Return what prints them; UsageError where both ways to print messages are asked for."""
+        if as_json and self.line_format is not None:
+            raise click.UsageError("give --json or --format, not both")
+        return Printer(as_json)
+
+
+def form_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--format`` and ``--body``; the command gets them as one argument `form`."""
+    body_option = click.option(
+        "--body", type=click.Choice(["text", "hex", "none"]), default="text", show_default=True, help="How to show bodies."
+    )
+    return optioned(gathered(MessageForm, "form")(function), format_option, body_option)
 
 
 def about_topic(store: MessageStore, topic: str) -> str:
@@ -85,28 +104,20 @@ def message_line(message: MessageExt, time: str) -> str:
     if message.keys:
         parts.append(f"keys={escape(' '.join(message.keys))}")
     if message.corrupt:
-        parts.append(f"CORRUPT ({in_words(str(message.damage))})")
+        parts.append(f"CORRUPT ({message.damage})")
     return "  ".join(parts)
 
 
-def check_format(as_json: bool, line_format: LineFormat | None) -> None:
-    """Raise `click.UsageError` where both ways to print messages are asked for."""
-    if as_json and line_format is not None:
-        raise click.UsageError("give --json or --format, not both")
-
-
-def print_message(
-    printer: Printer, message: MessageExt, body: str, line_format: LineFormat | None = None
-) -> None:
+def print_message(printer: Printer, message: MessageExt, form: MessageForm) -> None:
     """Print a message as a line with its body below, as the line of a format, or as an object."""
     if printer.as_json:
-        printer.json_line(message_object(message, body))
+        printer.json_line(message_object(message, form.body))
         return
-    if line_format is not None:
-        printer.line_of(line_format(message, body))
+    if form.line_format is not None:
+        printer.line_of(form.line_format(message, form.body))
         return
     printer.line(message_line(message, printer.time(message.store_timestamp, "milliseconds")))
-    if body == "none":
+    if form.body == "none":
         return
     try:
         raw = message.body
@@ -116,5 +127,5 @@ def print_message(
         raw = message.body_stored
     rest = len(raw) - _BODY_SHOWN
     shown = raw[:_BODY_SHOWN]
-    text = shown.hex(" ") if body == "hex" else escape(shown.decode("utf-8", "backslashreplace"))
+    text = shown.hex(" ") if form.body == "hex" else escape(shown.decode("utf-8", "backslashreplace"))
     printer.line(f"    {text}" + (f" ... {rest} bytes more, --json shows all" if rest > 0 else ""))

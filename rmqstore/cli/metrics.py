@@ -6,6 +6,7 @@ Invariant: a file that is written for the node exporter is replaced whole, and n
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -14,12 +15,22 @@ from typing import Any
 import click
 
 from rmqstore.cli.group import orderly_end
-from rmqstore.cli.options import Given, store_options
+from rmqstore.cli.options import Given, gathered, store_options
 from rmqstore.cli.paths import FILE_THERE, STORE_PATH
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import OutputFile
 from rmqstore.offline.metrics import Findings, collect, text
+
+
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    """What is in the text besides the numbers of a store's files."""
+
+    cluster: str | None
+    broker: str | None
+    findings_file: str | None
+    with_pending: bool
 
 
 @click.command(name="metrics")
@@ -41,20 +52,13 @@ from rmqstore.offline.metrics import Findings, collect, text
 )
 @click.option("--pending", "with_pending", is_flag=True, help="Also what still waits, which is read for that.")
 @store_options
-def metrics_command(
-    paths: tuple[str, ...],
-    output: str,
-    cluster: str | None,
-    broker: str | None,
-    findings_file: str | None,
-    with_pending: bool,
-    given: Given,
-) -> None:
+@gathered(_Content, "content")
+def metrics_command(paths: tuple[str, ...], output: str, content: _Content, given: Given) -> None:
     """Print the metrics of stores for Prometheus: queues, consumer lag, disk, index, checkpoint.
 
     The names are those of rocketmq-exporter where the meaning is the same. With several PATHs each series has the label store.
     """
-    if findings_file is not None and len(paths) > 1:
+    if content.findings_file is not None and len(paths) > 1:
         raise click.UsageError("--findings belongs to one store: give one PATH")
     made = None if output == "-" else OutputFile(output, force=True, outside=paths)
     if made is not None and made.is_link:
@@ -62,23 +66,23 @@ def metrics_command(
         raise StoreError("the output is a symbolic link; give the name of the file itself", output)
     names = {name: value for name, value, _ in given.broker_conf}
     labels: dict[str, Any] = {
-        "cluster": names.get("brokerClusterName", "") if cluster is None else cluster,
-        "broker": names.get("brokerName", "") if broker is None else broker,
+        "cluster": names.get("brokerClusterName", "") if content.cluster is None else content.cluster,
+        "broker": names.get("brokerName", "") if content.broker is None else content.broker,
     }
-    findings = None if findings_file is None else _findings(findings_file)
+    findings = None if content.findings_file is None else _findings(content.findings_file)
     config = given.config(paths[0], read_only=True) if len(paths) == 1 else None
     if config is None and (given.options or given.config_file is not None):
         raise click.UsageError("-o and --config belong to one store: give one PATH")
     stores: Any = paths[0] if len(paths) == 1 else list(paths)
     if made is None and given.as_json:
         printer = Printer(True)
-        for family in collect(stores, config, findings=findings, with_pending=with_pending, **labels):
+        for family in collect(stores, config, findings=findings, with_pending=content.with_pending, **labels):
             for sample in family.samples:
                 printer.json_line(
                     {"type": "sample", "name": sample.name, "labels": dict(sample.labels), "value": sample.value}
                 )
         return
-    found = text(stores, config, findings=findings, with_pending=with_pending, **labels)
+    found = text(stores, config, findings=findings, with_pending=content.with_pending, **labels)
     if made is None and sys.stdout.isatty():
         # Names of a store may hold what a terminal obeys; to Prometheus they go as they are.
         for line in found.decode().split("\n")[:-1]:

@@ -8,6 +8,7 @@ queues that were asked for are set at once, or none.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -16,11 +17,11 @@ from typing import Any
 import click
 
 from rmqstore.cli.completion import complete_group, complete_queue, complete_topic
+from rmqstore.cli.errors import did_you_mean
 from rmqstore.cli.group import StoreGroup, nothing
 from rmqstore.cli.messages import about_queues, about_topic
-from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.options import Given, gathered, optioned, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, escape, note
-from rmqstore.cli.words import did_you_mean
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.errors import ReadOnlyError, StoreError
 from rmqstore.files.store_lock import StoreLock
@@ -121,76 +122,88 @@ def _no_progress(known: list[tuple[str, str]], group: str | None, topic: str | N
     return f"{whose} has {'' if group is None else 'no '}progress in topic {topic}; {near}"
 
 
-def _where(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what `set` and `reset` have in common."""
-    for option in (
-        click.option("--latest", is_flag=True, help="After the newest message."),
-        click.option("--earliest", is_flag=True, help="The oldest message that is there."),
-        click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time."),
-        click.option(
-            "--queue",
-            "queue_ids",
-            type=click.IntRange(min=0, max=2**31 - 1),
-            multiple=True,
-            help="A queue; repeatable, by default all.",
-            shell_complete=complete_queue,
-        ),
-        click.option("--topic", required=True, help="The topic.", shell_complete=complete_topic),
-        click.option("--group", required=True, help="The consumer group.", shell_complete=complete_group),
-    ):
-        function = option(function)
-    return function
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """Whose progress is set, in which queues, and to what."""
+
+    group: str
+    topic: str
+    queue_ids: tuple[int, ...]
+    timestamp: int | None
+    earliest: bool
+    latest: bool
+    queue_offset: int | None = None
+
+    @property
+    def ways(self) -> int:
+        """int: how many of the ways to say a place were given."""
+        return sum([self.queue_offset is not None, self.timestamp is not None, self.earliest, self.latest])
+
+    def place(self, store: MessageStore, queue_id: int) -> int:
+        """Return the queue offset that is next after the change."""
+        if self.timestamp is not None:
+            return store.offset_by_time(self.topic, queue_id, self.timestamp)
+        if self.queue_offset is not None:
+            return self.queue_offset
+        return (store.min_queue_offset if self.earliest else store.max_queue_offset)(self.topic, queue_id)
+
+
+def _change_options(*more: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add what `set` and `reset` have in common, and `more`; the command gets them as one argument `change`."""
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        return optioned(
+            gathered(_Change, "change")(function),
+            click.option("--group", required=True, help="The consumer group.", shell_complete=complete_group),
+            click.option("--topic", required=True, help="The topic.", shell_complete=complete_topic),
+            click.option(
+                "--queue",
+                "queue_ids",
+                type=click.IntRange(min=0, max=2**31 - 1),
+                multiple=True,
+                help="A queue; repeatable, by default all.",
+                shell_complete=complete_queue,
+            ),
+            click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time."),
+            click.option("--earliest", is_flag=True, help="The oldest message that is there."),
+            click.option("--latest", is_flag=True, help="After the newest message."),
+            *more,
+        )
+
+    return decorated
 
 
 @offsets.command(name="set")
 @path_argument
-@_where
-@click.option("--queue-offset", "queue_offset", type=click.IntRange(min=0, max=2**63 - 1), help="This queue offset.")
+@_change_options(
+    click.option("--queue-offset", "queue_offset", type=click.IntRange(min=0, max=2**63 - 1), help="This queue offset.")
+)
 @store_options
-def offsets_set(
-    path: str,
-    group: str,
-    topic: str,
-    queue_ids: tuple[int, ...],
-    queue_offset: int | None,
-    timestamp: int | None,
-    earliest: bool,
-    latest: bool,
-    given: Given,
-) -> None:
+def offsets_set(path: str, change: _Change, given: Given) -> None:
     """Set the progress of a group in a topic to an offset, a time, or an end.
 
     THIS COMMAND WRITES config/consumerOffset.json, or lmqConsumerOffset.json with enableLmq (the one before stays as
     .bak), and nothing else. The broker must not run: it keeps progress in memory and would overwrite the file. Where the
     store does not tell which of the two files the broker uses, nothing is written: give -o enableLmq=true or false.
     """
-    if sum([queue_offset is not None, timestamp is not None, earliest, latest]) != 1:
+    if change.ways != 1:
         raise click.UsageError("give one of --queue-offset, --time, --earliest and --latest")
-    _set(path, group, topic, queue_ids, queue_offset, timestamp, earliest, given)
+    _set(path, change, given)
 
 
 @offsets.command(name="reset")
 @path_argument
-@_where
+@_change_options()
 @store_options
-def offsets_reset(
-    path: str,
-    group: str,
-    topic: str,
-    queue_ids: tuple[int, ...],
-    timestamp: int | None,
-    earliest: bool,
-    latest: bool,
-    given: Given,
-) -> None:
+def offsets_reset(path: str, change: _Change, given: Given) -> None:
     """Reset the progress of a group in a topic to a time, or to an end.
 
     THIS COMMAND WRITES, as offsets set does: the broker's file of progress (the one before stays as .bak) and nothing
     else. The broker must not run.
     """
-    if sum([timestamp is not None, earliest, latest]) != 1:
+    if change.ways != 1:
         raise click.UsageError("give one of --time, --earliest and --latest")
-    _set(path, group, topic, queue_ids, None, timestamp, earliest, given)
+    _set(path, change, given)
 
 
 @contextlib.contextmanager
@@ -208,17 +221,9 @@ def _nothing_at_all(record: logging.LogRecord) -> bool:
     return False
 
 
-def _set(
-    path: str,
-    group: str,
-    topic: str,
-    queue_ids: tuple[int, ...],
-    queue_offset: int | None,
-    timestamp: int | None,
-    earliest: bool,
-    given: Given,
-) -> None:
+def _set(path: str, change: _Change, given: Given) -> None:
     """Set the progress in all the queues at once: a Ctrl-C before the end has changed nothing."""
+    group, topic = change.group, change.topic
     printer = Printer(given.as_json)
     config = given.config(path)
     with contextlib.ExitStack() as stack:
@@ -232,7 +237,7 @@ def _set(
         if group not in groups and did_you_mean(group, groups):
             note(f"note: consumer group {group} has no progress yet; {did_you_mean(group, groups)}")
         known = store.queue_ids(topic)
-        chosen = list(dict.fromkeys(queue_ids)) or known
+        chosen = list(dict.fromkeys(change.queue_ids)) or known
         if not chosen:
             nothing(f"which queues {topic} has is not known; give them with --queue{about_topic(store, topic)}")
         changes = []
@@ -240,14 +245,9 @@ def _set(
             low, high = store.min_queue_offset(topic, each), store.max_queue_offset(topic, each)
             if each not in known:
                 note(f"note: the store has no queue {each} of {topic}{about_queues(store, topic, [each])}")
-            if timestamp is not None:
-                after = store.offset_by_time(topic, each, timestamp)
-            elif queue_offset is not None:
-                after = queue_offset
-                if each in known and not low <= after <= high:
-                    note(f"note: queue {each} of {topic} holds the queue offsets {low} to {high}, and not {after}")
-            else:
-                after = low if earliest else high
+            after = change.place(store, each)
+            if change.queue_offset is not None and each in known and not low <= after <= high:
+                note(f"note: queue {each} of {topic} holds the queue offsets {low} to {high}, and not {after}")
             changes.append((each, progress.get(group, topic, each), after))
         try:
             with _quiet_about_going_back():

@@ -1,8 +1,9 @@
-"""The options that every command on a store has, and the config that they give.
+"""Options that several commands share: the config of a store, which messages, where an answer goes.
 
 Owns how a name of RocketMQ's becomes a field of `StoreConfig`, in each of its spellings, and which source counts: an
-option, then the file of --config, then what the store's own files tell.  It decides no default.  Invariant:
-`Given.open` opens read-only.
+option, then the file of --config, then what the store's own files tell.  It decides no default.  A command gets options that
+belong together as one argument (`gathered`), those that say which messages as one `Selection`.  Invariant: `Given.open` opens
+read-only.
 """
 
 from __future__ import annotations
@@ -12,20 +13,26 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
+from rmqstore.arguments import IndexType
 from rmqstore.cli.completion import complete_option, complete_path, complete_topic
+from rmqstore.cli.errors import did_you_mean
 from rmqstore.cli.paths import FILE_THERE, FOLDER_THERE, STORE_PATH, check_store_path
-from rmqstore.cli.terminal import escape, note
-from rmqstore.cli.words import did_you_mean
+from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, escape, note
 from rmqstore.config import StoreConfig
 from rmqstore.config.broker_conf import read_java_properties, values_of_lines
 from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import StoreError
 from rmqstore.files.again import ask_again
+from rmqstore.files.output_file import OutputFile, format_of
+from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
+
+# A function that becomes a command, called with the arguments and options of a line.
+_Command: TypeAlias = Callable[..., Any]
 
 
 def _plain(name: str) -> str:
@@ -164,31 +171,58 @@ class Given:
         return store
 
 
-def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--config``, ``-o`` and ``--json``; the command gets them as one argument `given`."""
+def gathered(kind: Callable[..., object], argument: str, *names: str) -> Callable[[_Command], _Command]:
+    """Have the command get several options as one argument.
 
-    def wrapped(
-        config_file: str | None, options: tuple[str, ...], as_json: bool, tiered: str | None = None, **others: Any
-    ) -> Any:
-        return function(given=Given(config_file, options, as_json, tiered), **others)
+    Parameters
+    ----------
+    kind : callable
+        Makes the argument of the options, which are its keyword arguments; as a rule a dataclass.
+    argument : str
+        The argument's name.
+    *names : str
+        The options; by default the fields of the dataclass.
+    """
+    taken = names or tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
 
-    wrapped.__doc__ = function.__doc__
-    wrapped.__name__ = function.__name__
-    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    name_help = "An option of the store, spelled as in StoreConfig or in RocketMQ; repeatable."
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON object a line."),
-        click.option(
-            "-o", "options", multiple=True, metavar="NAME=VALUE", help=name_help, shell_complete=complete_option
-        ),
-        click.option("--config", "config_file", type=FILE_THERE, help="The broker's broker.conf."),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+    def decorated(function: _Command) -> _Command:
+        # It has the options that `function` has.
+        @functools.wraps(function)
+        def wrapped(**values: Any) -> Any:
+            parts = {name: values.pop(name) for name in taken if name in values}
+            return function(**{argument: kind(**parts)}, **values)
+
+        return wrapped
+
+    return decorated
 
 
-safe_csv_option = click.option(
-    "--safe-csv", is_flag=True, help="In CSV, put ' before each text that a spreadsheet would run as a formula."
+def optioned(function: _Command, *options: Callable[[_Command], _Command]) -> _Command:
+    """Return `function` with these options, in the order of ``--help``."""
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+def store_options(function: _Command) -> _Command:
+    """Add ``--config``, ``-o`` and ``--json``; the command gets them, and ``--tiered``, as one argument `given`."""
+    return optioned(gathered(Given, "given")(function), *GIVEN_OPTIONS)
+
+
+GIVEN_OPTIONS = (
+    click.option("--config", "config_file", type=FILE_THERE, help="The broker's broker.conf."),
+    click.option(
+        "-o",
+        "options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An option of the store, spelled as in StoreConfig or in RocketMQ; repeatable.",
+        shell_complete=complete_option,
+    ),
+    json_option,
 )
 tiered_option = click.option(
     "--tiered",
@@ -199,6 +233,98 @@ tiered_option = click.option(
 path_argument = click.argument("path", type=STORE_PATH, shell_complete=complete_path)
 topic_argument = click.argument("topic", shell_complete=complete_topic)
 optional_topic_argument = click.argument("topic", required=False, shell_complete=complete_topic)
+
+
+# ------------------------------------------------------------------------------------------------------- which messages
+
+begin_option = click.option("--begin", type=TIME, help=BEGIN_HELP)
+end_option = click.option("--end", type=END_TIME, help=END_HELP)
+tags_option = click.option("--tags", help="Only these tags: 'a || b'.")
+topics_option = click.option(
+    "--topic", "topics", multiple=True, help="Only this topic; repeatable.", shell_complete=complete_topic
+)
+_KEY_TYPES: dict[str, IndexType] = {"key": "K", "unique": "U", "tag": "T"}
+KEY_TYPE_NAMES: dict[IndexType | None, str] = {None: "key", "K": "key", "U": "unique", "T": "tag"}
+
+
+def key_type_option(help_text: str) -> Callable[[_Command], _Command]:
+    """Return the option ``--type``, which says what keys are: the `Selection.index_type`."""
+    return click.option(
+        "--type",
+        "index_type",
+        type=click.Choice(list(_KEY_TYPES)),
+        callback=lambda ctx, param, value: None if value is None else _KEY_TYPES[value],
+        help=help_text,
+    )
+
+
+def selecting(*names: str) -> Callable[[_Command], _Command]:
+    """Have the command get the options that say which messages as one `Selection`, the argument `selection`.
+
+    Parameters
+    ----------
+    *names : str
+        The options, each named like a field of `Selection`, or in the singular where it is given once.
+    """
+    return gathered(_selection, "selection", *names)
+
+
+_SINGULAR = {"topic": "topics", "queue_id": "queue_ids", "key": "keys"}
+
+
+def _selection(**values: Any) -> Selection:
+    fields = {}
+    for name, value in values.items():
+        if name in _SINGULAR and value is not None:
+            value = (value,)
+        # An option that can be repeated and was not given is no condition.
+        fields[_SINGULAR.get(name, name)] = None if value == () else value
+    try:
+        return Selection(**fields)
+    except StoreError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(escape(str(error))) from None
+
+
+# ------------------------------------------------------------------------------------------------ where an answer goes
+
+force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+safe_csv_option = click.option(
+    "--safe-csv", is_flag=True, help="In CSV, put ' before each text that a spreadsheet would run as a formula."
+)
+_TABLE_FORMATS = ("parquet", "arrow", "csv", "jsonl")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableFile:
+    """The file that an answer is written to, if any."""
+
+    output: str | None
+    force: bool
+    safe_csv: bool
+
+    def kind(self) -> str | None:
+        """Return the format that the file's name says, None without a file; UsageError where it says none."""
+        kind, compression = (None, None) if self.output is None else format_of(self.output)
+        if self.output is not None and (kind not in _TABLE_FORMATS or compression is not None):
+            raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
+        check_safe_csv(self.safe_csv, kind)
+        return kind
+
+    def make(self, store: str) -> OutputFile | None:
+        """Return the file that will be made, None without one; it must not be in the store."""
+        return None if self.output is None else OutputFile(self.output, force=self.force, outside=[store])
+
+
+def table_file_options(help_text: str) -> Callable[[_Command], _Command]:
+    """Add ``--output``, ``--force`` and ``--safe-csv``; the command gets them as one argument `file`."""
+
+    def decorated(function: _Command) -> _Command:
+        output = click.option("-O", "--output", metavar="FILE", help=help_text)
+        return optioned(gathered(TableFile, "file")(function), output, force_option, safe_csv_option)
+
+    return decorated
 
 
 def check_safe_csv(safe_csv: bool, kind: str | None) -> None:

@@ -7,6 +7,7 @@ Invariant: an output file is whole or not there, and none is replaced without --
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from typing import Any
@@ -15,14 +16,24 @@ import click
 
 from rmqstore.cli.group import FOUND_NOTHING, nothing, orderly_end
 from rmqstore.cli.messages import about_topic
-from rmqstore.cli.options import Given, check_safe_csv, path_argument, safe_csv_option, store_options
+from rmqstore.cli.options import Given, TableFile, gathered, path_argument, store_options, table_file_options
 from rmqstore.cli.terminal import TIME, Printer, format_number, format_size, note
-from rmqstore.files.output_file import OutputFile, format_of
+from rmqstore.files.output_file import OutputFile
 from rmqstore.offline.pending import KINDS, Pending, pending
 from rmqstore.texts import harmless_cell
 
-_FORMATS = ("parquet", "arrow", "csv", "jsonl")
 _TEXT_SHOWN = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What is listed, and when it counts as overdue."""
+
+    kinds: tuple[str, ...]
+    topic: str | None
+    overdue: bool
+    now: int | None
+    max_num: int
 
 
 @click.command(name="pending")
@@ -34,43 +45,29 @@ _TEXT_SHOWN = 60
 @click.option(
     "--max-num", type=click.IntRange(0), default=50, show_default=True, help="Messages listed; 0 for the totals alone."
 )
-@click.option("-O", "--output", metavar="FILE", help="Write all to this .parquet, .arrow, .csv or .jsonl file.")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@safe_csv_option
+@table_file_options("Write all to this .parquet, .arrow, .csv or .jsonl file.")
 @store_options
-def pending_command(
-    path: str,
-    kinds: tuple[str, ...],
-    topic: str | None,
-    overdue: bool,
-    now: int | None,
-    max_num: int,
-    output: str | None,
-    force: bool,
-    safe_csv: bool,
-    given: Given,
-) -> None:
+@gathered(_Asked, "asked")
+def pending_command(path: str, asked: _Asked, file: TableFile, given: Given) -> None:
     """List what still waits: delayed and timer messages, transactions, retries, dead letters.
 
     Also on the store of a broker that runs or was killed. The exit code is 1 where something could not be read, which is named on
     stderr, or where nothing waits.
     """
-    kind = None if output is None else _format(output)
-    check_safe_csv(safe_csv, kind)
-    made = None if output is None else OutputFile(output, force=force, outside=[path])
+    kind, made = file.kind(), file.make(path)
     with given.open(path) as store:
-        found = pending(store, kinds=kinds or None, topic=topic, now=now)
-        about = "" if topic is None or len(found) else about_topic(store, topic)
-    if overdue:
+        found = pending(store, kinds=asked.kinds or None, topic=asked.topic, now=asked.now)
+        about = "" if asked.topic is None or len(found) else about_topic(store, asked.topic)
+    if asked.overdue:
         import pyarrow.compute as pc
 
         rows = found.unordered
         found.unordered = rows.filter(pc.fill_null(rows.column("overdue"), False))
     if made is not None and kind is not None:
-        size = _write(found, made, kind, safe_csv)
-        note(f"wrote {format_number(len(found))} messages to {output} ({format_size(size)})")
+        size = _write(found, made, kind, file.safe_csv)
+        note(f"wrote {format_number(len(found))} messages to {file.output} ({format_size(size)})")
     else:
-        _show(found, Printer(given.as_json), max_num)
+        _show(found, Printer(given.as_json), asked.max_num)
     for text in found.notes:
         note(f"note: {text}")
     for problem in found.problems:
@@ -79,13 +76,6 @@ def pending_command(
         click.get_current_context().exit(FOUND_NOTHING)
     if not len(found):
         nothing(f"nothing is pending{about}")
-
-
-def _format(output: str) -> str:
-    kind, compression = format_of(output)
-    if kind not in _FORMATS or compression is not None:
-        raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
-    return kind
 
 
 def _show(found: Pending, printer: Printer, max_num: int) -> None:

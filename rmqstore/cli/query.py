@@ -7,7 +7,6 @@ Owns what KEY, a message id and a time on the command line mean.  It reads only.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import shlex
 from collections.abc import Iterator
@@ -15,29 +14,27 @@ from typing import BinaryIO
 
 import click
 
-from rmqstore.arguments import IndexType
 from rmqstore.cli.completion import complete_queue
-from rmqstore.cli.formats import LineFormat, format_option
-from rmqstore.cli.group import FOUND_NOTHING, error_text, nothing
-from rmqstore.cli.messages import (
-    about_queues,
-    about_topic,
-    body_option,
-    check_format,
-    print_message,
-    uncovered_text,
-)
+from rmqstore.cli.errors import error_text
+from rmqstore.cli.group import FOUND_NOTHING, nothing
+from rmqstore.cli.messages import MessageForm, about_queues, about_topic, form_options, print_message, uncovered_text
 from rmqstore.cli.options import (
+    KEY_TYPE_NAMES,
     Given,
+    begin_option,
+    end_option,
+    gathered,
+    key_type_option,
     note_assumed,
     optional_topic_argument,
     path_argument,
+    selecting,
     store_options,
+    tags_option,
     tiered_option,
     topic_argument,
 )
-from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, Progress, escape, note
-from rmqstore.cli.words import in_words
+from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.flatfile.metadata import METADATA_FILE
@@ -52,7 +49,55 @@ from rmqstore.store.results import GetMessageResult
 
 # So many units that lead to no message are looked for at most.
 _UNREADABLE = 1000
-_INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "unique": "U", "tag": "T"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What is asked for: keys, or a place."""
+
+    more_keys: tuple[str, ...]
+    keys: tuple[str, ...]
+    keys_from: BinaryIO | None
+    msg_id: str | None
+    phy_offset: int | None
+    compat: bool
+    max_log_bytes: int
+
+    @property
+    def by_place(self) -> bool:
+        return self.msg_id is not None or self.phy_offset is not None
+
+    @property
+    def several(self) -> bool:
+        return len(self.more_keys) + len(self.keys) > 1 or self.keys_from is not None
+
+    def check(self, topic: str | None) -> None:
+        """Raise UsageError where something else than keys or one place is asked for."""
+        by_key = bool(self.more_keys or self.keys) or self.keys_from is not None
+        if topic is not None and not by_key and not self.by_place:
+            raise click.UsageError(
+                f"give a KEY of topic {escape(topic)}, or --key {escape(topic)} if that is a key and its topic is not known"
+            )
+        ways = (self.msg_id is not None) + (self.phy_offset is not None) + by_key
+        if ways != 1 or (topic is not None and self.phy_offset is not None):
+            raise click.UsageError("give TOPIC and KEY, or --key alone, or --id (and maybe TOPIC), or --phy-offset")
+        if topic is None and self.compat:
+            raise click.UsageError("--compat needs TOPIC: RocketMQ asks for one")
+
+    def texts(self) -> Iterator[str | None]:
+        """Yield the keys; a line of a file that is no text is named on stderr, and is None."""
+        yield from (*self.more_keys, *self.keys)
+        for number, line in enumerate(self.keys_from or (), 1):
+            try:
+                # Editors of Windows begin a file with a mark.
+                key = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                assert self.keys_from is not None
+                note(f"{self.keys_from.name}, line {number}: this is no UTF-8 text, and was not asked for")
+                yield None
+                continue
+            if key:
+                yield key
 
 
 @click.command()
@@ -61,14 +106,9 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "uni
 @click.argument("more_keys", metavar="[KEY]...", nargs=-1)
 @click.option("--key", "keys", multiple=True, help="A key, of all topics where TOPIC is not given; repeatable.")
 @click.option("--keys-from", type=click.File("rb"), help="More keys, one a line of this file; - is stdin.")
-@click.option(
-    "--type",
-    "key_type",
-    type=click.Choice(["key", "unique", "tag"]),
-    help="What KEY is; by default a key or unique key.",
-)
-@click.option("--begin", type=TIME, help=BEGIN_HELP)
-@click.option("--end", type=END_TIME, help=END_HELP)
+@key_type_option("What KEY is; by default a key or unique key.")
+@begin_option
+@end_option
 @click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many.")
 @click.option("--compat", is_flag=True, help="Answer as RocketMQ's queryMessage does, quirks included.")
 @click.option(
@@ -80,88 +120,59 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "uni
 )
 @click.option("--id", "msg_id", help="Instead of KEY: an offset message id, or a producer's id, of TOPIC or any.")
 @click.option("--phy-offset", "phy_offset", type=int, help="Instead of TOPIC and KEY: a phy offset.")
-@format_option
-@body_option
+@form_options
 @tiered_option
 @store_options
-def query(
-    path: str,
-    topic: str | None,
-    more_keys: tuple[str, ...],
-    keys: tuple[str, ...],
-    keys_from: BinaryIO | None,
-    key_type: str | None,
-    begin: int | None,
-    end: int | None,
-    max_num: int,
-    compat: bool,
-    max_log_bytes: int,
-    msg_id: str | None,
-    phy_offset: int | None,
-    line_format: LineFormat | None,
-    body: str,
-    given: Given,
-) -> None:
+@gathered(_Asked, "asked")
+@selecting("topic", "index_type", "begin", "end", "max_num")
+def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, given: Given) -> None:
     """Find messages by key in the index, newest first, each checked against its message.
 
     Of several keys each is asked for in turn.  What the index does not cover is searched in the log.  Without TOPIC
     every topic is asked.
     """
-    keys = (*more_keys, *keys)
-    by_place = (msg_id is not None) + (phy_offset is not None)
-    by_key = bool(keys) or keys_from is not None
-    if topic is not None and not by_key and not by_place:
-        raise click.UsageError(
-            f"give a KEY of topic {escape(topic)}, or --key {escape(topic)} if that is a key and its topic is not known"
-        )
-    if by_place + by_key != 1 or (topic is not None and phy_offset is not None):
-        raise click.UsageError("give TOPIC and KEY, or --key alone, or --id (and maybe TOPIC), or --phy-offset")
-    if topic is None and compat:
-        raise click.UsageError("--compat needs TOPIC: RocketMQ asks for one")
-    check_format(given.as_json, line_format)
-    printer = Printer(given.as_json)
+    topic, max_num = None if selection.topics is None else selection.topic, selection.max_num or 0
+    asked.check(topic)
+    printer = form.printer(given.as_json)
     with given.open(path) as store:
-        if by_place:
-            message = _message_at(store, msg_id, phy_offset, topic)
-            print_message(printer, message, body, line_format)
+        if asked.by_place:
+            message = _message_at(store, asked, topic)
+            print_message(printer, message, form)
             if message.corrupt:
-                nothing(f"the message is CORRUPT ({in_words(str(message.damage))}); {_next_step(path)}")
+                nothing(f"the message is CORRUPT ({message.damage}); {_next_step(path)}")
             return
-        if key_type == "tag":
+        if selection.index_type == "T":
             note_assumed(store.config, ("index_tags",))
-        absent, corrupt, several = 0, 0, len(keys) > 1 or keys_from is not None
+        absent, corrupt = 0, 0
         uncovered: tuple[tuple[int, int], ...] = ()
         every = topics_to_ask(store) if topic is None else []
         with Progress("searching the log", "bytes") as progress:
-            for key in itertools.chain(keys, _lines(keys_from) if keys_from is not None else ()):
-                if isinstance(key, _NoKey):
+            for key in asked.texts():
+                if key is None:
                     absent += 1
-                    note(f"{key.place}: this is no UTF-8 text, and was not asked for")
                     continue
                 if topic is None:
-                    asked = Selection(
-                        keys=(key,), begin=begin, end=end, index_type=_INDEX_TYPES[key_type], max_num=max_num
-                    )
-                    everywhere = find_in_all_topics(store, asked, LogLook(max_log_bytes, progress), every)
+                    question = dataclasses.replace(selection, keys=(key,))
+                    everywhere = find_in_all_topics(store, question, LogLook(asked.max_log_bytes, progress), every)
                     messages, truncated, uncovered = everywhere.messages, everywhere.truncated, everywhere.uncovered
                     what = f"no message of {_topics_text(everywhere.topics)}"
                 else:
                     found = store.query_message(
-                        topic, key, max_num, begin, end, index_type=_INDEX_TYPES[key_type], compat=compat,
-                        max_log_bytes=max_log_bytes, progress=progress,
+                        topic, key, max_num, selection.begin, selection.end, index_type=selection.index_type,
+                        compat=asked.compat, max_log_bytes=asked.max_log_bytes, progress=progress,
                     )  # fmt: skip
                     messages, truncated, uncovered = found, found.truncated, found.uncovered
                     what = f"no message of topic {topic}"
                 for message in messages:
-                    print_message(printer, message, body, line_format)
+                    print_message(printer, message, form)
                     corrupt += message.corrupt
                 if not messages:
                     absent += 1
                     about = "" if topic is None else about_topic(store, topic)
                     where = " in what was searched" if uncovered else about
-                    note(f"{what} has {key_type or 'key'} {key}{where}")
+                    note(f"{what} has {KEY_TYPE_NAMES[selection.index_type]} {key}{where}")
                 if truncated:
-                    of_key = f" of {key}" if several else ""
+                    of_key = f" of {key}" if asked.several else ""
                     note(f"there are more than {max_num}{of_key}; give --max-num or a time range")
         if given.tiered is None and os.path.exists(os.path.join(path, METADATA_FILE)):
             note("older messages of this store are in tiered storage, which was not searched: give --tiered DIR")
@@ -203,26 +214,8 @@ def _topics_text(topics: int | None) -> str:
     return "the only topic" if topics == 1 else f"the {topics} topics"
 
 
-@dataclasses.dataclass
-class _NoKey:
-    """A line that is no text: where it is."""
-
-    place: str
-
-
-def _lines(file: BinaryIO) -> Iterator[str | _NoKey]:
-    for number, line in enumerate(file, 1):
-        try:
-            # Editors of Windows begin a file with a mark.
-            key = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            yield _NoKey(f"{file.name}, line {number}")
-            continue
-        if key:
-            yield key
-
-
-def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None, topic: str | None) -> MessageExt:
+def _message_at(store: MessageStore, asked: _Asked, topic: str | None) -> MessageExt:
+    msg_id, phy_offset = asked.msg_id, asked.phy_offset
     try:
         if msg_id is not None:
             return store.message_by_id(msg_id.strip(), topic)
@@ -246,34 +239,23 @@ def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None,
 @topic_argument
 @click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0), shell_complete=complete_queue)
 @click.option(
-    "--begin-queue-offset", "queue_offset", type=int, help="Queue offset to begin with; by default the first there is."
+    "--begin-queue-offset", "begin_queue_offset", type=int, help="Queue offset to begin with; by default the first there is."
 )
 @click.option("--begin", "--time", "begin", type=TIME, help=BEGIN_HELP)
-@click.option("--end", type=END_TIME, help=END_HELP)
+@end_option
 @click.option("--max-num", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many.")
-@click.option("--tags", help="Only these tags: 'a || b'.")
-@format_option
-@body_option
+@tags_option
+@form_options
 @tiered_option
 @store_options
-def get(
-    path: str,
-    topic: str,
-    queue_id: int,
-    queue_offset: int | None,
-    begin: int | None,
-    end: int | None,
-    max_num: int,
-    tags: str | None,
-    line_format: LineFormat | None,
-    body: str,
-    given: Given,
-) -> None:
+@selecting("topic", "queue_id", "begin_queue_offset", "begin", "end", "max_num", "tags")
+def get(path: str, selection: Selection, form: MessageForm, given: Given) -> None:
     """Read messages of a queue in order."""
+    topic, queue_id, queue_offset = selection.topic, selection.queue_id, selection.begin_queue_offset
+    begin, end, max_num = selection.begin, selection.end, selection.max_num or 0
     if queue_offset is not None and begin is not None:
         raise click.UsageError("give --begin-queue-offset or --begin, not both")
-    check_format(given.as_json, line_format)
-    printer = Printer(given.as_json)
+    printer = form.printer(given.as_json)
     with given.open(path) as store:
         if begin is not None:
             queue_offset = store.offset_by_time(topic, queue_id, begin)
@@ -287,17 +269,17 @@ def get(
         unreadable: list[Unit] = []
         while True:
             # A get ends with its queue file, and one with tags may pass over all that it examines.
-            result = store.get_message(topic, queue_id, queue_offset, max_num - shown, tags)
+            result = store.get_message(topic, queue_id, queue_offset, max_num - shown, selection.tags)
             messages = [each for each in result.messages if in_time.has(each)]
             for message in messages:
-                print_message(printer, message, body, line_format)
+                print_message(printer, message, form)
                 corrupt += message.corrupt
             shown += len(messages)
             passed_over = len(result.messages) < result.next_queue_offset - queue_offset
             # Where each place had a sound message, none of them is to be looked at again.
             if len(unreadable) <= _UNREADABLE and (passed_over or any(each.corrupt for each in result.messages)):
                 reached = result.next_queue_offset if stop is None else min(result.next_queue_offset, stop)
-                unreadable += _unreadable(store, topic, queue_id, queue_offset, reached, tags)
+                unreadable += _unreadable(store, selection, queue_offset, reached)
             high = result.max_queue_offset if stop is None else min(stop, result.max_queue_offset)
             if shown >= max_num or not queue_offset < result.next_queue_offset < high:
                 break
@@ -319,23 +301,22 @@ def get(
         if not shown and not unreadable:
             if queue_id not in store.queue_ids(topic):
                 nothing(f"there is no queue {topic}/{queue_id}{about_queues(store, topic, [queue_id])}")
-            nothing(_nothing_text(f"{topic}/{queue_id}", first, stop, tags, result))
+            nothing(_nothing_text(selection, first, stop, result))
         following = result.next_queue_offset
         if begin is not None:
             # Without a begin the last message before `high` is one of them.
-            following = _next_in_time(store, topic, queue_id, following, high, in_time)
+            following = _next_in_time(store, selection, following, high)
         if following < high:
             note(f"there are more: go on with --begin-queue-offset {following}")
         if corrupt or unreadable:
             click.get_current_context().exit(FOUND_NOTHING)
 
 
-def _next_in_time(
-    store: MessageStore, topic: str, queue_id: int, at: int, high: int, in_time: Selection
-) -> int:
+def _next_in_time(store: MessageStore, selection: Selection, at: int, high: int) -> int:
     """Return the queue offset of the next message stored in this time, at or after `at`, whatever its tags; `high` for none."""
+    in_time = Selection(begin=selection.begin, end=selection.end)
     while at < high:
-        result = store.get_message(topic, queue_id, at)
+        result = store.get_message(selection.topic, selection.queue_id, at)
         for message in result.messages:
             if in_time.has(message):
                 return message.queue_offset
@@ -343,12 +324,9 @@ def _next_in_time(
     return high
 
 
-def _unreadable(
-    store: MessageStore, topic: str, queue_id: int, begin: int, end: int, tags: str | None
-) -> Iterator[Unit]:
+def _unreadable(store: MessageStore, selection: Selection, begin: int, end: int) -> Iterator[Unit]:
     """Units from `begin` to `end` whose record the log should have and has not, which a get passes over without a word."""
-    queue = store.queues.find(topic, queue_id)
-    selection = Selection(tags=tags)
+    queue = store.queues.find(selection.topic, selection.queue_id)
     log = store.commit_log
     at = begin
     while queue is not None and at < end:
@@ -366,8 +344,9 @@ def _unreadable(
         at = following if following > at else max(queue.next_file_offset(at), at + 1)
 
 
-def _nothing_text(queue: str, first: int, stop: int | None, tags: str | None, result: GetMessageResult) -> str:
+def _nothing_text(selection: Selection, first: int, stop: int | None, result: GetMessageResult) -> str:
     """str: why there is nothing, with what the queue holds."""
+    queue, tags = f"{selection.topic}/{selection.queue_id}", " || ".join(selection.tags or ())
     low, high = result.min_queue_offset, result.max_queue_offset
     if low >= high:
         return f"queue {queue} is empty; the next message gets queue offset {high}"

@@ -20,10 +20,11 @@ from typing import Any, BinaryIO
 
 import click
 
-from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing, orderly_end
+from rmqstore.cli.errors import CannotOpenError, did_you_mean
+from rmqstore.cli.group import FOUND_NOTHING, StoreGroup, nothing, orderly_end
+from rmqstore.cli.options import force_option, gathered, json_option, optioned
 from rmqstore.cli.paths import STORE_PATH, check_vhost_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
-from rmqstore.cli.words import did_you_mean
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import (
     Consequence,
@@ -60,17 +61,69 @@ def _path(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("path", type=STORE_PATH)(function)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """The options that every command has."""
+
+    segment_entry_count: int | None
+    as_json: bool
+
+    def vhosts(self, path: str) -> Iterator[Vhost]:
+        """Yield the vhosts below `path`, each open while it is used."""
+        check_vhost_path(path)
+        _note_running(path)
+        _note_unread(path)
+        for each in find_vhosts(path):
+            with Vhost.open(each, segment_entry_count=self.segment_entry_count) as vhost:
+                yield vhost
+
+    def vhost(self, path: str, name: str | None) -> Vhost:
+        """Open the only vhost below `path`, or the one of this name."""
+        check_vhost_path(path)
+        found = [Vhost.open(each, segment_entry_count=self.segment_entry_count) for each in find_vhosts(path)]
+        matching = [vhost for vhost in found if name is None or vhost.name == name]
+        for vhost in found:
+            if len(matching) != 1 or vhost is not matching[0]:
+                vhost.close()
+        if not matching:
+            near = did_you_mean(name or "", (vhost.name for vhost in found))
+            raise CannotOpenError(
+                f"there is no vhost {name!r} here" + (f": {near}" if near else ""),
+                f"There are: {', '.join(escape(repr(v.name)) for v in found)}",
+            )
+        if len(matching) > 1:
+            raise CannotOpenError(
+                f"there are {len(matching)} vhosts here: say which",
+                "--vhost NAME, one of: " + ", ".join(escape(repr(vhost.name)) for vhost in matching),
+            )
+        return matching[0]
+
+
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON object a line."),
+    """Add what every command has; it gets them as one argument `given`."""
+    return optioned(
+        gathered(_Given, "given")(function),
         click.option(
             "--segment-entry-count",
             type=click.IntRange(1, 16384),
             help="Entries a segment, where .config is wrong; by default it says so, or the segments show it.",
         ),
-    ):
-        function = option(function)
-    return function
+        json_option,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """Which messages: of these queues of a vhost, or those that no index has."""
+
+    queue_names: tuple[str, ...]
+    vhost_name: str | None
+    unreferenced: bool
+
+    def check(self, path: str) -> None:
+        """Raise UsageError where queues are given for messages that are of none."""
+        if (self.unreferenced or is_message_file(path)) and self.queue_names:
+            raise click.UsageError("messages without an index are of no queue: give no --queue")
 
 
 def _note_running(path: str) -> None:
@@ -95,37 +148,6 @@ _unreferenced_option = click.option(
     is_flag=True,
     help="Only the whole messages that no index has: acknowledged, or their index is lost.",
 )
-
-
-def _vhosts(path: str, segment_entry_count: int | None) -> Iterator[Vhost]:
-    check_vhost_path(path)
-    _note_running(path)
-    _note_unread(path)
-    for each in find_vhosts(path):
-        with Vhost.open(each, segment_entry_count=segment_entry_count) as vhost:
-            yield vhost
-
-
-def _one_vhost(path: str, segment_entry_count: int | None, name: str | None) -> Vhost:
-    check_vhost_path(path)
-    paths = find_vhosts(path)
-    found = [Vhost.open(each, segment_entry_count=segment_entry_count) for each in paths]
-    matching = [vhost for vhost in found if name is None or vhost.name == name]
-    for vhost in found:
-        if len(matching) != 1 or vhost is not matching[0]:
-            vhost.close()
-    if not matching:
-        near = did_you_mean(name or "", (vhost.name for vhost in found))
-        raise CannotOpenError(
-            f"there is no vhost {name!r} here" + (f": {near}" if near else ""),
-            f"There are: {', '.join(escape(repr(v.name)) for v in found)}",
-        )
-    if len(matching) > 1:
-        raise CannotOpenError(
-            f"there are {len(matching)} vhosts here: say which",
-            "--vhost NAME, one of: " + ", ".join(escape(repr(vhost.name)) for vhost in matching),
-        )
-    return matching[0]
 
 
 def _queue(vhost: Vhost, name: str) -> Queue:
@@ -190,21 +212,21 @@ def _info_object(vhost: Vhost) -> dict[str, Any]:
 @main.command()
 @_path
 @_options
-def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
+def info(path: str, given: _Given) -> None:
     """Say what a vhost, or each vhost of a node, has on disk.
 
     Files of an index that cannot be read as a whole are named on stderr, and the exit code is 1.
     """
-    printer = Printer(as_json)
+    printer = Printer(given.as_json)
     incomplete = _Incomplete()
-    if as_json and os.path.isdir(path):
+    if given.as_json and os.path.isdir(path):
         for part in unread_parts(path):
             printer.json_line({"type": "unread", **part._asdict()})
-    for vhost in _vhosts(path, segment_entry_count):
+    for vhost in given.vhosts(path):
         value = _info_object(vhost)
         incomplete.look(vhost, vhost.queues(), all_queues=True)
         incomplete.look_at_stores(vhost)
-        if as_json:
+        if given.as_json:
             printer.json_line(value)
             continue
         source = {"inferred": " (.config is missing or wrong; inferred)", "default": " (nothing says; the default)"}
@@ -253,21 +275,21 @@ def _queue_object(vhost: Vhost, queue: Queue) -> dict[str, Any]:
 @main.command()
 @_path
 @_options
-def queues(path: str, as_json: bool, segment_entry_count: int | None) -> None:
+def queues(path: str, given: _Given) -> None:
     """List the queues that have a directory, with what is live in them.
 
     Files of an index that cannot be read as a whole are named on stderr, and the exit code is 1.
     """
-    printer = Printer(as_json)
+    printer = Printer(given.as_json)
     any_queue = False
     incomplete = _Incomplete()
-    for vhost in _vhosts(path, segment_entry_count):
+    for vhost in given.vhosts(path):
         rows = []
         incomplete.look(vhost, vhost.queues(), all_queues=True)
         for queue in vhost.queues():
             any_queue = True
             value = _queue_object(vhost, queue)
-            if as_json:
+            if given.as_json:
                 printer.json_line(value)
             else:
                 levels = (
@@ -449,20 +471,18 @@ class _Lost:
 
 @main.command()
 @_path
-@click.option("--queue", "queue_name", help="Only this queue.")
+@click.option(
+    "--queue",
+    "queue_names",
+    callback=lambda ctx, param, value: () if value is None else (value,),
+    help="Only this queue.",
+)
 @_vhost_option
 @_unreferenced_option
 @click.option("--max-num", type=click.IntRange(min=1), help="At most so many messages a queue.")
 @_options
-def dump(
-    path: str,
-    queue_name: str | None,
-    vhost_name: str | None,
-    unreferenced: bool,
-    max_num: int | None,
-    as_json: bool,
-    segment_entry_count: int | None,
-) -> None:
+@gathered(_Chosen, "wanted")
+def dump(path: str, wanted: _Chosen, max_num: int | None, given: _Given) -> None:
     """Print the live messages, oldest first; P = persistent, R = would be delivered as redelivered.
 
     PATH can be one message file too (N.rdq, N.rdt, N.qs): all whole messages of it are printed, with their position.
@@ -470,41 +490,40 @@ def dump(
     One whose bytes are lost is named in its place, files of an index that cannot be read as a whole are named on
     stderr, and the exit code is 1.
     """
-    printer = Printer(as_json)
+    printer = Printer(given.as_json)
     shown = 0
     ended = []
     incomplete = _Incomplete()
     _note_running(path)
     _note_unread(path)
-    if (unreferenced or is_message_file(path)) and queue_name is not None:
-        raise click.UsageError("messages without an index are of no queue: give no --queue")
+    wanted.check(path)
     if is_message_file(path):
         lost = _Lost(printer)
         _dump_found(file_messages(path, lost, incomplete), printer, max_num, lost, incomplete)
         return
-    with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
-        if unreferenced:
+    with given.vhost(path, wanted.vhost_name) as vhost:
+        if wanted.unreferenced:
             lost = _Lost(printer)
             incomplete.look_at_stores(vhost)
             _dump_found(unreferenced_messages(vhost, lost), printer, max_num, lost, incomplete)
             return
-        chosen = [_queue(vhost, queue_name)] if queue_name is not None else vhost.queues()
-        incomplete.look(vhost, chosen, all_queues=queue_name is None)
+        chosen = [_queue(vhost, name) for name in wanted.queue_names] or vhost.queues()
+        incomplete.look(vhost, chosen, all_queues=not wanted.queue_names)
         for queue in chosen:
-            if not as_json:
+            if not given.as_json:
                 printer.line(f"queue {escape(queue.name)}: {queue.depth} messages")
             lost = _Lost(printer)
-            for number, message in enumerate(queue.messages(lost, decoded=as_json)):
+            for number, message in enumerate(queue.messages(lost, decoded=given.as_json)):
                 if number == max_num:
                     break
                 shown += 1
-                if as_json:
+                if given.as_json:
                     printer.json_line({"type": "message", **message_object(queue, message)})
                 else:
                     printer.line(_message_line(message))
             lost.end()
             ended.append(lost)
-            if not as_json:
+            if not given.as_json:
                 printer.line()
     _end(ended, incomplete.end())
     if not shown:
@@ -524,17 +543,17 @@ def _finding_object(finding: Finding) -> dict[str, Any]:
 @main.command(name="verify")
 @_path
 @_options
-def verify_command(path: str, as_json: bool, segment_entry_count: int | None) -> None:
+def verify_command(path: str, given: _Given) -> None:
     """Look for everything that is wrong, and say what the real node would do; exit code 1 if anything is wrong."""
-    printer = Printer(as_json)
+    printer = Printer(given.as_json)
     kinds: Counter[tuple[str, str]] = Counter()
     check_vhost_path(path)
     _note_running(path)
     _note_unread(path)
     with Progress("verifying", "queues") as progress:
-        for finding in verify(path, segment_entry_count=segment_entry_count, progress=progress):
+        for finding in verify(path, segment_entry_count=given.segment_entry_count, progress=progress):
             kinds[finding.kind, finding.consequence.sentence] += 1
-            if as_json:
+            if given.as_json:
                 printer.json_line(_finding_object(finding))
             else:
                 printer.line(
@@ -542,7 +561,7 @@ def verify_command(path: str, as_json: bool, segment_entry_count: int | None) ->
                     f"({finding.consequence.sentence})"
                 )
             sys.stdout.flush()
-    if as_json:
+    if given.as_json:
         names: Counter[str] = Counter()
         for (kind, _), number in kinds.items():
             names[kind] += number
@@ -562,24 +581,22 @@ def verify_command(path: str, as_json: bool, segment_entry_count: int | None) ->
 @click.argument("output", type=click.Path())
 @_vhost_option
 @_options
-def repair_command(
-    path: str, output: str, vhost_name: str | None, as_json: bool, segment_entry_count: int | None
-) -> None:
+def repair_command(path: str, output: str, vhost_name: str | None, given: _Given) -> None:
     """Write to OUTPUT a vhost directory that a real node boots on, with everything that is whole; PATH stays as it is."""
-    printer = Printer(as_json)
-    with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
+    printer = Printer(given.as_json)
+    with given.vhost(path, vhost_name) as vhost:
         source = vhost.path
     _note_unread(path)
     pid = node_process(source)
     if pid is not None:
         raise CannotOpenError(f"process {pid} has files of this directory open; stop the node first")
     with orderly_end(), Progress("repairing", "queues") as progress:
-        report = repair(source, output, segment_entry_count=segment_entry_count, progress=progress)
+        report = repair(source, output, segment_entry_count=given.segment_entry_count, progress=progress)
     for finding in report.findings:
         # Of the transient store a node wants nothing.
         if finding.kind == UNREADABLE and finding.consequence is not Consequence.NONE:
             note(f"{finding.path}: {finding.detail}; the output lacks what is in it: make it readable and repair again")
-    if as_json:
+    if given.as_json:
         for queue in report.queues:
             printer.json_line({"type": "queue", **dataclasses.asdict(queue)})
         for finding in report.findings:
@@ -632,6 +649,15 @@ def repair_command(
 # ---------------------------------------------------------------------------------------------------- export and import
 
 
+@dataclasses.dataclass(frozen=True)
+class _Output:
+    """The file that an export makes."""
+
+    output: str
+    kind: str | None
+    force: bool
+
+
 @main.command(name="export")
 @_path
 @click.option(
@@ -641,19 +667,11 @@ def repair_command(
 @_vhost_option
 @_unreferenced_option
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="By default what FILE's ending says, else jsonl.")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@force_option
 @_options
-def export_command(
-    path: str,
-    output: str,
-    queue_names: tuple[str, ...],
-    vhost_name: str | None,
-    unreferenced: bool,
-    kind: str | None,
-    force: bool,
-    as_json: bool,
-    segment_entry_count: int | None,
-) -> None:
+@gathered(_Output, "target")
+@gathered(_Chosen, "wanted")
+def export_command(path: str, wanted: _Chosen, target: _Output, given: _Given) -> None:
     """Write the live messages to one file: JSON lines, Arrow or Parquet.
 
     PATH can be one message file too (N.rdq, N.rdt, N.qs): all whole messages of it are written.
@@ -663,32 +681,31 @@ def export_command(
     """
     _note_running(path)
     _note_unread(path)
-    lost = _Lost(Printer(as_json), shown=False)
+    lost = _Lost(Printer(given.as_json), shown=False)
     incomplete = _Incomplete()
-    if (unreferenced or is_message_file(path)) and queue_names:
-        raise click.UsageError("messages without an index are of no queue: give no --queue")
+    wanted.check(path)
     with contextlib.ExitStack() as stack:
         source: Vhost | str = path
         if not is_message_file(path):
-            source = stack.enter_context(_one_vhost(path, segment_entry_count, vhost_name))
-            for name in queue_names:
+            source = stack.enter_context(given.vhost(path, wanted.vhost_name))
+            for name in wanted.queue_names:
                 _queue(source, name)
-            if unreferenced:
+            if wanted.unreferenced:
                 incomplete.look_at_stores(source)
         with orderly_end(), Progress("exporting", "messages") as progress:
             number = export(
                 source,
-                sys.stdout.buffer if output == "-" else output,
-                queues=queue_names or None,
-                format=kind,
-                force=force,
+                sys.stdout.buffer if target.output == "-" else target.output,
+                queues=wanted.queue_names or None,
+                format=target.kind,
+                force=target.force,
                 progress=progress,
                 on_lost=lost,
                 on_incomplete=incomplete,
-                unreferenced=unreferenced,
+                unreferenced=wanted.unreferenced,
             )
-    if as_json and output != "-":
-        value = {"type": "export", "output": output, "messages": number, "lost": lost.number - lost.unreadable}
+    if given.as_json and target.output != "-":
+        value = {"type": "export", "output": target.output, "messages": number, "lost": lost.number - lost.unreadable}
         Printer(True).json_line({**value, "unreadable": lost.unreadable})
     else:
         note(f"{number} messages")
@@ -710,6 +727,17 @@ def _objects(file: BinaryIO) -> Iterator[Any]:
             raise InvalidMessageError(f"line {number} is no JSON: {error}") from None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """The queue that messages are put into, and what is known of it."""
+
+    queue_name: str
+    vhost_name: str | None
+    state: str
+    level: int | None
+    declared: bool
+
+
 @main.command(name="import")
 @_path
 @click.argument("queue_name", metavar="QUEUE")
@@ -727,34 +755,26 @@ def _objects(file: BinaryIO) -> Iterator[Any]:
     "--declared", is_flag=True, help="The node knows this queue, although its definitions cannot be read here."
 )
 @_options
-def import_command(
-    path: str,
-    queue_name: str,
-    file: BinaryIO,
-    vhost_name: str | None,
-    state: str,
-    level: int | None,
-    declared: bool,
-    as_json: bool,
-    segment_entry_count: int | None,
-) -> None:
+@gathered(_Target, "target")
+def import_command(path: str, file: BinaryIO, target: _Target, given: _Given) -> None:
     """Put the messages of FILE (JSON lines as of export; '-' is standard input) after those of a stopped node's QUEUE."""
-    with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
+    with given.vhost(path, target.vhost_name) as vhost:
         source = vhost.path
     report = import_messages(
         source,
-        queue_name,
+        target.queue_name,
         _objects(file),
-        state=state,
-        level=level,
-        declared=declared,
-        segment_entry_count=segment_entry_count,
+        state=target.state,
+        level=target.level,
+        declared=target.declared,
+        segment_entry_count=given.segment_entry_count,
     )
-    if as_json:
+    if given.as_json:
         Printer(True).json_line({"type": "import", **dataclasses.asdict(report)})
     else:
         note(
-            f"{report.messages} messages in queue {queue_name}, from sequence id {report.first_seq_id} on; state: {report.state}"
+            f"{report.messages} messages in queue {target.queue_name}, from sequence id {report.first_seq_id} on; "
+            f"state: {report.state}"
         )
     if not report.messages:
         click.get_current_context().exit(FOUND_NOTHING)

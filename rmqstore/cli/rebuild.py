@@ -15,11 +15,12 @@ import sys
 import click
 
 from rmqstore.arguments import Recovery
-from rmqstore.cli.group import FOUND_NOTHING, error_text, nothing, of_error, orderly_end
-from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.errors import error_text, of_error, typed
+from rmqstore.cli.group import FOUND_NOTHING, nothing, orderly_end
+from rmqstore.cli.options import Given, gathered, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
-from rmqstore.cli.words import verdict_words
+from rmqstore.commitlog.log_walk import VERDICT_WORDS
 from rmqstore.config.dledger import without_log
 from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import CorruptionError, StoreError
@@ -40,24 +41,39 @@ drop_units_option = click.option(
     help="Drop for good the N queue units and index entries that lead outside the commit log; the refusal says how many.",
 )
 
+what_option = click.option(
+    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to rebuild; by default both."
+)
+output_option = click.option(
+    "-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is."
+)
+yes_option = click.option("--yes", is_flag=True, help="Replace without asking.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a rebuild makes, and what it may replace and drop."""
+
+    what: tuple[str, ...]
+    output: str | None
+    drop_units: int
+    yes: bool
+
 
 @click.command(name="rebuild")
 @path_argument
-@click.option(
-    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to rebuild; by default both."
-)
-@click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
+@what_option
+@output_option
 @click.option(
     "--rocksdb",
     is_flag=True,
     help="Make the consume queues a RocksDB database, for a broker with storeType=defaultRocksDB, instead of files.",
 )
 @drop_units_option
-@click.option("--yes", is_flag=True, help="Replace without asking.")
+@yes_option
 @store_options
-def rebuild_command(
-    path: str, what: tuple[str, ...], output: str | None, rocksdb: bool, drop_units: int, yes: bool, given: Given
-) -> None:
+@gathered(Task, "task")
+def rebuild_command(path: str, task: Task, rocksdb: bool, given: Given) -> None:
     """Rebuild index and consume queues from the commit log.
 
     THIS COMMAND WRITES. Without --output it replaces index/ and consumequeue/ of the store, after the new files are
@@ -65,21 +81,21 @@ def rebuild_command(
     rebuild leaves the store as it was: run it again. Queues in RocksDB are kept under another name. Where segments are
     missing that the old files lead to, nothing is replaced.
     """
-    kinds = what or (("consumequeue",) if rocksdb else ("index", "consumequeue"))
+    kinds, output = task.what or (("consumequeue",) if rocksdb else ("index", "consumequeue")), task.output
     if rocksdb and kinds != ("consumequeue",):
         raise click.UsageError("--rocksdb is for --what consumequeue alone")
     config = given.config(path)
     if output is None and not rocksdb:
         # Who is asked has then nothing left to give.
-        check_config(path, kinds, config, drop_units)
-    agree_to_replace(path, kinds, output, yes)
+        check_config(path, kinds, config, task.drop_units)
+    agree_to_replace(path, kinds, task)
     is_new = output is not None and not os.path.lexists(output)
     try:
         with orderly_end(), Progress("rebuilding", "bytes") as progress:
             if rocksdb:
-                report = rebuild_queue_database(path, config, output, progress, drop_units=drop_units)
+                report = rebuild_queue_database(path, config, output, progress, drop_units=task.drop_units)
             else:
-                report = rebuild(path, kinds, config, output, progress, drop_units=drop_units)
+                report = rebuild(path, kinds, config, output, progress, drop_units=task.drop_units)
     except (KeyboardInterrupt, SystemExit):
         if output is not None:
             if is_new:
@@ -99,9 +115,9 @@ def rebuild_command(
     print_rebuild(report, output or path, given)
 
 
-def agree_to_replace(path: str, kinds: tuple[str, ...], output: str | None, yes: bool) -> None:
+def agree_to_replace(path: str, kinds: tuple[str, ...], task: Task) -> None:
     """Ask whether a rebuild shall replace files of the store, unless that was answered before; a No ends the command."""
-    if output is not None or yes:
+    if task.output is not None or task.yes:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(
@@ -126,7 +142,7 @@ def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
                 what = f"the message of {size} bytes at phy offset {offset} is damaged and keeps its place"
             else:
                 what = f"nothing was built of {size} bytes at phy offset {offset}"
-            printer.line(f"{what}: {verdict_words(verdict)}")
+            printer.line(f"{what}: {VERDICT_WORDS.get(verdict, verdict)}")
         if report.gone:
             note(f"note: {gone_text(report.gone)}")
         if report.resumed:
@@ -199,7 +215,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
             told = of_error(error)
             told.hint = f"{told.hint} {text}".strip()
             raise told from None
-        note(error_text(error).split("; nothing was changed")[0])
+        note(typed(error.what))
         note(text)
         agree_to_cut(yes)
         with MessageStore.open(path, config=config, recovery=mode, drop_units=drop_units) as store:
@@ -220,7 +236,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
         if report.gone:
             note(f"note: {gone_text(report.gone)}")
         for offset, size, verdict in report.damage:
-            printer.line(f"left damaged {size} bytes at phy offset {offset}: {verdict_words(verdict)}")
+            printer.line(f"left damaged {size} bytes at phy offset {offset}: {VERDICT_WORDS.get(verdict, verdict)}")
         if printer.terminal:
             printer.line(f"{report.seconds:.2f} s")
     if report.damage:

@@ -6,14 +6,15 @@ It loads the web only when it runs.  Invariant: an address other than loopback n
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import sys
 
 import click
 
-from rmqstore.cli.group import CannotOpenError
-from rmqstore.cli.options import Given, store_options
+from rmqstore.cli.errors import CannotOpenError
+from rmqstore.cli.options import Given, gathered, store_options
 from rmqstore.cli.paths import FILE_THERE, STORE_PATH, check_store_path
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import MissingDependencyError
@@ -22,6 +23,17 @@ from rmqstore.rabbitmq import find_vhosts
 # mallopt(3): blocks from so many bytes on are mapped by themselves.
 _M_MMAP_THRESHOLD = -3
 _LARGE_BLOCK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Door:
+    """Where visitors come in, and which."""
+
+    host: str
+    port: int
+    token: str | None
+    token_file: str | None
+    allowed_hosts: tuple[str, ...]
 
 
 @click.command()
@@ -51,16 +63,8 @@ _LARGE_BLOCK = 1 << 20
     help="A RabbitMQ vhost or data directory to show as well.",
 )
 @store_options
-def serve(
-    paths: tuple[str, ...],
-    host: str,
-    port: int,
-    token: str | None,
-    token_file: str | None,
-    allowed_hosts: tuple[str, ...],
-    rabbitmq: tuple[str, ...],
-    given: Given,
-) -> None:
+@gathered(_Door, "door")
+def serve(paths: tuple[str, ...], door: _Door, rabbitmq: tuple[str, ...], given: Given) -> None:
     """Serve a web console over a store: pages, a JSON API and metrics; read-only.
 
     PATH is the store's root; of several, each has its pages below /stores/. The store may grow, be rebuilt or vanish
@@ -76,7 +80,7 @@ def serve(
         if isinstance(error, MissingDependencyError):
             raise
         raise CannotOpenError(f"serve needs {error.name}", "Install it with pip install 'rmqstore[console]'.") from None
-    token = _token(token, token_file)
+    host, token = door.host, _token(door.token, door.token_file)
     loopback = is_loopback(host)
     if not loopback and token is None:
         raise click.UsageError(
@@ -88,14 +92,14 @@ def serve(
         find_vhosts(path)
     # Options that were given hold for the whole run; otherwise the files tell again whenever a store is opened.
     config = given.config(paths[0], read_only=True) if given.options or given.config_file is not None else None
-    names = {*LOOPBACK_NAMES, *allowed_hosts, host.strip("[]").lower()}
+    names = {*LOOPBACK_NAMES, *door.allowed_hosts, host.strip("[]").lower()}
     if not loopback:
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
     application = console.app(
         list(paths), config=config, token=token, rabbitmq=rabbitmq, allowed_hosts=names, any_address=not loopback
     )
     _return_large_blocks()
-    listening = _listen(host, port, backlog())
+    listening = _listen(host, door.port, backlog())
     real_port = listening.getsockname()[1]
     address = f"http://{_shown(host)}:{real_port}/"
     server = uvicorn.Server(

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
+from rmqstore.cli.errors import typed
 from rmqstore.cli.group import FOUND_NOTHING, nothing
 from rmqstore.cli.options import path_argument
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, note
-from rmqstore.cli.words import in_words
 from rmqstore.offline.settings import Settings, settings
 
 _KINDS = {"topics": "topics", "subscriptionGroups": "subscription_groups", "consumerOffsets": "consumer_offsets"}
@@ -60,7 +60,7 @@ def settings_command(path: str, what: str | None, special_topics: bool, as_json:
     else:
         _print_tables(printer, found, what)
     for finding in found.findings:
-        note(f"{finding.path}: {finding.kind}: {in_words(finding.detail)}")
+        note(f"{finding.path}: {finding.kind}: {typed(finding.detail)}")
     if found.findings:
         click.get_current_context().exit(FOUND_NOTHING)
 

@@ -21,18 +21,28 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from rmqstore.cli.group import CannotOpenError, nothing, orderly_end
-from rmqstore.cli.options import Given, check_safe_csv, path_argument, safe_csv_option, store_options
-from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, escape, format_size, note
-from rmqstore.files.output_file import OutputFile, format_of
+from rmqstore.cli.errors import CannotOpenError
+from rmqstore.cli.group import nothing, orderly_end
+from rmqstore.cli.options import (
+    Given,
+    TableFile,
+    begin_option,
+    end_option,
+    path_argument,
+    selecting,
+    store_options,
+    table_file_options,
+)
+from rmqstore.cli.terminal import Printer, escape, format_size, note
+from rmqstore.files.output_file import OutputFile
 from rmqstore.polars.scan import import_polars
 from rmqstore.polars.tables import scan_tables
+from rmqstore.selection import Selection
 from rmqstore.texts import harmless_cell
 
 if TYPE_CHECKING:
     import polars as pl
 
-_FORMATS = ("parquet", "csv", "jsonl", "arrow")
 # Rows of a table on the terminal, and characters of a value there.
 _ROWS_SHOWN, _TEXT_SHOWN = 1000, 200
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -53,22 +63,12 @@ _OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
 @click.command()
 @path_argument
 @click.argument("query", metavar="QUERY")
-@click.option("--begin", type=TIME, help=BEGIN_HELP)
-@click.option("--end", type=END_TIME, help=END_HELP)
-@click.option("-O", "--output", metavar="FILE", help="Write the answer to this .parquet, .arrow, .csv or .jsonl file.")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@safe_csv_option
+@begin_option
+@end_option
+@table_file_options("Write the answer to this .parquet, .arrow, .csv or .jsonl file.")
 @store_options
-def sql(
-    path: str,
-    query: str,
-    begin: int | None,
-    end: int | None,
-    output: str | None,
-    force: bool,
-    safe_csv: bool,
-    given: Given,
-) -> None:
+@selecting("begin", "end")
+def sql(path: str, query: str, selection: Selection, file: TableFile, given: Given) -> None:
     """Ask a store in SQL: the tables are messages, queues, index_entries and consumers.
 
     Only what QUERY needs is read: its columns, and of its conditions those on topic, queue_id, queue_offset,
@@ -79,26 +79,22 @@ def sql(
     word = _FIRST_WORD.match(query)
     if word is None or word[1].lower() not in _ASKING:
         raise click.UsageError("QUERY is not a question: a store is only read, begin with SELECT or WITH")
-    kind = None if output is None else format_of(output)[0] if format_of(output)[1] is None else None
-    if output is not None and kind not in _FORMATS:
-        raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
-    check_safe_csv(safe_csv, kind)
-    made = None if output is None else OutputFile(output, force=force, outside=[path])
+    kind, made = file.kind(), file.make(path)
     with given.open(path) as store:
         if store.unserved is not None and not store.queues.unseen and "queues" in query.lower():
             note(
                 f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted in the table queues"
             )
         tables = scan_tables(store)
-        for compare, time in ((polars.Expr.ge, begin), (polars.Expr.le, end)):
+        for compare, time in ((polars.Expr.ge, selection.begin), (polars.Expr.le, selection.end)):
             if time is not None:
                 moment = polars.lit(time).cast(polars.Datetime("ms", "UTC"))
                 tables["messages"] = tables["messages"].filter(compare(polars.col("store_timestamp"), moment))
         try:
             answer = polars.SQLContext(tables).execute(query)
             if made is not None and kind is not None:
-                size = _write(answer, made, kind, safe_csv)
-                note(f"wrote {output} ({format_size(size)})")
+                size = _write(answer, made, kind, file.safe_csv)
+                note(f"wrote {file.output} ({format_size(size)})")
                 return
             frame = answer.collect(engine="streaming")
         except polars.exceptions.PolarsError as error:

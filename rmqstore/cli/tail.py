@@ -18,18 +18,25 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import click
 
 from rmqstore.cli.completion import complete_queue
-from rmqstore.cli.formats import LineFormat, format_option
-from rmqstore.cli.group import INTERRUPTED, CannotOpenError, nothing
-from rmqstore.cli.messages import about_queues, body_option, check_format, print_message
-from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
-from rmqstore.cli.terminal import Printer, Progress, note
-from rmqstore.cli.words import verdict_words
-from rmqstore.commitlog.log_walk import Blank, Damage
+from rmqstore.cli.errors import CannotOpenError
+from rmqstore.cli.group import INTERRUPTED, nothing
+from rmqstore.cli.messages import MessageForm, about_queues, form_options, print_message
+from rmqstore.cli.options import (
+    Given,
+    gathered,
+    optional_topic_argument,
+    path_argument,
+    selecting,
+    store_options,
+    tags_option,
+)
+from rmqstore.cli.terminal import Progress, note
+from rmqstore.commitlog.log_walk import VERDICT_WORDS, Blank, Damage
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
@@ -45,6 +52,14 @@ _REMEMBERED_AT_FIRST = 256
 _PATIENCE = 3
 
 
+@dataclass(frozen=True)
+class _Following:
+    """What to do when the newest messages are shown."""
+
+    follow: bool
+    poll_interval: float
+
+
 @click.command()
 @path_argument
 @optional_topic_argument
@@ -57,7 +72,7 @@ _PATIENCE = 3
     help="Only this queue; repeatable.",
     shell_complete=complete_queue,
 )
-@click.option("--tags", help="Only these tags: 'a || b'.")
+@tags_option
 @click.option("--key", help="Only messages with this key or unique key.")
 @click.option(
     "-n",
@@ -69,7 +84,6 @@ _PATIENCE = 3
 )
 @click.option(
     "--begin-phy-offset",
-    "begin",
     type=click.IntRange(min=0),
     help="Begin with this phy offset instead, and show all from there.",
 )
@@ -81,38 +95,24 @@ _PATIENCE = 3
     metavar="SECONDS",
     help="How often --follow looks.",
 )
-@format_option
-@body_option
+@form_options
 @store_options
-def tail(
-    path: str,
-    topic: str | None,
-    follow: bool,
-    queue_ids: tuple[int, ...],
-    tags: str | None,
-    key: str | None,
-    max_num: int,
-    begin: int | None,
-    poll_interval: float,
-    line_format: LineFormat | None,
-    body: str,
-    given: Given,
-) -> None:
+@gathered(_Following, "following")
+@selecting("topic", "queue_ids", "tags", "key", "max_num", "begin_phy_offset")
+def tail(path: str, selection: Selection, following: _Following, form: MessageForm, given: Given) -> None:
     """Show the newest messages, oldest first, and with -f those that come.
 
     Works on a store that a broker or another process is writing to, and takes part in nothing: no lock, no consumer
     progress. Files that retention deletes, a log that recovery cuts and a store that is replaced are said and followed.
     """
-    if topic is None and queue_ids:
+    if selection.topics is None and selection.queue_ids:
         raise click.UsageError("--queue needs TOPIC")
-    check_format(given.as_json, line_format)
-    selection = Selection(
-        None if topic is None else (topic,), queue_ids or None, tags, None if key is None else (key,), max_num=max_num
-    )
-    printer = Printer(given.as_json)
+    printer = form.printer(given.as_json)
+    # What comes later is shown wherever it is.
+    begin, selection = selection.begin_phy_offset, replace(selection, begin_phy_offset=None)
 
     def show(message: MessageExt) -> None:
-        print_message(printer, message, body, line_format)
+        print_message(printer, message, form)
 
     try:
         with contextlib.ExitStack() as stack:
@@ -120,7 +120,7 @@ def tail(
             end = store.commit_log.max_offset
             shown = 0
             # Read before anything is shown: what was shown is known to have been there then.
-            before = _newest_of_moment(store, end, Selection(max_num=_REMEMBERED_AT_FIRST)) if follow else []
+            before = _newest_of_moment(store, end, Selection(max_num=_REMEMBERED_AT_FIRST)) if following.follow else []
             if begin is not None:
                 newest: Iterable[MessageExt] = _from_offset(store, begin, end, selection)
             else:
@@ -128,14 +128,14 @@ def tail(
             for message in newest:
                 shown += 1
                 show(message)
-            if not follow:
-                if not shown and max_num:
-                    about = "" if topic is None else about_queues(store, topic, queue_ids)
+            if not following.follow:
+                if not shown and selection.max_num:
+                    about = "" if selection.topics is None else about_queues(store, selection.topic, selection.queue_ids or ())
                     nothing(f"there is no message {_described(selection)}{about}")
                 return
-            if topic is not None and topic not in store.topics():
-                note(f"topic {topic} has no queue yet; waiting for its first message")
-            _Follower(path, given, store, stack, end).run(before, selection, show, poll_interval)
+            if selection.topics is not None and selection.topic not in store.topics():
+                note(f"topic {selection.topic} has no queue yet; waiting for its first message")
+            _Follower(path, given, store, stack, end).run(before, selection, show, following.poll_interval)
     except KeyboardInterrupt:
         # The usual end of following, of which nothing needs to be said.
         sys.stdout.flush()
@@ -347,7 +347,7 @@ class _Follower:
             if isinstance(entry, Damage):
                 note(
                     f"{entry.size} bytes at phy offset {entry.phy_offset} are damaged "
-                    f"({verdict_words(entry.verdict.name)}); going on after it"
+                    f"({VERDICT_WORDS[entry.verdict.name]}); going on after it"
                 )
             elif not isinstance(entry, Blank):
                 self._remember(entry)

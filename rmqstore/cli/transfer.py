@@ -13,37 +13,75 @@ import sys
 
 import click
 
-from rmqstore.cli.completion import complete_topic
-from rmqstore.cli.group import FOUND_NOTHING, of_error, orderly_end
+from rmqstore.cli.errors import of_error
+from rmqstore.cli.group import FOUND_NOTHING, orderly_end
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import (
     Given,
+    begin_option,
     check_safe_csv,
+    end_option,
+    force_option,
+    gathered,
     note_assumed,
     path_argument,
     safe_csv_option,
+    selecting,
     store_options,
+    tags_option,
     tiered_option,
+    topics_option,
 )
-from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, Progress, escape, format_size, note
+from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import format_of
 from rmqstore.message.message import SCHEDULE_TOPIC
-from rmqstore.offline.export import (
-    BODY_FORMS,
-    COMPRESSIONS,
-    CORRUPT_MODES,
-    FORMATS,
-    ExportReport,
-    export,
-)
-from rmqstore.offline.importing import IMPORT_FORMATS, import_files
+from rmqstore.offline.export import ExportReport, export
+from rmqstore.offline.export_options import BODY_FORMS, COMPRESSIONS, CORRUPT_MODES, FORMATS, ExportOptions
+from rmqstore.offline.importing import IMPORT_FORMATS, ImportOptions, import_files
 from rmqstore.selection import Selection
 
 _COMPRESSION_NAMES = sorted({name for names in COMPRESSIONS.values() for name in names})
 # Offsets and times of a store have 64 bits.
 _OFFSET = click.IntRange(min=0, max=2**63 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Output:
+    """The file that an export makes, and what is in it of each message."""
+
+    output: str
+    kind: str | None
+    columns: str | None
+    body: str | None
+    corrupt: str
+    compress: str | None
+    force: bool
+    safe_csv: bool
+
+    @property
+    def to_stdout(self) -> bool:
+        return self.output == "-"
+
+    @property
+    def format(self) -> str | None:
+        return self.kind or ("jsonl" if self.to_stdout else format_of(self.output)[0])
+
+    @property
+    def shown(self) -> bool:
+        """bool: the messages are seen on a terminal; UsageError where these cannot be."""
+        check_safe_csv(self.safe_csv, self.format)
+        shown = self.to_stdout and sys.stdout.isatty()
+        if self.to_stdout and self.format == "files":
+            raise click.UsageError("--format files makes a folder: give its name with --output")
+        if shown and (self.format in ("arrow", "parquet") or self.compress not in (None, "none")):
+            raise click.UsageError("this is nothing for a terminal: give --output FILE, or send it on with | or >")
+        return shown
+
+    @property
+    def column_names(self) -> list[str] | None:
+        return None if self.columns is None else [name.strip() for name in self.columns.split(",") if name.strip()]
 
 
 @click.command(name="export")
@@ -61,7 +99,7 @@ _OFFSET = click.IntRange(min=0, max=2**63 - 1)
     type=click.Choice(FORMATS),
     help="By default what FILE's ending says, jsonl for standard output.",
 )
-@click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable.", shell_complete=complete_topic)
+@topics_option
 @click.option(
     "--queue",
     "queue_ids",
@@ -69,10 +107,10 @@ _OFFSET = click.IntRange(min=0, max=2**63 - 1)
     multiple=True,
     help="Only this queue; repeatable.",
 )
-@click.option("--tags", help="Only these tags: 'a || b'.")
+@tags_option
 @click.option("--key", "keys", multiple=True, help="Only messages with this key or unique key; repeatable.")
-@click.option("--begin", type=TIME, help=BEGIN_HELP)
-@click.option("--end", type=END_TIME, help=END_HELP)
+@begin_option
+@end_option
 @click.option("--begin-phy-offset", type=_OFFSET, help="Records that begin at or after this phy offset.")
 @click.option("--end-phy-offset", type=_OFFSET, help="Records that begin before this phy offset.")
 @click.option(
@@ -97,86 +135,43 @@ _OFFSET = click.IntRange(min=0, max=2**63 - 1)
     type=click.Choice(_COMPRESSION_NAMES),
     help="By default what FILE's ending says (.gz, .zst), zstd for parquet.",
 )
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@force_option
 @safe_csv_option
 @tiered_option
 @store_options
-def export_command(
-    path: str,
-    output: str,
-    kind: str | None,
-    topics: tuple[str, ...],
-    queue_ids: tuple[int, ...],
-    tags: str | None,
-    keys: tuple[str, ...],
-    begin: int | None,
-    end: int | None,
-    begin_phy_offset: int | None,
-    end_phy_offset: int | None,
-    begin_queue_offset: int | None,
-    end_queue_offset: int | None,
-    columns: str | None,
-    body: str | None,
-    corrupt: str,
-    compress: str | None,
-    force: bool,
-    safe_csv: bool,
-    given: Given,
-) -> None:
+@gathered(_Output, "output")
+@selecting(
+    "topics", "queue_ids", "tags", "keys", "begin", "end",
+    "begin_phy_offset", "end_phy_offset", "begin_queue_offset", "end_queue_offset",
+)  # fmt: skip
+def export_command(path: str, output: _Output, selection: Selection, given: Given) -> None:
     """Write messages to a file: JSON lines, CSV, Arrow, Parquet, or a file for each body.
 
     All conditions must hold. The messages come in the order of the log, bodies are decompressed. FILE has its name only
     when all is written. The store is only read, and a broker may be running on it.
     """
-    to_stdout = output == "-"
-    kind = kind or ("jsonl" if to_stdout else format_of(output)[0])
-    check_safe_csv(safe_csv, kind)
-    shown = to_stdout and sys.stdout.isatty()
-    if to_stdout and kind == "files":
-        raise click.UsageError("--format files makes a folder: give its name with --output")
-    if shown and (kind in ("arrow", "parquet") or compress not in (None, "none")):
-        raise click.UsageError("this is nothing for a terminal: give --output FILE, or send it on with | or >")
-    names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+    shown = output.shown
     config = given.config(path, read_only=True)
     try:
-        selection = Selection(
-            topics or None,
-            queue_ids or None,
-            tags,
-            keys or None,
-            begin,
-            end,
-            begin_phy_offset,
-            end_phy_offset,
-            begin_queue_offset,
-            end_queue_offset,
-        )
         # The bar would stand among the lines.
         with orderly_end(), Progress("exporting", "bytes") if not shown else _NoProgress() as progress:
             report = export(
                 path,
-                sys.stdout.buffer if to_stdout else output,
+                sys.stdout.buffer if output.to_stdout else output.output,
                 selection,
-                config=config,
-                format=kind,
-                columns=names,
-                body=body,
-                corrupt=corrupt,
-                compression=compress,
-                force=force,
-                shown=shown,
-                safe_csv=safe_csv,
-                progress=progress,
-                tiered=given.tiered,
-                only_known_topics=True,
-            )
+                ExportOptions(
+                    output.format, output.column_names, output.body, output.corrupt, output.compress, output.force, shown,
+                    output.safe_csv, only_known_topics=True, config=config, tiered=given.tiered,
+                ),
+                progress,
+            )  # fmt: skip
     except StoreError:
         raise
     except ValueError as error:
         raise click.UsageError(escape(str(error))) from None
-    _tell_export(report, to_stdout, given)
+    _tell_export(report, output.to_stdout, given)
     if not report.messages:
-        _tell_near_topics(path, topics, given)
+        _tell_near_topics(path, selection.topics or (), given)
         click.get_current_context().exit(FOUND_NOTHING)
 
 
@@ -235,6 +230,18 @@ def _size_of(path: str) -> int:
         return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Imported:
+    """What the files are, and what holds of all messages in them."""
+
+    kind: str | None
+    topic: str | None
+    queue_id: int | None
+    tags: str | None
+    keys: tuple[str, ...]
+    keep_timestamps: bool
+
+
 @click.command(name="import")
 @path_argument
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
@@ -252,17 +259,8 @@ def _size_of(path: str) -> int:
     "--keep-timestamps", is_flag=True, help="Take store times from the files, where they must not fall, instead of now."
 )
 @store_options
-def import_command(
-    path: str,
-    files: tuple[str, ...],
-    kind: str | None,
-    topic: str | None,
-    queue_id: int | None,
-    tags: str | None,
-    keys: tuple[str, ...],
-    keep_timestamps: bool,
-    given: Given,
-) -> None:
+@gathered(_Imported, "imported")
+def import_command(path: str, files: tuple[str, ...], imported: _Imported, given: Given) -> None:
     """Put the messages of files into a store, after those that are there; a new store is made.
 
     THIS COMMAND WRITES, and no broker may run on the store. FILE is JSON lines, CSV, Arrow or Parquet as export writes them,
@@ -291,16 +289,13 @@ def import_command(
             report = import_files(
                 path,
                 files,
-                config=config,
-                format=kind,
-                topic=topic,
-                queue_id=queue_id,
-                tags=tags,
-                keys=keys or None,
-                keep_timestamps=keep_timestamps,
-                progress=progress,
-                on_stop=on_stop,
-            )
+                ImportOptions(
+                    config, imported.kind, imported.topic, imported.queue_id, imported.tags, imported.keys or None,
+                    imported.keep_timestamps,
+                ),
+                progress,
+                on_stop,
+            )  # fmt: skip
     except StoreError as error:
         raise of_error(error) from None
     levels_given = given.config_file is not None or "message_delay_level" in given.overrides()

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import click
 
+from rmqstore.cli.errors import typed
 from rmqstore.cli.group import FOUND_NOTHING
 from rmqstore.cli.next_steps import NextSteps
 from rmqstore.cli.options import Given, note_assumed, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, Progress, escape, note
-from rmqstore.cli.words import in_words
 from rmqstore.config import StoreConfig
 from rmqstore.errors import Finding, GeometryError
 from rmqstore.offline.verify import verify
@@ -81,7 +81,7 @@ def verify_command(path: str, given: Given) -> None:
             if given.as_json:
                 printer.json_line({"type": "finding", **dataclasses.asdict(finding)})
             else:
-                printer.line(f"{escape(finding.path)}:{finding.pos}: {finding.kind}: {escape(in_words(finding.detail))}")
+                printer.line(f"{escape(finding.path)}:{finding.pos}: {finding.kind}: {escape(typed(finding.detail))}")
             sys.stdout.flush()
     if given.as_json:
         summary = {"type": "summary", "findings": kinds.total(), "kinds": dict(sorted(kinds.items()))}

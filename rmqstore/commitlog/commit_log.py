@@ -36,7 +36,8 @@ from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.open_file import is_directory
 from rmqstore.files.stream_files import Handling
 from rmqstore.message import MessageExt
-from rmqstore.sources import Located, located
+from rmqstore.remedies import Sentence
+from rmqstore.sources import Located, in_one_file, located
 
 __all__ = ["CommitLog", "check_store_root"]
 
@@ -278,8 +279,9 @@ class CommitLog(NotCopied):
         message = _read.read_message(region, pos, mapped_file.file_from_offset, MessageExt, self.crc_check)
         if isinstance(message, Verdict):
             raise CorruptionError(
-                f"no record begins at phy offset {phy_offset} ({message.name}); take offsets from a queue, the index or "
-                "a scan",
+                Sentence(
+                    f"no record begins at phy offset {phy_offset} (", message, "); take offsets from a queue, the index or a scan"
+                ),
                 mapped_file.path,
                 pos,
             )
@@ -513,13 +515,13 @@ class CommitLog(NotCopied):
         if self.files.read_only and highest >= self.max_offset:
             self.refresh()
         low, high, size = self.min_offset, self.max_offset, self.segment_size
+        if low <= lowest and highest < high and lowest // size == highest // size:
+            yield from in_one_file(len(phy_offsets), self._segment_at(lowest // size * size))
+            return
         # Files are counted from the oldest segment.
         first = low // size
-        if low <= lowest and highest < high and lowest // size == highest // size:
-            files = np.full(len(phy_offsets), lowest // size - first)
-        else:
-            inside = (phy_offsets >= low) & (phy_offsets < high)
-            files = np.where(inside, phy_offsets // size - first, -1)
+        inside = (phy_offsets >= low) & (phy_offsets < high)
+        files = np.where(inside, phy_offsets // size - first, -1)
         yield from located(files, lambda number: self._segment_at((first + number) * size))
 
     def _segment_at(self, offset: int) -> tuple[_core.Region, int] | None:

@@ -15,7 +15,7 @@ from rmqstore import _core, _dispatch, _read
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
-from rmqstore.commitlog.pieces import SCAN_WINDOW, Pieces, ScanProgress, search_in
+from rmqstore.commitlog.pieces import SCAN_WINDOW, Division, Pieces, ScanProgress, search_in
 from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.mapped_file_queue import MappedFileQueue
@@ -36,6 +36,18 @@ _READ_AHEAD_SIZE = 1024 * 1024
 
 DAMAGE_KINDS = {verdict: verdict.name.lower() for verdict in Verdict if verdict.name.startswith("BAD_")}
 """The kind of a `Finding` about bytes that are not a whole record, by the verdict on them."""
+VERDICT_WORDS = {
+    Verdict.EMPTY.name: "nothing but zeros",
+    Verdict.RECORD.name: "a whole record",
+    Verdict.BLANK.name: "the blank that ends a segment",
+    Verdict.BAD_MAGIC.name: "no magic number of a record",
+    Verdict.BAD_SIZE.name: "an impossible size",
+    Verdict.BAD_LENGTH.name: "lengths that do not fit",
+    Verdict.BAD_PHY_OFFSET.name: "a wrong phy offset",
+    Verdict.BAD_BODY_CRC.name: "a wrong body CRC",
+    Verdict.BAD_PROP_CRC.name: "a wrong CRC of the properties",
+}
+"""What was found where a record should be, for people; data has the names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +164,7 @@ class _ScanAhead(_Scan):
             log.files,
             end,
             lambda: RecordColumns(_PIECE_ROWS),
-            size=_PIECE,
-            search=_PIECE_SEARCH,
-            threads=_THREADS,
-            ahead=_PIECES_AHEAD,
+            Division(_PIECE, _PIECE_SEARCH, _THREADS, ahead=_PIECES_AHEAD),
             worth_it=worth_it,
         )
 

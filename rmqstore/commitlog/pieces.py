@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from rmqstore import _core
 from rmqstore.errors import OffsetOutOfRangeError
@@ -23,7 +23,7 @@ from rmqstore.files.open_file import read_ahead
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = ["SCAN_WINDOW", "Piece", "Pieces", "ScanProgress", "search_in"]
+__all__ = ["SCAN_WINDOW", "Division", "Piece", "Pieces", "ScanProgress", "search_in"]
 
 SCAN_WINDOW = 32 * 1024 * 1024
 """A scan keeps at most so many bytes in memory of the log that it has passed."""
@@ -121,6 +121,28 @@ class Piece(Generic[Job, Result]):
             self._done.exception()
 
 
+class Division(NamedTuple):
+    """How a log is cut into pieces, and who works at them.
+
+    Attributes
+    ----------
+    size, search : int
+        About how long a piece is, and how far after that the next record is searched for, in bytes.
+    threads : int
+        How many threads work at most, on as many usable processors.
+    caller_works : bool
+        The caller is one of them: it waits by `result_of`.
+    ahead : int or None
+        How many pieces are worked at or wait for the caller; None for one more than there are threads.
+    """
+
+    size: int
+    search: int
+    threads: int
+    caller_works: bool = False
+    ahead: int | None = None
+
+
 class Pieces(Generic[Job, Result]):
     """Pieces of the log, which further threads work at ahead of the caller, who goes over it.
 
@@ -136,14 +158,8 @@ class Pieces(Generic[Job, Result]):
         Where the caller will stop.
     make : callable
         Makes a job; only one piece at a time has it.
-    size, search : int
-        About how long a piece is, and how far after that the next record is looked for, in bytes.
-    threads : int
-        How many threads work at most, on as many usable processors.
-    caller_works : bool
-        The caller is one of them: it waits by `result_of`.
-    ahead : int, optional
-        How many pieces are worked at or wait for the caller; one more than there are threads by default.
+    division : Division
+        How the log is cut, and how many threads work.
     worth_it : bool
         Cut the log in pieces at all.
 
@@ -158,24 +174,19 @@ class Pieces(Generic[Job, Result]):
         files: MappedFileQueue,
         end: int,
         make: Callable[[], Job],
+        division: Division,
         *,
-        size: int,
-        search: int,
-        threads: int,
-        caller_works: bool = False,
-        ahead: int | None = None,
         worth_it: bool = True,
     ):
         self._files = files
         self._end = end
         self._make = make
-        self._size = size
-        self._search = search
+        self._size, self._search = division.size, division.search
         self._behind: _core.RecordSearch | None = None
-        self.thread_num = min(usable_cpus(), threads)
-        self._caller_works = caller_works
-        self._ahead = self.thread_num + 1 if ahead is None else ahead
-        self._in_pieces = worth_it and files.mapped_file_size >= size
+        self.thread_num = min(usable_cpus(), division.threads)
+        self._caller_works = division.caller_works
+        self._ahead = self.thread_num + 1 if division.ahead is None else division.ahead
+        self._in_pieces = worth_it and files.mapped_file_size >= division.size
         self._pieces: deque[Piece[Job, Result]] = deque()
         self._spare: list[Job] = []
         # Where the piece after those that are known begins, -1 where that is not known.

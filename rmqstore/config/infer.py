@@ -30,6 +30,7 @@ from rmqstore.files.listing import listing
 from rmqstore.files.open_file import is_directory, last_nonzero, open_regular, why_unreadable, written_extents
 from rmqstore.files.os_errors import is_unreadable, naming_errors
 from rmqstore.message import SysFlag, decode_java_utf8, host_from_bytes, host_to_bytes, parse_properties
+from rmqstore.remedies import GiveOptions, Sentence
 
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig
@@ -213,11 +214,12 @@ def own_size(directory: str, usual: int, unit: int) -> int:
     return size if in_a_row and files[0].number % size == 0 else usual
 
 
-def _common_size(files: list[_File], kind: str, option: str) -> int:
+def _common_size(files: list[_File], kind: str, *options: str) -> int:
     """As `_usual_size`; GeometryError if the files do not tell."""
     size = _usual_index_size(files) if kind == "an index file" else _usual_size(files)
     if not size:
-        raise GeometryError(f"{kind} of 0 bytes: the size cannot be told; give {option}=...", files[0].path)
+        remedy = GiveOptions(tuple(f"{name}=..." for name in options), infer=False)
+        raise GeometryError(Sentence(f"{kind} of 0 bytes: the size cannot be told; give ", remedy), files[0].path)
     return size
 
 
@@ -231,8 +233,11 @@ def _infer_sizes(
             without_log(root)
             if not (read_only and _is_new(root)):
                 raise GeometryError(
-                    "the store has no commit log segment, so that its geometry cannot be told: give the options "
-                    "(mapped_file_size_commit_log=... at least) or the broker.conf",
+                    Sentence(
+                        "the store has no commit log segment, so that its geometry cannot be told: give the options (",
+                        GiveOptions(("mapped_file_size_commit_log=...",), infer=False),
+                        " at least) or the broker.conf",
+                    ),
                     os.path.join(root, "commitlog"),
                 )
             assumed.append("mapped_file_size_commit_log")
@@ -292,8 +297,11 @@ def _infer_queue_sizes(root: str, read_only: bool, found: dict[str, Any], assume
         size = _common_size(files, f"a file of {directory}", option)
         if size % unit:
             raise GeometryError(
-                f"a file of {directory} of {size} bytes is not made of whole units of {unit} bytes: "
-                f"give {option}=... if it is to be read nevertheless",
+                Sentence(
+                    f"a file of {directory} of {size} bytes is not made of whole units of {unit} bytes: give ",
+                    GiveOptions((f"{option}=...",), infer=False),
+                    " if it is to be read nevertheless",
+                ),
                 files[0].path,
             )
         found[option] = size
@@ -352,6 +360,7 @@ _ENTRY = [("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous
 _ENTRIES_CHECKED = 100_000
 _DEFAULT_SLOTS = 5_000_000
 _DEFAULT_ENTRIES = 20_000_000
+_GIVE_SLOTS = GiveOptions(("max_hash_slot_num=...",), infer=False)
 
 
 def _read(descriptor: int, size: int, pos: int) -> bytes:
@@ -386,13 +395,16 @@ def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], 
             if name not in found:
                 assumed.append(name)
         return
-    size = _common_size(files, "an index file", "max_hash_slot_num=..., max_index_num")
+    size = _common_size(files, "an index file", "max_hash_slot_num", "max_index_num")
     files = [file for file in files if file.size == size]
     words, odd = divmod(size - INDEX_HEADER_SIZE, 4)
     if odd or words < 1 + 5 * 2:
         raise GeometryError(
-            f"an index file of {size} bytes: no number of slots and entries gives that size; "
-            "give max_hash_slot_num=... and max_index_num=... or move the file away",
+            Sentence(
+                f"an index file of {size} bytes: no number of slots and entries gives that size; give ",
+                GiveOptions(("max_hash_slot_num=...", "max_index_num=..."), infer=False),
+                " or move the file away",
+            ),
             files[0].path,
         )
     if slots is not None or entries is not None:
@@ -427,8 +439,9 @@ def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], 
     if len(votes) > 1:
         (first, _), (second, _) = votes.most_common(2)
         raise GeometryError(
-            f"the index files disagree: this one has {second} slots, {witness[first]} has {first}; "
-            "give max_hash_slot_num=...",
+            Sentence(
+                f"the index files disagree: this one has {second} slots, {witness[first]} has {first}; give ", _GIVE_SLOTS
+            ),
             witness[second],
         )
     if votes:
@@ -440,14 +453,20 @@ def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], 
     elif ambiguous:
         path, fitting = ambiguous
         raise GeometryError(
-            f"an index file of {size} bytes fits {len(fitting)} numbers of slots "
-            f"({', '.join(map(str, fitting[:4]))}{', ...' if len(fitting) > 4 else ''}): give max_hash_slot_num=...",
+            Sentence(
+                f"an index file of {size} bytes fits {len(fitting)} numbers of slots "
+                f"({', '.join(map(str, fitting[:4]))}{', ...' if len(fitting) > 4 else ''}): give ",
+                _GIVE_SLOTS,
+            ),
             path,
         )
     else:
         raise GeometryError(
-            f"an index file of {size} bytes fits many numbers of slots and its contents do not tell which (empty or "
-            "damaged): give max_hash_slot_num=...",
+            Sentence(
+                f"an index file of {size} bytes fits many numbers of slots and its contents do not tell which (empty or "
+                "damaged): give ",
+                _GIVE_SLOTS,
+            ),
             files[-1].path,
         )
     found["max_hash_slot_num"], found["max_index_num"] = slots, (words - slots) // 5

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from rmqstore.config import StoreConfig
 from rmqstore.console.api import Api
 from rmqstore.console.downloads import Outgoing
-from rmqstore.console.gate import LOOPBACK_NAMES, Gate
+from rmqstore.console.gate import LOOPBACK_NAMES, Admission, Gate
 from rmqstore.console.pages import Console, Entrance, Pages, error_page, refused_page
 
 __all__ = ["app"]
@@ -124,19 +124,14 @@ def app(
             for console in consoles:
                 console.close()
 
+    realm = "\n".join(os.path.abspath(console.path) for console in consoles)
+    admission = Admission(token, tuple(allowed_hosts), any_address, realm)
     made = Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=[
             Middleware(Outgoing),
-            Middleware(
-                Gate,
-                token=token,
-                allowed_hosts=tuple(allowed_hosts),
-                refused=refused_page,
-                any_address=any_address,
-                realm="\n".join(os.path.abspath(console.path) for console in consoles),
-            )
+            Middleware(Gate, admission=admission, refused=refused_page),
         ],
         exception_handlers={404: error_page, 405: error_page},
     )
@@ -145,13 +140,7 @@ def app(
         f"/stores/{number}" if len(consoles) > 1 else "": (console.path, bool(places))
         for number, console in enumerate(consoles)
     }
-    entrance.gate = Gate(
-        made,
-        token=token,
-        allowed_hosts=(),
-        refused=refused_page,
-        realm="\n".join(os.path.abspath(console.path) for console in consoles),
-    )
+    entrance.gate = Gate(made, admission=admission, refused=refused_page)
     return made
 
 

@@ -12,7 +12,8 @@ import ipaddress
 import logging
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
@@ -128,42 +129,50 @@ def forbid(headers: MutableHeaders) -> None:
     headers.setdefault("Cache-Control", "no-store")
 
 
-class Gate:
-    """ASGI middleware.
+@dataclass(frozen=True)
+class Admission:
+    """Who is let in.
 
-    Parameters
+    Attributes
     ----------
-    app : ASGI application
     token : str or None
         What a browser or a program must know; None lets everybody in whom the hosts let in.
-    allowed_hosts : iterable of str
+    allowed_hosts : tuple of str
         Names that a Host header may have; with ``"*"`` any.
-    refused : callable
-        What those get who do not know the token.
     any_address : bool
         IP addresses are allowed too: a page that was bound to another name cannot have one.
     realm : str
         Tells the cookies of consoles on one machine apart.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        token: str | None,
-        allowed_hosts: Iterable[str],
-        refused: Callable[[Scope], Response],
-        any_address: bool = False,
-        realm: str = "",
-    ):
+    token: str | None
+    allowed_hosts: tuple[str, ...]
+    any_address: bool = False
+    realm: str = ""
+
+
+class Gate:
+    """ASGI middleware.
+
+    Parameters
+    ----------
+    app : ASGI application
+    admission : Admission
+    refused : callable
+        What those get who do not know the token.
+    """
+
+    def __init__(self, app: ASGIApp, *, admission: Admission, refused: Callable[[Scope], Response]):
         self._app = app
         # Whoever types a token, and every header, has it without the line break that a file or a variable ends with.
-        token = None if token is None else token.strip()
+        token = None if admission.token is None else admission.token.strip()
         self._token = token
-        self._hosts = {host.lower().strip("[]") for host in allowed_hosts}
+        self._hosts = {host.lower().strip("[]") for host in admission.allowed_hosts}
         self._refused = refused
-        self._any_address = any_address
-        self.cookie = "rmqstore_" + hashlib.sha256(realm.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        self._any_address = admission.any_address
+        self.cookie = (
+            "rmqstore_" + hashlib.sha256(admission.realm.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        )
         # The cookie is made from the token and is not the token.
         secret = b"" if token is None else token.encode("utf-8", "surrogateescape")
         self._secret = secret

@@ -7,10 +7,11 @@ of them (`rmqstore.console.survey`), and say of how many that is.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from heapq import nlargest
 from typing import Any
@@ -53,7 +54,9 @@ class OverviewAnswers:
         """dict: the store as a whole, and a page of its topics."""
         log = store.commit_log
         surveyed = self.survey.known(store)
-        topics, number = self._topic_page(store, surveyed, first, max_num, sort, name)
+        queues = self._queues_of_topics(store, surveyed, sort, name)
+        topics = self._topic_rows(store, surveyed, itertools.islice(queues.items(), first, first + max_num))
+        number = len(queues)
         last: int | None = None
         if surveyed.complete:
             last = max((t["last_store_timestamp"] or -1 for t in surveyed.topics.values()), default=-1)
@@ -104,9 +107,10 @@ class OverviewAnswers:
             "complete": surveyed.complete,
         }
 
-    def _topic_page(
-        self, store: MessageStore, surveyed: Surveyed, first: int, max_num: int, sort: str, name: str
-    ) -> tuple[list[dict[str, Any]], int]:
+    def _queues_of_topics(
+        self, store: MessageStore, surveyed: Surveyed, sort: str, name: str
+    ) -> dict[str, list[int]]:
+        # Of each topic whose name has `name` in it the ids of its queues, in this order.
         queues: dict[str, list[int]] = {}
         wanted = name.lower()
         for topic, queue_id in store.queues.keys():
@@ -117,15 +121,19 @@ class OverviewAnswers:
         else:
             rows = [self._with_rate(surveyed.topics.get(topic) or {"topic": topic}) for topic in queues]
             names = [row["topic"] for row in in_order(rows, sort)]
-        page = names[first : first + max_num]
+        return {topic: queues[topic] for topic in names}
+
+    def _topic_rows(
+        self, store: MessageStore, surveyed: Surveyed, queues: Iterable[tuple[str, list[int]]]
+    ) -> list[dict[str, Any]]:
         found = []
         looked_at = 0
-        for topic in page:
+        for topic, queue_ids in queues:
             known = surveyed.topics.get(topic)
-            if known is None or known["queues"] < len(queues[topic]):
+            if known is None or known["queues"] < len(queue_ids):
                 # Those of this page, now.
                 rows_now = []
-                for queue_id in queues[topic]:
+                for queue_id in queue_ids:
                     row = surveyed.rows.get((topic, queue_id))
                     if row is None and looked_at < AT_ONCE:
                         looked_at += 1
@@ -135,7 +143,7 @@ class OverviewAnswers:
                 known = topic_rows(rows_now).get(topic)
             if known is not None:
                 found.append(self._with_rate(known))
-        return found, len(names)
+        return found
 
     def _with_rate(self, topic: dict[str, Any]) -> dict[str, Any]:
         return {**topic, "rate": self.survey.rates.of_topic(topic["topic"])}

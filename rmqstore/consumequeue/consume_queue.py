@@ -22,6 +22,7 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE, UNIT_SIZE, Unit, UnitQueue
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, name_of_offset
+from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.sources import STEP, OnGone, Places
 from rmqstore.spans import Span
 
@@ -113,6 +114,11 @@ class ConsumeQueue(UnitQueue):
             return False
         self.ext.truncate(int(addresses.max()))
         return True
+
+    @property
+    def takes_short_way(self) -> bool:
+        """bool: there is no extension."""
+        return self.ext is None
 
     def sound_end(self, min_phy_offset: int) -> int:
         """As every queue does: where a unit has a part of its phy offset, or no entry of its own in the extension."""
@@ -558,6 +564,10 @@ class ConsumeQueue(UnitQueue):
         super().forget_prepared()
         if self.ext is not None:
             self.ext.files.prepared.forget()
+
+    def file_lists(self) -> list[MappedFileQueue]:
+        """Return the lists of its files, that of the extension included."""
+        return [self.files] if self.ext is None else [self.files, self.ext.files]
 
     def mapped_files(self) -> Iterator[MappedFile]:
         """The queue's files, then those of the extension."""

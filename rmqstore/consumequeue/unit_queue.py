@@ -214,6 +214,11 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def in_memory(self, value: bool) -> None:
         self.files.in_memory = value
 
+    @property
+    def takes_short_way(self) -> bool:
+        """bool: a put leaves one unit of 20 bytes at the end of this queue's files and nothing else, as `Appender` writes it."""
+        return False
+
     def let_go(self) -> None:
         """Let every mapping go, the extension's too; what is asked for again is mapped again."""
         self.files.let_go()
@@ -443,6 +448,10 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def forget_prepared(self) -> None:
         """Leave what was prepared to the parent of this forked process."""
         self.files.prepared.forget()
+
+    def file_lists(self) -> list[MappedFileQueue]:
+        """Return the lists of its files, that of the extension included."""
+        return [self.files]
 
     def mapped_files(self) -> Iterator[MappedFile]:
         """Every file, those of the extension included."""

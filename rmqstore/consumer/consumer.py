@@ -7,10 +7,12 @@ and never waits in a busy loop.  Committed progress never passes a message that 
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rmqstore.arguments import Boundary, Moment, check_timeout, milliseconds, shown
@@ -22,7 +24,7 @@ from rmqstore.message import MessageExt
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Consumer"]
+__all__ = ["Consumer", "Progress", "Wanted"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,85 @@ class _Store(Protocol):
     async def wait_for_messages_async(self, is_there: Callable[[], bool], timeout: float | None) -> bool: ...
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a consumer reads of a topic, and how long it waits; the parameters of `MessageStore.consume`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A value of another kind, or out of range.
+    """
+
+    queue_ids: Sequence[int] | None
+    tags: str | Iterable[str] | None
+    max_num: int
+    consume_from: Literal["first", "last", "progress"] | Moment
+    timeout: float | None
+
+    def __post_init__(self) -> None:
+        if self.max_num < 1:
+            raise ValueError(f"max_num is {self.max_num}: give the messages to fetch at once, 1 or more")
+        begin = self.consume_from
+        if begin not in ("first", "last", "progress"):
+            if not isinstance(begin, (str, bool)):
+                begin = milliseconds(begin, "consume_from", up=True)
+            if isinstance(begin, (str, bool)) or begin < 0:
+                raise ValueError(
+                    f"consume_from is {begin!r}: give 'first', 'last', 'progress', or a time (ms since epoch, or a datetime)"
+                )
+            object.__setattr__(self, "consume_from", begin)
+        if self.tags is not None and not isinstance(self.tags, str):
+            object.__setattr__(self, "tags", list(self.tags))
+        check_timeout(self.timeout)
+
+
+class Progress:
+    """The progress of one group in a topic, wherever it is kept.
+
+    Parameters
+    ----------
+    offsets : ConsumerOffsets or LocalOffsets
+    group, topic : str
+    broker : str
+        The broker's name, for `LocalOffsets`.
+    interval : int or None
+        After how many ms it is persisted; None where the store does that.
+    """
+
+    def __init__(
+        self, offsets: ConsumerOffsets | LocalOffsets, group: str, topic: str, broker: str, interval: int | None
+    ):
+        if not isinstance(offsets, (ConsumerOffsets, LocalOffsets)):
+            raise TypeError(f"offsets is {shown(offsets)}; give ConsumerOffsets or LocalOffsets")
+        self.group, self.topic = group, topic
+        self._offsets = offsets
+        if isinstance(offsets, LocalOffsets):
+            self.get: Callable[[int], int] = lambda queue_id: offsets.get(topic, queue_id, broker)
+            self.commit: Callable[[int, int], None] = lambda queue_id, offset: offsets.commit(
+                topic, queue_id, offset, broker
+            )
+        else:
+            self.get = functools.partial(offsets.get, group, topic)
+            self.commit = functools.partial(offsets.commit, group, topic)
+        self._interval = interval
+        self._persisted = time.monotonic()
+
+    @property
+    def is_own(self) -> bool:
+        """bool: the store does not persist it."""
+        return self._interval is not None
+
+    def is_due(self) -> bool:
+        """Return whether it is time to persist it."""
+        return self._interval is not None and time.monotonic() - self._persisted >= self._interval / 1000
+
+    def persist(self) -> None:
+        """Write it into its file."""
+        self._offsets.persist()
+        self._persisted = time.monotonic()
+
+
 class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     """The messages of a topic for a group, one by one; made by `MessageStore.consume`.
 
@@ -59,45 +140,9 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     topic, group : str
     """
 
-    def __init__(
-        self,
-        store: _Store,
-        topic: str,
-        group: str,
-        *,
-        queue_ids: Sequence[int] | None,
-        tags: str | Iterable[str] | None,
-        max_num: int,
-        consume_from: Literal["first", "last", "progress"] | Moment,
-        timeout: float | None,
-        offsets: ConsumerOffsets | LocalOffsets,
-        broker: str,
-        persist: bool,
-    ):
-        if max_num < 1:
-            raise ValueError(f"max_num is {max_num}: give the messages to fetch at once, 1 or more")
-        if consume_from not in ("first", "last", "progress"):
-            if not isinstance(consume_from, (str, bool)):
-                consume_from = milliseconds(consume_from, "consume_from", up=True)
-            if isinstance(consume_from, (str, bool)) or consume_from < 0:
-                raise ValueError(
-                    f"consume_from is {consume_from!r}: give 'first', 'last', 'progress', or a time (ms since epoch, or a datetime)"
-                )
-        self.topic = topic
-        self.group = group
-        self._store = store
-        self._queue_ids = None if queue_ids is None else list(queue_ids)
-        self._tags = tags if tags is None or isinstance(tags, str) else list(tags)
-        self._max_num = max_num
-        self._consume_from = consume_from
-        check_timeout(timeout)
-        if not isinstance(offsets, (ConsumerOffsets, LocalOffsets)):
-            raise TypeError(f"offsets is {shown(offsets)}; give ConsumerOffsets or LocalOffsets")
-        self._timeout = timeout
-        self._offsets = offsets
-        self._broker = broker
-        self._persist = persist
-        self._persisted = time.monotonic()
+    def __init__(self, store: _Store, wanted: Wanted, progress: Progress):
+        self.topic, self.group = progress.topic, progress.group
+        self._store, self._wanted, self._progress = store, wanted, progress
         # The next queue offset to fetch, by queue; in turn, so that no queue waits for another to run dry.
         self._positions: dict[int, int] = {}
         self._turn: deque[int] = deque()
@@ -109,49 +154,35 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     # ------------------------------------------------------------------------------------------------------- progress
 
-    def _committed(self, queue_id: int) -> int:
-        if isinstance(self._offsets, LocalOffsets):
-            return self._offsets.get(self.topic, queue_id, self._broker)
-        return self._offsets.get(self.group, self.topic, queue_id)
-
-    def _commit(self, queue_id: int, queue_offset: int) -> None:
-        if isinstance(self._offsets, LocalOffsets):
-            self._offsets.commit(self.topic, queue_id, queue_offset, self._broker)
-        else:
-            self._offsets.commit(self.group, self.topic, queue_id, queue_offset)
-
     def commit(self) -> None:
         """Commit everything that was handed out, the last message included, without asking for the next one.
 
         Progress in the store is on disk after `MessageStore.flush`, its `close`, or ``flush_consumer_offset_interval`` ms.
         """
         self._commit_handed_out()
-        if self._persist_is_due():
-            self._offsets.persist()
-            self._persisted = time.monotonic()
+        if self._progress.is_due():
+            self._progress.persist()
 
     def _commit_handed_out(self) -> None:
         handed_out, self._handed_out = self._handed_out, None
         if handed_out is not None:
-            self._commit(*handed_out)
-
-    def _persist_is_due(self) -> bool:
-        interval = self._store.config.flush_consumer_offset_interval / 1000
-        return self._persist and time.monotonic() - self._persisted >= interval
+            self._progress.commit(*handed_out)
 
     async def _persist_in_thread(self) -> None:
         # It waits for the disk, which the loop must not.
         import asyncio
 
-        self._persisted = time.monotonic()
-        await asyncio.to_thread(self._offsets.persist)
+        await asyncio.to_thread(self._progress.persist)
+
+    def _queue_ids(self) -> Sequence[int]:
+        chosen = self._wanted.queue_ids
+        return self._store.queue_ids(self.topic) if chosen is None else chosen
 
     def _find_queues(self, first: bool = False) -> None:
-        known = self._store.queue_ids(self.topic) if self._queue_ids is None else self._queue_ids
-        for queue_id in known:
+        for queue_id in self._queue_ids():
             if queue_id in self._positions:
                 continue
-            position = self._committed(queue_id)
+            position = self._progress.get(queue_id)
             low = self._store.min_queue_offset(self.topic, queue_id)
             high = self._store.max_queue_offset(self.topic, queue_id)
             if position > high:
@@ -161,27 +192,28 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
                     self._store.path, self.group, self.topic, queue_id, position, high,
                 )  # fmt: skip
                 position = high
-                self._commit(queue_id, position)
+                self._progress.commit(queue_id, position)
             elif position < 0:
                 position = low
                 # A queue that came into being later is new as a whole.
-                if first and self._consume_from != "first":
+                if first and self._wanted.consume_from != "first":
                     position = self._first_position(queue_id, low, high)
-                    self._commit(queue_id, position)
+                    self._progress.commit(queue_id, position)
             self._positions[queue_id] = position
             self._turn.append(queue_id)
 
     def _first_position(self, queue_id: int, low: int, high: int) -> int:
-        if self._consume_from == "last":
+        begin = self._wanted.consume_from
+        if begin == "last":
             return high
-        if self._consume_from == "progress":
+        if begin == "progress":
             stored, problem = self._store.consumer_progress()
             offset = stored.get((self.group, self.topic), {}).get(queue_id)
             if offset is None and problem is not None:
                 raise StoreError(f"where group {self.group} stands in {self.topic} is not known: {problem}", self._store.path)
             return low if offset is None or offset < 0 else min(offset, high)
-        assert not isinstance(self._consume_from, str)
-        return self._store.offset_by_time(self.topic, queue_id, self._consume_from)
+        assert not isinstance(begin, str)
+        return self._store.offset_by_time(self.topic, queue_id, begin)
 
     # ------------------------------------------------------------------------------------------------------ iteration
 
@@ -213,7 +245,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             raise StopAsyncIteration
         try:
             self._commit_handed_out()
-            if self._persist_is_due():
+            if self._progress.is_due():
                 await self._persist_in_thread()
             await self._wait_async()
         except StoreClosedError:
@@ -229,7 +261,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     async def _wait_async(self) -> None:
         import asyncio
 
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        deadline = None if self._wanted.timeout is None else time.monotonic() + self._wanted.timeout
         while not self._fetched and not self._closed and not self._store.closed:
             # What is fetched comes from mapped memory: a thread would cost more, and hold the GIL as well.
             if self._fetch():
@@ -243,7 +275,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     def _wait(self) -> None:
         # Until a message was fetched, the time is over, or the store was closed.
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        deadline = None if self._wanted.timeout is None else time.monotonic() + self._wanted.timeout
         while not self._fetched and not self._store.closed:
             if self._fetch():
                 continue
@@ -259,7 +291,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             queue_id = self._turn[0]
             self._turn.rotate(-1)
             position = self._positions[queue_id]
-            got = self._store.get_message(self.topic, queue_id, position, self._max_num, self._tags)
+            got = self._store.get_message(self.topic, queue_id, position, self._wanted.max_num, self._wanted.tags)
             if got.messages:
                 self._fetched.extend(zip(got.messages, _ends_of(got, position), strict=True))
                 self._fetched_from = queue_id
@@ -273,22 +305,21 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
                     )  # fmt: skip
                 # This group is past what no wanted tag matched, and what is gone.
                 self._positions[queue_id] = got.next_queue_offset
-                self._commit(queue_id, got.next_queue_offset)
+                self._progress.commit(queue_id, got.next_queue_offset)
                 return True
         return False
 
     def _is_there(self) -> bool:
-        known = self._store.queue_ids(self.topic) if self._queue_ids is None else self._queue_ids
         return any(
             queue_id not in self._positions
             or self._store.max_queue_offset(self.topic, queue_id) > self._positions[queue_id]
-            for queue_id in known
+            for queue_id in self._queue_ids()
         )
 
     def close(self) -> None:
         """End the iteration; closing twice does nothing.  The last message, if it was not committed, comes again."""
-        if self._end() and self._persist:
-            self._offsets.persist()
+        if self._end() and self._progress.is_own:
+            self._progress.persist()
 
     def _end(self) -> bool:
         # False if it ended before.
@@ -309,7 +340,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     async def aclose(self) -> None:
         """As `close`, in an event loop: a thread of asyncio's pool writes progress that has a file of its own."""
-        if self._end() and self._persist:
+        if self._end() and self._progress.is_own:
             await self._persist_in_thread()
 
     async def __aenter__(self) -> Consumer:

@@ -32,6 +32,7 @@ from rmqstore.errors import (
 from rmqstore.files.durable import force_data
 from rmqstore.files.open_file import last_nonzero, open_regular, written_extents
 from rmqstore.files.os_errors import naming_errors
+from rmqstore.remedies import InferConfig, Sentence
 
 __all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "NotCopied"]
 
@@ -264,8 +265,11 @@ class MappedFile(NotCopied):
                 self._inode = (status.st_dev, status.st_ino)
                 if length != self.size and not self.padded:
                     raise GeometryError(
-                        f"the file has {length} bytes where the configuration says {self.size}; open the store with "
-                        "the sizes that it was written with, or StoreConfig.infer(path)",
+                        Sentence(
+                            f"the file has {length} bytes where the configuration says {self.size}; open the store with "
+                            "the sizes that it was written with",
+                            InferConfig(),
+                        ),
                         self.path,
                         min(length, self.size),
                     )

@@ -20,6 +20,7 @@ from rmqstore.errors import StoreLockedError
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import is_locked, naming_errors
+from rmqstore.remedies import OpenReadOnly, Sentence
 
 __all__ = ["StoreLock", "abort_mark", "abort_process", "is_held"]
 
@@ -122,8 +123,10 @@ class StoreLock(NotCopied):
         with _held_lock:
             if self._key in _held:
                 raise StoreLockedError(
-                    f"this process ({os.getpid()}) has the store open for writing already; close it first, or open it with "
-                    "read_only=True",
+                    Sentence(
+                        f"this process ({os.getpid()}) has the store open for writing already; close it first",
+                        OpenReadOnly(),
+                    ),
                     self.path,
                 )
             file = io.FileIO(open_regular(self.path, os.O_RDWR | os.O_CREAT), "r+")
@@ -136,7 +139,7 @@ class StoreLock(NotCopied):
                 file.close()
                 if is_locked(error):
                     raise StoreLockedError(
-                        f"{holder} has the store open for writing; stop it, or open the store with read_only=True",
+                        Sentence(f"{holder} has the store open for writing; stop it", OpenReadOnly("the store")),
                         self.path,
                     ) from None
                 raise

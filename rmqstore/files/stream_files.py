@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rmqstore.errors import GeometryError
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import offset_of_name
+from rmqstore.remedies import InferConfig, Recover, Sentence
 
 __all__ = ["Handling", "Listed", "StreamFiles"]
 
@@ -91,11 +92,11 @@ class StreamFiles:
                 else:
                     kind = "file" if entry.is_file() else "directory"
                     detail = f"a {kind} that is not part of the store lies among its files; move it away"
-                # What has a file's name stands where one should be.
+                # A file of this name is missing.
                 yield Listed(GeometryError(detail, entry.path, 0), damaged=offset is not None)
                 continue
             with contextlib.suppress(FileNotFoundError):
-                # What another process deletes meanwhile is not there.
+                # Another process may delete it while this runs.
                 sized.append((offset, entry.stat().st_size, entry.path))
         if sized and sized[-1][1] == 0:
             self.zero_length = sized.pop()[2]
@@ -130,17 +131,19 @@ class StreamFiles:
         size = self.size
         pos = min(length, size)
         if self.handling.is_usual_size is None or not self.handling.is_usual_size():
-            detail = (
+            detail = Sentence(
                 f"the file has {length} bytes where the configuration says {size}; open the store with the sizes that it "
-                "was written with, or StoreConfig.infer(path)"
+                "was written with",
+                InferConfig(),
             )
             return Listed(GeometryError(detail, path, pos), harmless=False)
         what = "it was cut short, and what it lost reads as zeros" if length < size else "what follows them is not read"
-        repair = self.handling.repair or (
-            f"truncate -s {size} FILE gives it its size, what it lost is then damage that recovery='skip' passes over"
+        repair = self.handling.repair or Sentence(
+            f"truncate -s {size} FILE gives it its size, what it lost is then damage that ", Recover("skip"), " passes over"
         )
-        detail = (
+        detail = Sentence(
             f"the file has {length} bytes where the store's files have {size}: {what}. Read-only the rest can be read. To "
-            f"write, restore the file from a copy; without one, {repair}"
+            "write, restore the file from a copy; without one, ",
+            repair,
         )
         return Listed(GeometryError(detail, path, pos), damaged=True)

@@ -27,6 +27,7 @@ from rmqstore.flatfile.flat_log import FlatLog
 from rmqstore.flatfile.metadata import FlatFileMetadata
 from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.sources import STEP, Places, Pulled, without_record
 from rmqstore.spans import without
@@ -186,8 +187,8 @@ class FlatQueue(NotCopied):
                     return Finding(unit_path, unit_pos, "bad_unit", detail)
             return Finding(path, pos, "bad_record", detail)
         verdict, actual = found
-        what = f"a record of {actual} bytes" if verdict is Verdict.RECORD else f"no record ({verdict.name})"
-        detail = f"{what} where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}"
+        what = (f"a record of {actual} bytes",) if verdict is Verdict.RECORD else ("no record (", verdict, ")")
+        detail = Sentence(*what, f" where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}")
         return Finding(path, pos, "bad_record", detail)
 
     def blank(self, queue_offset: int, num: int) -> Finding:

@@ -38,6 +38,7 @@ from rmqstore.flatfile.flat_index import (
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import INDEX_TOPIC, FlatStore
 from rmqstore.message import MessageExt, SysFlag, body_findings, encode_java_utf8
+from rmqstore.remedies import Sentence
 
 __all__ = ["verify_flat"]
 
@@ -157,7 +158,7 @@ class _Verify:
                 search = _core.RecordSearch(region, base) if search is None else search
                 found = search.find(at + 1)
                 until = found if found >= 0 else region.size
-                detail = f"{until - at} bytes that are not a record ({verdict.name})"
+                detail = Sentence(f"{until - at} bytes that are not a record (", verdict, ")")
                 yield Finding(mapped_file.path, at, DAMAGE_KINDS.get(verdict, "bad_record"), detail)
             self.done += until - at
             at = until

@@ -40,6 +40,7 @@ from rmqstore.files.open_file import why_unreadable
 from rmqstore.files.os_errors import is_missing, is_unreadable
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
+from rmqstore.remedies import GiveOptions, InferConfig, Sentence
 
 __all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after", "is_index_name"]
 
@@ -303,15 +304,21 @@ class IndexService(NotCopied, OpenedIndexes):
         numbers = f"max_hash_slot_num={config.max_hash_slot_num} and max_index_num={config.max_index_num}"
         if "max_index_num" in config.assumed:
             return GeometryError(
-                f"the index file has {length} bytes, and its numbers of slots and entries are not known: no key is found by it; "
-                "give max_hash_slot_num and max_index_num",
+                Sentence(
+                    f"the index file has {length} bytes, and its numbers of slots and entries are not known: no key is found by "
+                    "it; give ",
+                    GiveOptions(("max_hash_slot_num=...", "max_index_num=..."), infer=False),
+                ),
                 path,
                 pos,
             )
         if not self._is_usual_size():
             return GeometryError(
-                f"the index file has {length} bytes, but {numbers} make {config.index_file_size}; open the store with the "
-                "numbers that it was written with, or StoreConfig.infer(path)",
+                Sentence(
+                    f"the index file has {length} bytes, but {numbers} make {config.index_file_size}; open the store with the "
+                    "numbers that it was written with",
+                    InferConfig(),
+                ),
                 path,
                 pos,
             )

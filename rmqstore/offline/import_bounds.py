@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -17,7 +18,7 @@ from rmqstore.store.columns import import_pyarrow
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["bounded_parts", "check_messages", "parquet_batches"]
+__all__ = ["Bounds", "bounded_parts", "check_messages", "parquet_batches"]
 
 # What is unpacked at once without a question, and how many times its bytes in the file anything larger may be.
 _UNPACKED = 256 << 20
@@ -87,16 +88,30 @@ def _in_lists(array: Any, sizes: np.ndarray) -> np.ndarray:
     return np.asarray(sums[ends[1:]] - sums[ends[:-1]] + 8)
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """How much is held at once.
+
+    Attributes
+    ----------
+    rows, size : int
+        Rows and bytes of a part.
+    largest : int
+        Bytes that one row may have.
+    """
+
+    rows: int
+    size: int
+    largest: int
+
+
 def bounded_parts(
-    batch: pa.RecordBatch, rows: int, size: int, largest: int, name: str, first: int
+    batch: pa.RecordBatch, bounds: Bounds, name: str, first: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch that was validated into parts of at most so many rows and bytes as plain Arrow; a row is never cut.
+    """Cut a batch that was validated into parts within the bounds as plain Arrow; a row is never cut.
 
     Parameters
     ----------
-    rows, size : int
-    largest : int
-        Bytes that one row may have.
     name : str
         The file, and the number of the batch's first row in it.
     first : int
@@ -109,18 +124,18 @@ def bounded_parts(
     Raises
     ------
     InvalidMessageError
-        A row has more than `largest` bytes.
+        A row has more bytes than one may have.
     """
     sizes = np.full(batch.num_rows, _ROW, np.int64)
     for column in batch.columns:
         sizes += _sizes(column)
-    for row in np.flatnonzero(sizes > largest)[:1].tolist():
-        raise InvalidMessageError(f"{name}, row {first + row}: it has {sizes[row]} bytes; a message has {largest} at most")
+    for row in np.flatnonzero(sizes > bounds.largest)[:1].tolist():
+        raise InvalidMessageError(f"{name}, row {first + row}: it has {sizes[row]} bytes; a message has {bounds.largest} at most")
     ends = np.cumsum(sizes)
     start = 0
     while start < batch.num_rows:
         before = int(ends[start - 1]) if start else 0
-        end = min(max(int(np.searchsorted(ends, before + size, side="right")), start + 1), start + rows)
+        end = min(max(int(np.searchsorted(ends, before + bounds.size, side="right")), start + 1), start + bounds.rows)
         part = batch.slice(start, end - start)
         yield start, _with_columns(part, [_plain(column) for column in part.columns])
         start = end
@@ -166,8 +181,8 @@ def _too_much(name: str, what: str, unpacked: int, packed: int) -> StoreError:
     )
 
 
-def parquet_batches(file: Any, rows: int, size: int, name: str) -> Iterator[pa.RecordBatch]:
-    """The record batches of a Parquet file: at most `rows` rows, fewer where rows are or may be large.
+def parquet_batches(file: Any, bounds: Bounds, name: str) -> Iterator[pa.RecordBatch]:
+    """The record batches of a Parquet file: within the bounds, fewer rows where rows are or may be large.
 
     Texts of a small row group come as dictionaries.  In a large one the library would gather all values of the group for that,
     and there the size of its dictionary says how large values may be.
@@ -185,7 +200,7 @@ def parquet_batches(file: Any, rows: int, size: int, name: str) -> Iterator[pa.R
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         shared = []
-        weight, most = sum(max(leaf.length, 0) for leaf in leaves), rows
+        weight, most = sum(max(leaf.length, 0) for leaf in leaves), bounds.rows
         for column, leaf in enumerate(leaves):
             chunk = group.column(column)
             packed, unpacked = chunk.total_compressed_size, chunk.total_uncompressed_size
@@ -205,7 +220,7 @@ def parquet_batches(file: Any, rows: int, size: int, name: str) -> Iterator[pa.R
             else:
                 most = min(most, _UNPACKED // max(_dictionary_size(file, chunk) * values, 1))
         reader = pyarrow.parquet.ParquetFile(file, metadata=metadata, read_dictionary=shared)
-        yield from reader.iter_batches(max(min(most, size // max(weight, 1)), 1), row_groups=[number])
+        yield from reader.iter_batches(max(min(most, bounds.size // max(weight, 1)), 1), row_groups=[number])
 
 
 def _dictionary_size(file: Any, chunk: Any) -> int:

@@ -20,8 +20,8 @@ from rmqstore.arguments import Moment, milliseconds
 from rmqstore.config import StoreConfig, system_clock
 from rmqstore.errors import StoreClosedError, StoreError
 from rmqstore.offline.pending_queues import search_delayed, search_dlq, search_retry
-from rmqstore.offline.pending_rows import schema
-from rmqstore.offline.pending_search import PendingSource, Problem, Search
+from rmqstore.offline.pending_rows import PendingSource, schema
+from rmqstore.offline.pending_search import Problem, Search
 from rmqstore.offline.pending_timers import search_timers
 from rmqstore.offline.pending_transactions import search_transactions
 from rmqstore.store.columns import import_pyarrow

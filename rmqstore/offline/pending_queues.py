@@ -15,7 +15,7 @@ from rmqstore._core import EXT_ADDRESS_MAX
 from rmqstore.consumer.offsets_file import load_with_backup, whole_number
 from rmqstore.errors import CorruptionError
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
-from rmqstore.offline.pending_rows import Records, int32_property, rows
+from rmqstore.offline.pending_rows import PendingSource, Records, Waiting, int32_property
 from rmqstore.offline.pending_search import Problem, Search, taken_down
 from rmqstore.store.columns import import_pyarrow
 
@@ -56,18 +56,13 @@ def search_delayed(search: Search) -> None:
     # A broker notes a level only after it found its queue.
     for records in search.records_of(SCHEDULE_TOPIC, begins, zero_is_noted=True):
         levels = records.numbers_of("queue_id") + 1
-        batch = rows(
-            records,
-            "delayed",
-            source.name,
-            search.now,
+        waiting = Waiting(
             topic=records.properties.text("REAL_TOPIC"),
             queue_id=int32_property(records, "REAL_QID"),
             due=_due_by_level(search, records, levels),
             level=np.minimum(levels, 2**31 - 1),
         )
-        source.pending += batch.num_rows
-        search.add(batch)
+        search.take(source, records, waiting)
 
 
 def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.ndarray:
@@ -136,7 +131,7 @@ def search_retry(search: Search) -> None:
             search.notes.append(f"no progress in {topic} was found: all its messages are taken to wait")
         # Queues of pop consumers have the topic after the group.
         name = group or topic[len(RETRY_PREFIX) :].partition("+")[0]
-        _whole_queues(search, "retry", topic, begins, name, known)
+        _whole_queues(search, search.source("retry", topic, known), begins, name)
 
 
 def search_dlq(search: Search) -> None:
@@ -144,7 +139,7 @@ def search_dlq(search: Search) -> None:
     for topic in sorted(name for name in search.topics if name.startswith(DLQ_PREFIX)):
         begins, _ = _progress(search, topic)
         known = "the progress of those who consume it" if begins else "the first message of each queue"
-        _whole_queues(search, "dlq", topic, begins, topic[len(DLQ_PREFIX) :], known)
+        _whole_queues(search, search.source("dlq", topic, known), begins, topic[len(DLQ_PREFIX) :])
 
 
 def _progress(search: Search, topic: str) -> tuple[dict[int, int], str | None]:
@@ -157,16 +152,13 @@ def _progress(search: Search, topic: str) -> tuple[dict[int, int], str | None]:
     return found, groups[0] if len(groups) == 1 else None
 
 
-def _whole_queues(search: Search, kind: str, topic: str, begins: dict[int, int], group: str, known: str) -> None:
+def _whole_queues(search: Search, source: PendingSource, begins: dict[int, int], group: str) -> None:
     import pyarrow.compute as pc
 
     pa = import_pyarrow()
-    source = search.source(kind, topic, known)
-    for records in search.records_of(topic, begins):
+    for records in search.records_of(source.name, begins):
         properties = records.properties
         real = pc.coalesce(
             properties.text("DLQ_ORIGIN_TOPIC"), properties.text("RETRY_TOPIC"), records.texts_of("topic")
         )
-        batch = rows(records, kind, source.name, search.now, topic=real, group=pa.repeat(group, len(records)))
-        source.pending += batch.num_rows
-        search.add(batch)
+        search.take(source, records, Waiting(topic=real, group=pa.repeat(group, len(records))))

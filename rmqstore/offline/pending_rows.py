@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from rmqstore.store.queue_columns import queue_rows, rows_at
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Properties", "Records", "records_at", "records_in_log", "records_of_queue", "rows", "schema"]
+__all__ = [
+    "PendingSource", "Properties", "Records", "Waiting", "records_at", "records_in_log", "records_of_queue", "rows", "schema",
+]  # fmt: skip
 
 RECORD_COLUMNS = (
     "topic", "queue_id", "queue_offset", "phy_offset", "size", "keys", "tags", "unique_key", "properties",
@@ -33,6 +36,56 @@ RECORD_COLUMNS = (
 # Records that are decoded together.
 _PIECE = 1 << 15
 _INT64_MAX = 2**63 - 1
+
+
+@dataclass
+class PendingSource:
+    """A place that was looked at.
+
+    Attributes
+    ----------
+    kind : str
+    name : str
+        The topic, directory or family.
+    begin : str
+        From where on its entries wait.
+    pending : int
+        Messages that wait by this place.
+    came_out : int
+        Of its entries, those that are on their topic already although what the broker noted says they wait: it was
+        killed, or has not written down how far it came, and will deliver them once more.  They are not counted as
+        pending.
+    recalled : int
+        Of its entries, those that were recalled.
+    """
+
+    kind: str
+    name: str
+    begin: str = ""
+    pending: int = 0
+    came_out: int = 0
+    recalled: int = 0
+
+
+@dataclass
+class Waiting:
+    """What is known of records that wait, an array a column; None is what the record has, or nothing.
+
+    Attributes
+    ----------
+    topic, queue_id, group : pyarrow.Array or None
+        The real ones.
+    due : array of int64 or None
+        ms since epoch.
+    level, check_times : array or None
+    """
+
+    topic: Any = None
+    queue_id: Any = None
+    group: Any = None
+    due: np.ndarray | None = None
+    level: np.ndarray | None = None
+    check_times: Any = None
 
 
 @functools.cache
@@ -220,64 +273,43 @@ def records_in_log(
         yield Records(batch, np.arange(batch.num_rows))
 
 
-def _times(values: np.ndarray | None, num: int, valid: np.ndarray | None) -> Any:
-    pa = import_pyarrow()
-    time = schema().field("due").type
-    if values is None:
-        return pa.nulls(num, time)
-    return pa.array(values, pa.int64(), mask=None if valid is None else ~valid).view(time)
-
-
 def rows(
-    records: Records,
-    kind: str,
-    source: str,
-    now: int,
-    *,
-    keep: np.ndarray | None = None,
-    topic: Any = None,
-    queue_id: Any = None,
-    group: Any = None,
-    due: np.ndarray | None = None,
-    level: np.ndarray | None = None,
-    check_times: np.ndarray | None = None,
-    check_times_known: np.ndarray | None = None,
+    records: Records, source: PendingSource, now: int, waiting: Waiting, keep: np.ndarray | None = None
 ) -> pa.RecordBatch:
-    """Rows of pending messages (`schema`).
+    """Make rows of pending messages (`schema`).
 
     Parameters
     ----------
     now : int
-        Who is due before is overdue, ms since epoch.
+        What is due before is overdue, ms since epoch.
     keep : array of bool, optional
         Which of the records.
-    topic, queue_id, group : pyarrow.Array, optional
-        The real ones; by default those of the record, and none.
-    due : array of int64, optional
-        ms since epoch.
-    level, check_times : array, optional
     """
     pa = import_pyarrow()
     num = len(records)
     batch = records.batch
-    retried = batch.column("reconsume_times")
-    overdue = pa.nulls(num, pa.bool_()) if due is None else pa.array(due < now)
+    due = waiting.due
+
+    def column(name: str, values: Any) -> Any:
+        field = schema().field(name)
+        if values is None:
+            return pa.nulls(num, field.type)
+        return values if isinstance(values, pa.Array) else pa.array(values, field.type)
+
     made = pa.RecordBatch.from_arrays(
         [
-            pa.repeat(kind, num),
-            batch.column("topic") if topic is None else topic,
-            batch.column("queue_id") if queue_id is None else queue_id,
-            pa.nulls(num, pa.string()) if group is None else group,
+            pa.repeat(source.kind, num),
+            batch.column("topic") if waiting.topic is None else waiting.topic,
+            batch.column("queue_id") if waiting.queue_id is None else waiting.queue_id,
+            column("group", waiting.group),
             *(batch.column(name) for name in ("keys", "tags", "unique_key", "born_timestamp", "store_timestamp")),
-            _times(due, num, None),
-            overdue,
-            pa.nulls(num, pa.int32()) if level is None else pa.array(level, pa.int32()),
-            pa.nulls(num, pa.int32())
-            if check_times is None
-            else pa.array(check_times, pa.int32(), mask=None if check_times_known is None else ~check_times_known),
-            retried,
+            column("due", None) if due is None else pa.array(due, pa.int64()).view(schema().field("due").type),
+            column("overdue", None if due is None else due < now),
+            column("level", waiting.level),
+            column("check_times", waiting.check_times),
+            batch.column("reconsume_times"),
             *(batch.column(name) for name in ("size", "topic", "queue_id", "queue_offset", "phy_offset")),
-            pa.repeat(source, num),
+            pa.repeat(source.name, num),
         ],
         schema=schema(),
     )

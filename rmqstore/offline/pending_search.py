@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
-from rmqstore.offline.pending_rows import Records, records_in_log, records_of_queue
+from rmqstore.offline.pending_rows import PendingSource, Records, Waiting, records_in_log, records_of_queue, rows
 from rmqstore.rocksdb.database import Database, is_database
 from rmqstore.rocksdb.index import index_folder
 from rmqstore.rocksdb.places import may_be_database
@@ -25,7 +25,7 @@ from rmqstore.store.message_store import MessageStore
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PendingSource", "Problem", "Search"]
+__all__ = ["Problem", "Search"]
 
 T = TypeVar("T")
 
@@ -49,35 +49,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.text} [{self.path}{'' if self.pos is None else f', position {self.pos}'}]"
-
-
-@dataclass
-class PendingSource:
-    """A place that was looked at.
-
-    Attributes
-    ----------
-    kind : str
-    name : str
-        The topic, directory or family.
-    begin : str
-        From where on its entries wait.
-    pending : int
-        Messages that wait by this place.
-    came_out : int
-        Of its entries, those that are on their topic already although what the broker noted says they wait: it was
-        killed, or has not written down how far it came, and will deliver them once more.  They are not counted as
-        pending.
-    recalled : int
-        Of its entries, those that were recalled.
-    """
-
-    kind: str
-    name: str
-    begin: str = ""
-    pending: int = 0
-    came_out: int = 0
-    recalled: int = 0
 
 
 @dataclass
@@ -120,6 +91,14 @@ class Search:
         made = PendingSource(kind, name, begin)
         self.sources.append(made)
         return made
+
+    def take(
+        self, source: PendingSource, records: Records, waiting: Waiting, keep: np.ndarray | None = None
+    ) -> None:
+        """Take records that wait as rows of `source`; `keep` says which."""
+        batch = rows(records, source, self.now, waiting, keep)
+        source.pending += batch.num_rows
+        self.add(batch)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rmqstore._core import java_string_hash
-from rmqstore.offline.pending_rows import Records, int32_property, records_at, rows
-from rmqstore.offline.pending_search import PendingSource, Problem, Search, taken_down
+from rmqstore.offline.pending_rows import PendingSource, Records, Waiting, int32_property, records_at, rows
+from rmqstore.offline.pending_search import Problem, Search, taken_down
 from rmqstore.rocksdb.timers import StoredTimers, read_timers
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.texts import format_time
@@ -30,6 +30,7 @@ _TOLD = 20
 class _Found:
     """Rows of timers before recalls are applied, and the recalls."""
 
+    now: int
     batches: list[tuple[PendingSource, Any]] = field(default_factory=list)
     #: What is recalled: (TIMER_OUT_MS, TIMER_DEL_UNIQKEY).
     recalls: set[tuple[int, str]] = field(default_factory=set)
@@ -37,6 +38,18 @@ class _Found:
 
     def known(self) -> np.ndarray:
         return np.concatenate(self.phy_offsets) if self.phy_offsets else np.empty(0, np.int64)
+
+    def take(self, source: PendingSource, records: Records, due: np.ndarray, keep: np.ndarray) -> None:
+        properties = records.properties
+        self.phy_offsets.append(records.numbers_of("phy_offset")[keep])
+        if "TIMER_DEL_UNIQKEY" in properties:
+            deleted = properties.text("TIMER_DEL_UNIQKEY")
+            is_recall = deleted.is_valid().to_numpy(zero_copy_only=False)
+            chosen = np.flatnonzero(is_recall & keep)
+            self.recalls.update(zip(due[chosen].tolist(), deleted.take(import_pyarrow().array(chosen)).to_pylist()))
+            keep = keep & ~is_recall
+        waiting = Waiting(properties.text("REAL_TOPIC"), int32_property(records, "REAL_QID"), due=due)
+        self.batches.append((source, rows(records, source, self.now, waiting, keep)))
 
 
 def search_timers(search: Search) -> None:
@@ -49,7 +62,7 @@ def search_timers(search: Search) -> None:
         return
     taken_down(search, units.problems)
     search.notes += units.notes
-    found = _Found()
+    found = _Found(search.now)
     if units.present:
         _of_wheel(search, units, found)
     if stored.scan_offset is not None or stored.timers:
@@ -100,7 +113,7 @@ def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, 
         else:
             keep = np.ones(len(records), bool)
             _compare(search, records, own, out, has_out)
-        _take(search, source, records, found, np.where(has_out, out, own["time"]), keep)
+        found.take(source, records, np.where(has_out, out, own["time"]), keep)
     if not doubtful and not led.all():
         lost = units[~led]
         low = search.store.commit_log.min_offset
@@ -160,7 +173,7 @@ def _of_database(search: Search, stored: StoredTimers, found: _Found) -> None:
     led = 0
     for records in records_at(search.store, places, _TOPIC):
         led += len(records)
-        _take(search, source, records, found, dues[records.numbers], np.ones(len(records), bool))
+        found.take(source, records, dues[records.numbers], np.ones(len(records), bool))
     if led < len(places):
         search.problems.append(
             Problem(
@@ -204,7 +217,7 @@ def _of_topic(search: Search, found: _Found, begin: int, units: WaitingUnits | N
             _without_known(records, out, keep, known)
         if checkpoint is not None:
             made_up += int(np.count_nonzero(taken & keep))
-        _take(search, source, records, found, np.where(there, out, records.numbers_of("store_timestamp")), keep)
+        found.take(source, records, np.where(there, out, records.numbers_of("store_timestamp")), keep)
     if made_up and checkpoint is not None:
         text = f"{made_up} records of {_TOPIC} up to queue offset {checkpoint.taken_in}, which config/timercheck says "
         text += "was taken in, have no unit in the timer log; they are counted as waiting"
@@ -226,31 +239,6 @@ def _keys(found: _Found) -> set[tuple[int, str | None]]:
     for _, batch in found.batches:
         known.update(zip(batch.column("due").view(pa.int64()).to_pylist(), batch.column("unique_key").to_pylist()))
     return known
-
-
-def _take(
-    search: Search, source: PendingSource, records: Records, found: _Found, due: np.ndarray, keep: np.ndarray
-) -> None:
-    pa = import_pyarrow()
-    properties = records.properties
-    found.phy_offsets.append(records.numbers_of("phy_offset")[keep])
-    if "TIMER_DEL_UNIQKEY" in properties:
-        deleted = properties.text("TIMER_DEL_UNIQKEY")
-        is_recall = deleted.is_valid().to_numpy(zero_copy_only=False)
-        chosen = np.flatnonzero(is_recall & keep)
-        found.recalls.update(zip(due[chosen].tolist(), deleted.take(pa.array(chosen)).to_pylist()))
-        keep = keep & ~is_recall
-    batch = rows(
-        records,
-        "timer",
-        source.name,
-        search.now,
-        keep=keep,
-        topic=properties.text("REAL_TOPIC"),
-        queue_id=int32_property(records, "REAL_QID"),
-        due=due,
-    )
-    found.batches.append((source, batch))
 
 
 def _without_recalled(search: Search, found: _Found) -> None:

@@ -13,8 +13,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from rmqstore.errors import StoreError
-from rmqstore.offline.pending_rows import Records, int32_property, records_at, records_in_log, rows
-from rmqstore.offline.pending_search import PendingSource, Problem, Search, chosen_records, taken_down
+from rmqstore.offline.pending_rows import (
+    PendingSource,
+    Records,
+    Waiting,
+    int32_property,
+    records_at,
+    records_in_log,
+)
+from rmqstore.offline.pending_search import Problem, Search, chosen_records, taken_down
 from rmqstore.rocksdb.transactions import StoredTransactions, read_transactions
 from rmqstore.store.columns import import_pyarrow
 
@@ -215,6 +222,7 @@ def _of_both(
 
 def _add(search: Search, source: PendingSource, kept: list[Records], checked: dict[int, int] | None) -> None:
     # How often each was checked stands in the record, or in the database.
+    pa = import_pyarrow()
     committed = _committed(search, kept)
     for records in kept:
         offsets = records.numbers_of("phy_offset")
@@ -226,20 +234,13 @@ def _add(search: Search, source: PendingSource, kept: list[Records], checked: di
             known = np.array([offset in checked for offset in offsets.tolist()], bool)
         keep = ~np.isin(offsets, committed)
         source.came_out += int(np.count_nonzero(~keep))
-        batch = rows(
-            records,
-            "transaction",
-            source.name,
-            search.now,
-            keep=keep,
+        waiting = Waiting(
             topic=records.properties.text("REAL_TOPIC"),
             queue_id=int32_property(records, "REAL_QID"),
             group=records.properties.text("PGROUP"),
-            check_times=np.clip(times, 0, 2**31 - 1),
-            check_times_known=known,
+            check_times=pa.array(np.clip(times, 0, 2**31 - 1), pa.int32(), mask=~known),
         )
-        source.pending += batch.num_rows
-        search.add(batch)
+        search.take(source, records, waiting, keep)
 
 
 def _committed(search: Search, kept: Iterable[Records]) -> np.ndarray:

@@ -10,16 +10,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from rmqstore._core import PRE_FILL_SIZE
-from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.files.again import ask_again
 from rmqstore.offline.describe import QueueDescription
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["queue_rows"]
-
-_UNIT_BLOCK = 1 << 16
 
 
 def queue_rows(
@@ -88,19 +84,8 @@ def _time_at(store: MessageStore, phy_offset: int) -> int | None:
 
 
 def _bytes(queue: AnyConsumeQueue, low: int, high: int) -> int:
-    """int: the sizes of the records that the units from `low` on lead to."""
-    total, at = 0, low
-    while at < high:
-        if isinstance(queue, ConsumeQueue):
-            phy_offsets, sizes, _ = queue.units(at, min(_UNIT_BLOCK, high - at))
-            # Pre-fill units lead to no record: they have phy offset 0 and a size that no record has there.
-            filled = (phy_offsets == 0) & (sizes == PRE_FILL_SIZE)
-            total += int(sizes[~filled].sum())
-            following = at + len(sizes)
-        else:
-            following = at
-            for unit in queue.read(at, 4096):
-                total += unit.size
-                following = unit.queue_offset + max(unit.num, 1)
-        at = following if following > at else max(queue.next_file_offset(at), at + 1)
+    # The sizes of the records that the units from `low` up to but not including `high` lead to.
+    total = 0
+    for places in queue.places(low, high):
+        total += int(places.sizes[places.are_real].sum())
     return total

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from rmqstore import _core
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
+from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig
 from rmqstore.config.dledger import refuse_dledger
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
@@ -31,32 +29,35 @@ from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import look_at_files
 from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.durable import fsync_directory, make_directories
-from rmqstore.files.listing import listing
+from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import MappedFilePool
-from rmqstore.files.open_file import open_regular
-from rmqstore.files.os_errors import naming_errors
 from rmqstore.files.output_file import check_outside, make_part
 from rmqstore.files.store_lock import StoreLock, is_held
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
+from rmqstore.offline.compared import Compared
+from rmqstore.offline.rebuild_swap import (
+    FOLDERS,
+    delete_tree,
+    finish_swap,
+    folders_of,
+    mark_complete,
+    move_built,
+    moved_aside,
+    swap,
+)
 from rmqstore.offline.verify import verify_parts
-from rmqstore.rocksdb.database import is_database
-from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
+from rmqstore.remedies import GiveOptions, Sentence, UseBrokerConf
+from rmqstore.rocksdb.places import check_queue_databases, queue_databases
 from rmqstore.store.dispatch_rules import without_unit
 from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
 from rmqstore.store.lost_log import end_of_known, refuse_loss
-from rmqstore.store.opening import REBUILD_COMPLETE, REBUILD_DIRECTORY, is_swapping
+from rmqstore.store.opening import REBUILD_DIRECTORY, is_swapping
 
 __all__ = ["REBUILD_DIRECTORY", "RebuildJob", "RebuildReport", "check_config", "rebuild"]
 
-logger = logging.getLogger(__name__)
-
-QUEUE_DATABASE = "queue_database"
-"""What is complete where it is a database of queues (`rebuild_queue_database`); the name of its place follows."""
 # Verdicts on records whose lengths are whole.
 _CORRUPT = (Verdict.BAD_BODY_CRC.name, Verdict.BAD_PROP_CRC.name)
-_FOLDERS = {"index": ("index",), "consumequeue": ("consumequeue", "batchconsumequeue", "consumequeue_ext")}
 
 
 @dataclass(slots=True)
@@ -248,14 +249,16 @@ def rebuild(
     CorruptionError
         What was built does not agree with the log; the old files are untouched.
     """
-    return RebuildJob.of(path, what, config, output, drop_units).run(functools.partial(_build, progress=progress))
+    return RebuildJob.of(path, what, config, output, drop_units).run(
+        lambda job, target: _Build(job, target, progress).run()
+    )
 
 
 def kinds_of(what: Iterable[str] | str) -> tuple[str, ...]:
     """tuple of str: "index", "consumequeue" or both, as asked for; ValueError for anything else."""
     kinds = tuple(dict.fromkeys([what] if isinstance(what, str) else what))
     for kind in kinds:
-        if kind not in _FOLDERS:
+        if kind not in FOLDERS:
             raise ValueError(f"what holds {kind!r}; give 'index', 'consumequeue' or both")
     if not kinds:
         raise ValueError("what is empty; give 'index', 'consumequeue' or both")
@@ -277,48 +280,6 @@ def free_output(output: str | os.PathLike[str], kinds: Iterable[str], root: str)
             raise StoreError(f"{folder} exists in the output directory; give an empty one", target)
     make_directories(target)
     return target
-
-
-def move_built(work: str, target: str, kinds: Iterable[str]) -> None:
-    """Give the folders that were built in `work` their names in `target`; what has such a name by now is not replaced."""
-    for folder in folders_of(kinds):
-        if os.path.isdir(os.path.join(work, folder)):
-            os.rename(os.path.join(work, folder), os.path.join(target, folder))
-    fsync_directory(target)
-
-
-def mark_complete(work: str, kinds: Iterable[str]) -> None:
-    """Say that the folders in `work` are whole, so that only the swap is left: whole or not there at all, also after a
-    power failure."""
-    marker = os.path.join(work, REBUILD_COMPLETE)
-    with naming_errors(marker + ".new"), open(marker + ".new", "w", encoding="ascii") as file:
-        file.write(" ".join(kinds))
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(marker + ".new", marker)
-    fsync_directory(work)
-
-
-def finish_swap(root: str, work: str) -> tuple[str, ...]:
-    """tuple of str: what an earlier rebuild had made ready, which is swapped in now; empty if there is none.
-
-    It is kinds as of `rebuild`, or `QUEUE_DATABASE` alone.
-    """
-    marker = os.path.join(work, REBUILD_COMPLETE)
-    if not os.path.exists(marker):
-        return ()
-    with open(open_regular(marker), encoding="ascii") as file:
-        complete = tuple(file.read().split())
-    if complete[:1] == (QUEUE_DATABASE,):
-        swap_database(root, work, complete[1])
-        return complete[:1]
-    swap(root, work, complete)
-    return complete
-
-
-def folders_of(kinds: Iterable[str]) -> list[str]:
-    """list of str: the folders of a store that these kinds are in."""
-    return [folder for kind in kinds for folder in _FOLDERS[kind]]
 
 
 def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) -> StoreConfig:
@@ -344,12 +305,17 @@ def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) 
     if missing:
         if "index" in kinds and "index_tags" in config.assumed:
             missing.append("index_tags")
-        defaults = ", ".join(f"{name}={getattr(StoreConfig(), name)}" for name in missing)
+        defaults = tuple(f"{name}={getattr(StoreConfig(), name)}" for name in missing)
         tags = "; index_tags=False before RocketMQ 5.4.0" if "index_tags" in missing else ""
         raise GeometryError(
-            f"the store does not tell {', '.join(missing)}, and a wrong value would make files that its broker misreads; give "
-            f"them: StoreConfig.from_properties('broker.conf'), or config=StoreConfig.infer(path, {defaults}) where broker.conf "
-            f"has none, which are RocketMQ's defaults{tags}",
+            Sentence(
+                f"the store does not tell {', '.join(missing)}, and a wrong value would make files that its broker misreads; "
+                "give them: ",
+                UseBrokerConf(),
+                ", or ",
+                GiveOptions(defaults),
+                f" where broker.conf has none, which are RocketMQ's defaults{tags}",
+            ),
             root,
         )
     return config
@@ -411,132 +377,110 @@ def check_config(
         log.close()
 
 
-def _build(job: RebuildJob, target: str, progress: Callable[[int, int], None] | None) -> RebuildReport:
-    batch_topics = {topic for topic, _, _ in queue_directories(job.root, "batchconsumequeue")}
-    while True:
-        try:
-            return _build_once(job, target, progress, batch_topics)
-        except QueueKindError as error:
-            # The first records of the topic were single ones: begin again, knowing its kind.
-            if error.topic in batch_topics:
-                raise
-            batch_topics.add(error.topic)
-            _remove(target, job.kinds)
+class _Build:
+    """Builds index and queues of one store below a directory, and compares them with the log."""
 
+    def __init__(self, job: RebuildJob, target: str, progress: Callable[[int, int], None] | None):
+        self.root, self.kinds, self.config = job.root, job.kinds, job.known_config
+        self.target, self.progress = target, progress
+        self.batch_topics = {topic for topic, _, _ in queue_directories(job.root, "batchconsumequeue")}
+        self.report = RebuildReport(job.kinds, job.root)
 
-def delete_tree(path: str, ignore_errors: bool = False) -> None:
-    """Delete a directory and all that is in it."""
-    # Imported here because it brings the compression libraries along, which no other module of a plain import needs.
-    import shutil
+    def run(self) -> RebuildReport:
+        while True:
+            self.report = RebuildReport(self.kinds, self.root)
+            try:
+                self._run()
+            except QueueKindError as error:
+                # The first records of the topic were single ones: begin again, knowing its kind.
+                if error.topic in self.batch_topics:
+                    raise
+                self.batch_topics.add(error.topic)
+                for folder in folders_of(self.kinds):
+                    delete_tree(os.path.join(self.target, folder), ignore_errors=True)
+            else:
+                return self.report
 
-    shutil.rmtree(path, ignore_errors=ignore_errors)
+    def _run(self) -> None:
+        # Imported here because the command line imports this module for every command.
+        from concurrent.futures import ThreadPoolExecutor
 
-
-def _remove(target: str, kinds: tuple[str, ...]) -> None:
-    for folder in folders_of(kinds):
-        delete_tree(os.path.join(target, folder), ignore_errors=True)
-
-
-def _build_once(
-    job: RebuildJob, target: str, progress: Callable[[int, int], None] | None, batch_topics: set[str]
-) -> RebuildReport:
-    # Imported here because the command line imports this module for every command.
-    from concurrent.futures import ThreadPoolExecutor
-
-    root, kinds, config = job.root, job.kinds, job.known_config
-    report = RebuildReport(kinds, root)
-    # Nobody writes to most of the files that are built, so that their holes may stay what they are.
-    log_pool, pool = MappedFilePool(4), MappedFilePool(config.max_mapped_files, sparse=True)
-    commit_log = CommitLog(root, config, log_pool, read_only=True)
-    queues = ConsumeQueueStore(target, config, pool) if "consumequeue" in kinds else None
-    index_service = IndexService(target, config) if "index" in kinds else None
-    if index_service is not None:
-        index_service.sparse = True
-    try:
-        commit_log.load()
-        if queues is not None:
-            queues.load_topics(os.path.join(root, "config", "topics.json"))
-            for topic in batch_topics:
-                queues.add_batch_topic(topic)
-        dispatcher = LogDispatcher(root, commit_log, queues, index_service)
-        dispatcher.refuse_mixed_topics = True
-        begin = commit_log.min_offset
-        if progress is None:
-            # Whole records are what they are; where the log ends is asked only when something else comes.
-            commit_log.set_end(max((base + commit_log.segment_size for base in commit_log.files.offsets), default=0))
-            at, verdict = _dispatch_log(
-                commit_log, dispatcher, report, begin, commit_log.max_offset, None, resume=False
-            )
-            end = commit_log.find_end_behind_damage(at if verdict is Verdict.EMPTY else -1)
-        else:
-            at, end = begin, commit_log.find_end_behind_damage()
-        commit_log.set_end(end)
-        _dispatch_log(commit_log, dispatcher, report, at, end, progress)
-        dispatcher.finish()
-        report.gone = dispatcher.counts.gone
-        report.records = dispatcher.counts.records
-        report.units, report.index_entries = dispatcher.counts.units, dispatcher.counts.index_entries
-        # Every CRC was compared just now, and is only once more if one of them was wrong.
-        corrupt = any(verdict in _CORRUPT for _, _, verdict in report.damage)
-        report.damage += dispatcher.counts.misplaced
-        report.log_bytes = end - begin
-        with ThreadPoolExecutor(1, "rmqstore-flush") as thread:
-            # The disk has time until the new files take their place.
-            flushed = thread.submit(_flush, queues, index_service)
-            misplaced = without_unit(dispatcher.counts.misplaced)
-            wrong = verify_parts(
-                root,
-                target,
-                config,
-                queues=queues is not None,
-                index=index_service is not None,
-                end=end,
-                check_crc=corrupt,
-                without_unit=misplaced,
-            )
-            refuse_findings(wrong)
-            flushed.result()
-    finally:
-        commit_log.close()
-        if queues is not None:
-            queues.close()
+        report = self.report
+        # Nobody writes to most of the files that are built, so that their holes may stay what they are.
+        log_pool, pool = MappedFilePool(4), MappedFilePool(self.config.max_mapped_files, sparse=True)
+        log = CommitLog(self.root, self.config, log_pool, read_only=True)
+        queues = ConsumeQueueStore(self.target, self.config, pool) if "consumequeue" in self.kinds else None
+        index_service = IndexService(self.target, self.config) if "index" in self.kinds else None
+        parts: list[ConsumeQueueStore | IndexService] = [each for each in (queues, index_service) if each is not None]
         if index_service is not None:
-            index_service.close()
-    for folder in folders_of(kinds):
-        # A store without such records has the folder all the same, so that the swap takes the old one away.
-        make_directories(os.path.join(target, folder)) if folder in kinds else None
-    return report
+            index_service.sparse = True
+        try:
+            log.load()
+            if queues is not None:
+                queues.load_topics(os.path.join(self.root, "config", "topics.json"))
+                for topic in self.batch_topics:
+                    queues.add_batch_topic(topic)
+            dispatcher = LogDispatcher(self.root, log, queues, index_service)
+            dispatcher.refuse_mixed_topics = True
+            begin = log.min_offset
+            if self.progress is None:
+                # Whole records are what they are; where the log ends is asked only when something else comes.
+                log.set_end(max((base + log.segment_size for base in log.files.offsets), default=0))
+                at, verdict = self._dispatch_whole(log, dispatcher)
+                end = log.find_end_behind_damage(at if verdict is Verdict.EMPTY else -1)
+            else:
+                at, end = begin, log.find_end_behind_damage()
+            log.set_end(end)
+            self._dispatch(log, dispatcher, at, end)
+            dispatcher.finish()
+            counts = dispatcher.counts
+            report.gone, report.records = counts.gone, counts.records
+            report.units, report.index_entries = counts.units, counts.index_entries
+            # Every CRC was compared just now, and is only once more if one of them was wrong.
+            corrupt = any(verdict in _CORRUPT for _, _, verdict in report.damage)
+            report.damage += counts.misplaced
+            report.log_bytes = end - begin
+            with ThreadPoolExecutor(1, "rmqstore-flush") as thread:
+                # The disk has time until the new files take their place.
+                flushed = thread.submit(lambda: [part.flush() for part in parts])
+                self._verify(end, corrupt, without_unit(counts.misplaced))
+                flushed.result()
+        finally:
+            for part in (log, *parts):
+                part.close()
+        for kind in self.kinds:
+            # A store without such records has the folder anyway, so that the swap takes the old one away.
+            make_directories(os.path.join(self.target, kind))
 
+    def _dispatch_whole(self, log: CommitLog, dispatcher: LogDispatcher) -> tuple[int, Verdict | None]:
+        # Dispatches the records up to the first damage; where that is, and what.
+        for stretch, columns in log.scans(log.min_offset, log.max_offset, resume=False):
+            if stretch.verdict is Verdict.RECORD:
+                self._dispatch_stretch(dispatcher, stretch, columns)
+            elif stretch.verdict is not Verdict.BLANK:
+                return stretch.begin, stretch.verdict
+        return log.max_offset, Verdict.LIMIT
 
-def _dispatch_log(
-    commit_log: CommitLog,
-    dispatcher: LogDispatcher,
-    report: RebuildReport,
-    begin: int,
-    end: int,
-    progress: Callable[[int, int], None] | None,
-    *,
-    resume: bool = True,
-) -> tuple[int, Verdict | None]:
-    # Dispatches the records from `begin` to `end`, past damage or up to it; where it stopped, and what is there.
-    for stretch, columns in commit_log.scans(begin, end, resume=resume):
+    def _dispatch(self, log: CommitLog, dispatcher: LogDispatcher, begin: int, end: int) -> None:
+        # Dispatches the records from `begin` to `end`, past damage.
+        for stretch, columns in log.scans(begin, end):
+            self._dispatch_stretch(dispatcher, stretch, columns)
+            if stretch.is_damage:
+                self.report.damage.append(stretch.as_damage)
+            if self.progress is not None:
+                self.progress(stretch.end - begin, end - begin)
+
+    def _dispatch_stretch(self, dispatcher: LogDispatcher, stretch: Stretch, columns: RecordColumns) -> None:
         if stretch.verdict is Verdict.RECORD:
-            refuse_assumed(columns, commit_log.config, report.what, report.output)
-        elif stretch.verdict is not Verdict.BLANK and not resume:
-            return stretch.begin, stretch.verdict
+            refuse_assumed(columns, self.config, self.kinds, self.root)
         dispatcher.dispatch_stretch(stretch, columns)
-        if stretch.is_damage:
-            report.damage.append(stretch.as_damage)
-        if progress is not None:
-            progress(stretch.end - begin, end - begin)
-    return end, Verdict.LIMIT
 
-
-def _flush(queues: ConsumeQueueStore | None, index_service: IndexService | None) -> None:
-    if queues is not None:
-        queues.flush()
-    if index_service is not None:
-        index_service.flush()
+    def _verify(self, end: int, corrupt: bool, misplaced: frozenset[int]) -> None:
+        log = CommitLog(self.root, self.config, MappedFilePool(self.config.max_mapped_files), read_only=True)
+        compared = Compared(log, self.root, self.config, parts_root=self.target, kinds=self.kinds)
+        compared.check_crc, compared.without_unit = corrupt, misplaced
+        with contextlib.closing(log), contextlib.closing(compared):
+            refuse_findings(verify_parts(compared, end))
 
 
 def refuse_findings(findings: Iterable[Finding]) -> None:
@@ -558,122 +502,23 @@ def refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str
             raise _needs_delay_levels(root)
     if "index" in kinds and "index_tags" in config.assumed and (columns.tags_code[: columns.count] != 0).any():
         raise GeometryError(
-            "the log holds tagged messages, and nothing tells whether the broker indexes tags; give "
-            "config=StoreConfig.infer(path, index_tags=True) for RocketMQ 5.4.0 and later, False before",
+            Sentence(
+                "the log holds tagged messages, and nothing tells whether the broker indexes tags; give ",
+                GiveOptions(("index_tags=True",)),
+                " for RocketMQ 5.4.0 and later, False before",
+            ),
             root,
         )
 
 
 def _needs_delay_levels(root: str) -> GeometryError:
     return GeometryError(
-        "the log holds delayed messages, whose queue units depend on the broker's delay levels; give "
-        "message_delay_level as broker.conf has it; without one there it is config=StoreConfig.infer(path, "
-        f"message_delay_level={StoreConfig().message_delay_level!r})",
+        Sentence(
+            "the log holds delayed messages, whose queue units depend on the broker's delay levels; give message_delay_level as "
+            "broker.conf has it; without one there it is ",
+            GiveOptions((f"message_delay_level={StoreConfig().message_delay_level!r}",)),
+        ),
         root,
     )
 
 
-def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
-    """Put the new folders in place of the old ones; each step may be the last before a kill, and is not done twice."""
-    for folder in folders_of(kinds):
-        new, place, old = (
-            os.path.join(work, folder),
-            os.path.join(root, folder),
-            os.path.join(work, "old-" + folder),
-        )
-        if os.path.isdir(new):
-            if is_database(place):
-                _move_aside(root, folder, "rocksdb")
-            if os.path.isdir(place) and not os.path.exists(old):
-                os.rename(place, old)
-            os.rename(new, place)
-        elif (
-            folder not in kinds
-            and os.path.isdir(place)
-            and not os.path.exists(old)
-            and not _has_been_swapped(work, folder)
-        ):
-            # The log has no records for this kind of queue, so what lay there is stale.
-            os.rename(place, old)
-        with open(os.path.join(work, "swapped-" + folder), "w"):
-            pass
-        fsync_directory(work)
-        fsync_directory(root)
-    if "consumequeue" in kinds:
-        for place in queue_databases(root):
-            _move_aside(root, os.path.basename(place), "rocksdb")
-        fsync_directory(root)
-    if "index" in kinds:
-        _raise_checkpoint(root)
-    _clear(root, work)
-
-
-def swap_database(root: str, work: str, folder: str) -> tuple[str, ...]:
-    """Put the new database of queues in the place `folder`, as of `swap`; the folders that were moved aside."""
-    new, place = os.path.join(work, "queues"), os.path.join(root, folder)
-    aside = []
-    if os.path.isdir(new):
-        # A broker does not start while there is a database in the other place too.
-        for old in dict.fromkeys((*queue_databases(root), place)):
-            if os.path.isdir(old):
-                aside.append(_move_aside(root, os.path.basename(old), "rocksdb" if is_database(old) else "files"))
-        os.rename(new, place)
-    fsync_directory(work)
-    fsync_directory(root)
-    _clear(root, work)
-    return tuple(aside)
-
-
-def _clear(root: str, work: str) -> None:
-    # Without the marker what is left is only rubbish, in whatever order it goes.
-    os.unlink(os.path.join(work, REBUILD_COMPLETE))
-    fsync_directory(work)
-    try:
-        delete_tree(work)
-    except OSError as error:
-        logger.warning("%s is no longer needed, but could not be deleted: %s", work, error)
-    fsync_directory(root)
-
-
-def _move_aside(root: str, folder: str, kind: str) -> str:
-    # Beside the other folders of the store, where a broker passes over it.
-    number = 1
-    while os.path.exists(aside := os.path.join(root, f"{folder}.{kind}-{number}")):
-        number += 1
-    os.rename(os.path.join(root, folder), aside)
-    logger.info("what held queues in %s is called %s now", folder, aside)
-    return aside
-
-
-def moved_aside(root: str, kinds: tuple[str, ...] = ("rocksdb",)) -> tuple[str, ...]:
-    """tuple of str: the folders of queues that rebuilds moved aside, of these kinds ("rocksdb", "files")."""
-    found = []
-    for name in listing(root).checked().names:
-        folder, _, end = name.rpartition(".")
-        kind, _, number = end.partition("-")
-        path = os.path.join(root, name)
-        if folder in PLACES and kind in kinds and number.isdigit() and (kind == "files" or is_database(path)):
-            found.append(path)
-    return tuple(sorted(found))
-
-
-def _has_been_swapped(work: str, folder: str) -> bool:
-    return os.path.exists(os.path.join(work, "swapped-" + folder))
-
-
-def _raise_checkpoint(root: str) -> None:
-    # A real broker that finds an abort file deletes index files newer than this time (RocketMQ 5.5.0).
-    directory = os.path.join(root, "index")
-    names = listing(directory, lambda entry: entry.name.isdigit()).existing().names
-    try:
-        checkpoint = Checkpoint.load(os.path.join(root, "checkpoint"))
-    except GeometryError as error:
-        # No writer opens the store with it, so that nobody trusts it; what was built is right all the same.
-        logger.warning("%s", error)
-        return
-    if names:
-        with open(open_regular(os.path.join(directory, names[-1])), "rb") as file:
-            file.seek(int(_core.IndexLayout.INDEX_END_TIMESTAMP))
-            end = int.from_bytes(file.read(8), "big", signed=True)
-        checkpoint.index_msg_timestamp = max(checkpoint.index_msg_timestamp, end)
-        checkpoint.flush()

@@ -27,22 +27,19 @@ from rmqstore.files.durable import fsync_directory, fsync_tree, make_directories
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.message import encode_java_utf8
-from rmqstore.offline.rebuild import (
+from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, free_output, refuse_assumed, refuse_lost_log
+from rmqstore.offline.rebuild_swap import (
     QUEUE_DATABASE,
-    REBUILD_DIRECTORY,
-    RebuildReport,
     delete_tree,
     finish_swap,
-    free_output,
     mark_complete,
     moved_aside,
-    refuse_assumed,
-    refuse_lost_log,
     swap_database,
 )
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
+from rmqstore.rocksdb.queues import Units
 from rmqstore.store.dispatcher import LogDispatcher
 
 __all__ = ["rebuild_queue_database"]
@@ -238,7 +235,9 @@ class _WrittenQueue(_Written, CollectedQueue):
         """Write units that follow each other, as of `ConsumeQueue.put_units`."""
         num = len(phy_offsets)
         offsets = np.arange(queue_offset, queue_offset + num, dtype=np.int64)
-        self.writer.put(self.name, self.queue_id, offsets, phy_offsets, sizes, tags_codes, store_timestamps)
+        self.writer.put(
+            self.name, self.queue_id, Units.of(offsets, phy_offsets, sizes, tags_codes, store_timestamps)
+        )
         first, last = (
             Unit(int(offsets[i]), int(phy_offsets[i]), int(sizes[i]), int(tags_codes[i])) for i in (0, num - 1)
         )
@@ -252,7 +251,7 @@ class _WrittenBatchQueue(_Written, CollectedBatchQueue):
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
         """Write one unit."""
         columns = [np.array([each], np.int64) for each in (*unit[:4], store_timestamp)]
-        self.writer.put(self.name, self.queue_id, *columns)
+        self.writer.put(self.name, self.queue_id, Units.of(*columns))
         self._note(unit, unit, 1)
         return True
 

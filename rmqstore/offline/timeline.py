@@ -21,7 +21,7 @@ import numpy as np
 from rmqstore import _core
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.store.message_store import MessageStore
 
@@ -191,15 +191,15 @@ class _Look:
     def __init__(self, store: MessageStore, queues: Iterable[tuple[str, int]]):
         self.log = store.commit_log
         self.places = self.units = 0
-        self._queues: list[tuple[ConsumeQueue, int, int]] = []
+        self._queues: list[tuple[AnyConsumeQueue, int, int]] = []
         for topic, queue_id in list(queues)[:_QUEUES_ASKED]:
             try:
                 queue = store.queues.find(topic, queue_id)
+                if queue is not None:
+                    first = queue.first_unit_at_or_after(self.log.min_offset)
+                    self._queues.append((queue, first, queue.unit_num))
             except (StoreError, OSError):
                 continue
-            # The place of a unit of a batch queue does not follow from its queue offset.
-            if isinstance(queue, ConsumeQueue):
-                self._queues.append((queue, *queue.bounds(self.log.min_offset)))
 
     def spread(self, low: int, high: int, limit: int) -> list[_Place]:
         """Places from `low` to `high`, in order: some evenly, then where much time lies over many bytes."""
@@ -249,19 +249,20 @@ class _Look:
             place = place if searched is None else self._place(searched)
         return place
 
-    def _unit_at_or_after(self, queue: ConsumeQueue, low: int, high: int, phy_offset: int) -> int | None:
+    def _unit_at_or_after(self, queue: AnyConsumeQueue, low: int, high: int, phy_offset: int) -> int | None:
         found = None
         try:
             while low < high:
                 middle = (low + high) // 2
                 self.units += 1
-                unit = queue.unit(middle)
-                if unit is None or unit.phy_offset < phy_offset:
+                phy_offsets, sizes, _ = queue.units(middle, 1)
+                # A unit that leads to no record has phy offset 0, or no size.
+                if not len(phy_offsets) or sizes[0] <= 0 or phy_offsets[0] < max(phy_offset, 1):
                     low = middle + 1
                 else:
-                    high, found = middle, unit.phy_offset
+                    high, found = middle, int(phy_offsets[0])
         except OffsetOutOfRangeError:
-            # Its file expired meanwhile.
+            # Its file expired while this runs.
             return None
         return found
 

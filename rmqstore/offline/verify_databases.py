@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
 from rmqstore.message import MessageExt
-from rmqstore.offline.verify_units import unread_database
+from rmqstore.offline.verify_unread import unread_database
 from rmqstore.rocksdb.index import IndexDatabase, index_folder, keys_of_message, may_have_entries, parse_entry
 from rmqstore.rocksdb.places import may_be_database
 

@@ -6,15 +6,20 @@ chains with the entries.  It only reads, and opens no log.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 
 from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.errors import Finding, OffsetOutOfRangeError
+from rmqstore.errors import Finding, OffsetOutOfRangeError, finding_of
+from rmqstore.files.listing import listing
+from rmqstore.files.open_file import why_unreadable
+from rmqstore.files.os_errors import is_unreadable
 from rmqstore.index.index_file import IndexFile
-from rmqstore.index.index_service import IndexService
+from rmqstore.index.index_service import IndexService, is_index_name
 
 
 class IndexCheck:
@@ -316,3 +321,45 @@ class IndexCheck:
                     f"{len(strange)} entries from number {self.entry + int(strange[0])} on are of no record in the log",
                 )
             self.entry += len(got_phy)
+
+
+def load_index(service: IndexService) -> tuple[list[Finding], bool]:
+    """Take the index files whose names and lengths are right.
+
+    Returns
+    -------
+    (list of Finding, bool)
+        What is wrong with the others, and whether some cannot be read.
+    """
+    found = listing(service.path)
+    if found.unreadable is not None:
+        return [finding_of(service.folder_not_given_out(found.unreadable), "file", service.path)], True
+    if found.problem is not None:
+        raise found.problem
+    problems: list[Finding] = []
+    is_unread = False
+    good = []
+    for name, path in zip(found.names, found.paths):
+        if not is_index_name(name) or not _may_be_file(path):
+            problems.append(Finding(path, 0, "file", "no part of the store; a directory here stops a real broker"))
+            continue
+        error = why_unreadable(path)
+        if error is not None:
+            is_unread = True
+            problems.append(finding_of(service.not_given_out(error, path), "file", path))
+            continue
+        length = os.path.getsize(path)
+        if length != service.config.index_file_size:
+            problems.append(finding_of(service.of_length(length, path), "file", path))
+            continue
+        good.append(name)
+    service.take(good)
+    return problems, is_unread
+
+
+def _may_be_file(path: str) -> bool:
+    # Where a folder may be listed and not searched, nobody knows what a name stands for; reading it says so.
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        return is_unreadable(error)

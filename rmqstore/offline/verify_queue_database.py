@@ -19,7 +19,7 @@ from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError, finding_of
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC, decode_java_utf8
-from rmqstore.offline.verify_units import unread_database
+from rmqstore.offline.verify_unread import unread_database
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
@@ -169,7 +169,8 @@ class QueueDatabaseCheck:
         self._note_met(topic, queue_id, offsets[there])
         if not damage:
             self._note_missing(topic, queue_id, offsets[~there], columns.phy_offset[rows[~there]])
-        yield from self._wrong(topic, queue_id, columns, rows[there], stored, places[there])
+        units = Units(stored.queue_offsets[places[there]], stored.values[places[there]])
+        yield from self._wrong((topic, queue_id), columns, rows[there], units)
 
     def _of_this_queue(self, key: tuple[str, int], offsets: np.ndarray, phy_offsets: np.ndarray) -> np.ndarray:
         # Which records are not of a topic, or of a queue of this name, that was deleted.
@@ -209,9 +210,9 @@ class QueueDatabaseCheck:
             self._missing[topic, queue_id] = first, phy, num + int((~behind).sum())
 
     def _wrong(
-        self, topic: str, queue_id: int, columns: RecordColumns, rows: np.ndarray, stored: Units, places: np.ndarray
+        self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray, units: Units
     ) -> Iterator[Finding]:
-        units = Units(stored.queue_offsets[places], stored.values[places])
+        topic, queue_id = key
         phy, sizes, codes, times = units.phy_offsets, units.sizes, units.tags_codes, units.store_timestamps
         wrong = (phy != columns.phy_offset[rows]) | (sizes != columns.size[rows])
         wrong |= times != columns.store_timestamp[rows]

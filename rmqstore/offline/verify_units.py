@@ -8,20 +8,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX
 from rmqstore._dispatch import RecordColumns
-from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore, unseen_text
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import Finding, StoreError, finding_of
-from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.open_file import why_unreadable
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
+from rmqstore.offline.compared import Compared
+from rmqstore.offline.verify_unread import unread_file
 from rmqstore.store.dispatch_rules import names_further_queue
 from rmqstore.store.queue_lives import QueueLife, life_of
 
@@ -44,14 +45,9 @@ class QueueCheck:
 
     Parameters
     ----------
-    root : str
-        The store's, which findings name where there is no queue.
-    config : StoreConfig
-    commit_log : CommitLog
-    queues : ConsumeQueueStore
-        Where the queue is looked for.
+    compared : Compared
     topic, queue_id
-        Whose units.
+        The queue.
 
     Attributes
     ----------
@@ -67,124 +63,61 @@ class QueueCheck:
         Phy offset of the last of them whose queue began again, -1 for none.
     """
 
-    def __init__(
-        self,
-        root: str,
-        config: StoreConfig,
-        commit_log: CommitLog,
-        queues: ConsumeQueueStore,
-        topic: str,
-        queue_id: int,
-    ):
-        self.root = root
-        self.config = config
-        self.commit_log = commit_log
+    def __init__(self, compared: Compared, topic: str, queue_id: int):
+        self.compared = compared
+        self.topic, self.queue_id = topic, queue_id
         self.queue: AnyConsumeQueue | None = None
+        self.units: _Units | None = None
         self.covered = 0
         self.problem: Finding | None = None
         self.gone, self.deleted_after = 0, -1
         self.missing_reported = 0
         # Of a queue that is not there: the queue offset and the phy offset of the first record that needs it.
         self._first_missing: tuple[int, int] | None = None
-        # Its units were written just now, from a log of which only a part is given.
-        self.is_built = False
         self._life: QueueLife | None = None
         self._asked_life = False
         self._files_told = False
         self._run: _Run | None = None
-        self.topic, self.queue_id = topic, queue_id
-        # Phy offsets, begin and end, of segments that cannot be read: nobody knows whether units lead to records there.
-        self.unread: list[tuple[int, int]] = []
         self._further_problems: list[Finding] = []
         try:
-            self.queue = queues.find(topic, queue_id)
+            self.queue = compared.queues.find(topic, queue_id)
         except (StoreError, OSError) as error:
             named = getattr(error, "path", None) or getattr(error, "filename", None)
-            where = os.fsdecode(named) if named else root
+            where = os.fsdecode(named) if named else compared.root
             if is_unreadable(error):
                 self.problem = unread_file(where, error, _NOT_COMPARED)
-                # That was said of the folder, once for all that may lie in it.
-                self._files_told = where in queues.unseen
+                # The folder was reported, once for all queues that may be in it.
+                self._files_told = where in compared.queues.unseen
             else:
                 self.problem = Finding(where, getattr(error, "pos", None) or 0, "file", str(error))
             return
+        if self.queue is not None:
+            self.units = _UNITS[self.queue.kind](self, self.queue)
         unread = list(self._unread_files())
         if unread:
             self.problem, *self._further_problems = unread
 
     def _unread_files(self) -> Iterator[Finding]:
-        for files in self._lists():
+        for files in () if self.queue is None else self.queue.file_lists():
             for base in files.offsets:
                 path = files.file(base).path
                 error = why_unreadable(path)
                 if error is not None:
                     yield unread_file(path, error, _NOT_COMPARED)
 
-    def _lists(self) -> list[MappedFileQueue]:
-        queue = self.queue
-        listed = [] if queue is None else [queue.files]
-        if isinstance(queue, ConsumeQueue) and queue.ext is not None:
-            listed.append(queue.ext.files)
-        return listed
-
-    def _is_unread(self, phy_offset: int) -> bool:
-        return any(begin <= phy_offset < end for begin, end in self.unread)
-
     def records(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
-        """What is wrong with the units of the records in `rows`, an array of int64 with rows of `columns`."""
-        queue = self.queue
+        """Compare the units of the records in `rows`, an array of int64 with rows of `columns`."""
         if self.problem is not None:
             return
-        if queue is None:
+        if self.queue is None or self.units is None:
             yield from self.missing(int(columns.queue_offset[rows[0]]), int(columns.phy_offset[rows[0]]), len(rows))
             return
-        if not isinstance(queue, ConsumeQueue):
-            yield from self._batch_records(columns, self._of_this_life(columns, rows, columns.inner_base))
-            return
-        if queue.ext is None and queue.agrees(columns, rows):
+        if self.queue.agrees(columns, rows):
             self.covered += len(rows)
             return
-        rows = self._of_this_life(columns, rows, columns.queue_offset)
-        if not len(rows):
-            return
-        # Something is to be told, or cannot be told at once.
-        offsets = columns.queue_offset[rows]
-        phy_offsets, sizes, tags = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
-        checks_tags = not (self.topic == SCHEDULE_TOPIC and "message_delay_level" in self.config.assumed)
-        # A run of queue offsets that go on by one is compared at once.
-        ends = [*(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
-        done = 0
-        while done < len(rows):
-            first = int(offsets[done])
-            while ends[0] <= done:
-                del ends[0]
-            run = ends[0]
-            phy, size, code = (
-                queue.units(first, run - done) if first >= queue.first_unit else queue.units(queue.unit_num, 0)
-            )
-            count = len(phy)
-            if not count:
-                yield from self.missing(first, int(phy_offsets[done]), 1)
-                done += 1
-                continue
-            part = slice(done, done + count)
-            differ = (phy != phy_offsets[part]) | (size != sizes[part])
-            if checks_tags and queue.ext is None:
-                differ |= code != tags[part]
-            elif checks_tags:
-                differ[queue.differing_tags(first, columns, rows[part])] = True
-            self.covered += count
-            for i in np.flatnonzero(differ).tolist():
-                yield from self._tell(
-                    queue,
-                    first + i,
-                    "bad_unit",
-                    f"unit {first + i} is {int(phy[i])}:{int(size[i])}:{_said(queue, int(code[i]))}, the record at "
-                    f"phy offset {int(phy_offsets[done + i])} "
-                    f"needs {int(phy_offsets[done + i])}:{int(sizes[done + i])}:"
-                    f"{_needed(queue, int(tags[done + i]), int(columns.store_timestamp[rows[done + i]]))}",
-                )
-            done += count
+        rows = self._of_this_life(columns, rows, self.units.queue_offsets(columns))
+        if len(rows):
+            yield from self.units.compare(columns, rows)
 
     def _of_this_life(self, columns: RecordColumns, rows: np.ndarray, queue_offsets: np.ndarray) -> np.ndarray:
         # The rows without the records of a queue of this name that was deleted.
@@ -196,7 +129,8 @@ class QueueCheck:
             if first is not None:
                 place = first.queue_offset, first.phy_offset
                 key = self.topic, self.queue_id
-                self._life = QueueLife(*place) if self.is_built else life_of(self.commit_log, *key, *place)
+                is_built = self.compared.is_built
+                self._life = QueueLife(*place) if is_built else life_of(self.compared.commit_log, *key, *place)
         if self._life is None:
             return rows
         phy_offsets = columns.phy_offset[rows]
@@ -216,15 +150,15 @@ class QueueCheck:
             self.gone += self.missing_reported
             return
         yield Finding(
-            os.path.join(self.root, "consumequeue", self.topic, str(self.queue_id)),
+            os.path.join(self.compared.root, "consumequeue", self.topic, str(self.queue_id)),
             0,
             "missing_unit",
             f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}: the topic was "
             f"deleted, or its queue is lost; it lacks {self.missing_reported} units in all",
         )
 
-    def _tell(self, queue: AnyConsumeQueue, number: int, kind: str, detail: str) -> Iterator[Finding]:
-        # Units of one file that follow each other are one finding, which is told when it is known how many they are.
+    def tell(self, queue: AnyConsumeQueue, number: int, kind: str, detail: str) -> Iterator[Finding]:
+        """Note a wrong unit: units of one file that follow each other are one finding, which comes after the last."""
         run = self._run
         if run is not None and run.kind == kind and run.last + 1 == number and number % queue.units_per_file:
             run.last = number
@@ -236,7 +170,7 @@ class QueueCheck:
         self._run = _Run(mapped_file.path, pos, kind, detail, number, number)
 
     def end_run(self) -> Iterator[Finding]:
-        """The units that were found wrong last, if they were not told yet; whoever calls no `finish` calls this."""
+        """The units that were found wrong last, if they were not told yet; call this where `finish` is not called."""
         run, self._run = self._run, None
         if run is not None:
             num = run.last - run.first + 1
@@ -256,34 +190,14 @@ class QueueCheck:
                 f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}",
             )
 
-    def _batch_records(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
-        queue = self.queue
-        assert isinstance(queue, BatchConsumeQueue)
-        for row in rows.tolist():
-            base, phy, size = int(columns.inner_base[row]), int(columns.phy_offset[row]), int(columns.size[row])
-            unit = queue.unit(base)
-            if unit is None:
-                yield from self.missing(base, phy, 1)
-                continue
-            self.covered += 1
-            expected = (base, phy, size, int(columns.tags_code[row]), max(int(columns.inner_num[row]), 1))
-            time, needed = queue.store_timestamp(base), int(columns.store_timestamp[row])
-            if tuple(unit) != expected or time != needed:
-                yield Finding(
-                    queue.files.path,
-                    0,
-                    "bad_unit",
-                    f"the unit of batch {base} is {(*unit, time)}, the record needs {(*expected, needed)}",
-                )
-
     def finish(self) -> Iterator[Finding]:
         """What no record told: its files, bytes after its end, units that lead nowhere."""
         yield from self.files()
         if self.problem is not None:
             return
         yield from self.end_run()
-        queue = self.queue
-        if queue is None:
+        queue, units = self.queue, self.units
+        if queue is None or units is None:
             return
         if self.missing_reported > 1:
             yield Finding(
@@ -292,53 +206,27 @@ class QueueCheck:
                 "missing_unit",
                 f"{self.topic}/{self.queue_id} lacks {self.missing_reported} units in all",
             )
-        log = self.commit_log
-        first = queue.first_unit_at_or_after(log.min_offset)
+        first = queue.first_unit_at_or_after(self.compared.commit_log.min_offset)
         yield from self._tail(queue)
-        if queue.unit_num - first <= self.covered:
-            return
-        # More units than records: find the ones that lead nowhere.
-        if isinstance(queue, BatchConsumeQueue):
-            yield from self._odd_batch_units(queue, first)
-            return
-        for number in range(first, queue.unit_num):
-            unit = queue.unit(number)
-            if unit is None or self._is_unread(unit.phy_offset):
-                continue
-            message = log.look_up(unit.phy_offset, unit.size)
-            if message is not None and (
-                self._is_own(message, number) or names_further_queue(message, self.topic, number)
-            ):
-                continue
-            yield from self._tell(
-                queue,
-                number,
-                "dangling_unit",
-                f"unit {number} says {unit.phy_offset}:{unit.size}, where no record of {self.topic}/{self.queue_id} lies",
-            )
-        yield from self.end_run()
+        if queue.unit_num - first > self.covered:
+            # More units than records: find the ones that lead nowhere.
+            for number, unit, lies in units.dangling(first):
+                detail = f"unit {number} says {unit.phy_offset}:{unit.size}, {lies}"
+                yield from self.tell(queue, number, "dangling_unit", detail)
+            yield from self.end_run()
 
-    def _is_own(self, message: MessageExt, queue_offset: int) -> bool:
+    def record_of(self, unit: Unit) -> MessageExt | None:
+        """The record that a unit leads to, None where none begins."""
+        return self.compared.commit_log.look_up(unit.phy_offset, unit.size)
+
+    def is_unread(self, unit: Unit) -> bool:
+        """Return whether a unit leads to a segment that cannot be read."""
+        return self.compared.is_unread(unit.phy_offset, unit.phy_offset + 1)
+
+    def is_own(self, message: MessageExt, queue_offset: int) -> bool:
+        """Return whether a message is of this queue, at this queue offset."""
         own = self.topic, self.queue_id, queue_offset
         return (message.topic, message.queue_id, message.queue_offset) == own
-
-    def _odd_batch_units(self, queue: BatchConsumeQueue, first: int) -> Iterator[Finding]:
-        # What each batch needs was looked for already; here is what no batch needs.
-        reached = -1
-        for number in queue.numbers(first):
-            unit = queue.unit_of(number)
-            if self._is_unread(unit.phy_offset):
-                continue
-            message = self.commit_log.look_up(unit.phy_offset, unit.size)
-            own = message is not None and self._is_own(message, unit.queue_offset)
-            if own and unit.phy_offset > reached:
-                reached = unit.phy_offset
-                continue
-            lies = "that another unit leads to" if own else f"where no record of {self.topic}/{self.queue_id} lies"
-            yield from self._tell(
-                queue, number, "dangling_unit", f"unit {number} says {unit.phy_offset}:{unit.size}, {lies}"
-            )
-        yield from self.end_run()
 
     def files(self) -> Iterator[Finding]:
         """What is wrong with its files as a whole, once: it comes before what follows from it."""
@@ -348,7 +236,7 @@ class QueueCheck:
         if self.problem is not None:
             yield self.problem
             yield from self._further_problems
-        for files in self._lists():
+        for files in () if self.queue is None else self.queue.file_lists():
             for problem in files.problems:
                 yield finding_of(problem, "file", files.path)
 
@@ -369,20 +257,131 @@ class QueueCheck:
                 )
 
 
-def unread_file(path: str, error: OSError, left_out: str) -> Finding:
-    """Finding: of a file that the system does not give out, because of `error`; `left_out` is what follows."""
-    return Finding(
-        path,
-        0,
-        "file",
-        f"the file cannot be read ({error.strerror or error}), and {left_out}; let this user read it, or restore it "
-        "from a copy where the disk fails",
-    )
+# ------------------------------------------------------------------------------------------------------ units of one kind
 
 
-def unread_folder(path: str, error: OSError) -> Finding:
-    """Finding: of a folder of queues that the system does not give out, because of `error`."""
-    return Finding(path, 0, "file", f"{unseen_text(error)}; queues that may be there are not compared with the log")
+class _Units(Protocol):
+    """How the units of a kind of queue are compared with records."""
+
+    by_base: bool
+
+    def __init__(self, check: QueueCheck, queue: Any): ...
+
+    def queue_offsets(self, columns: RecordColumns) -> np.ndarray:
+        """The queue offsets of records, as this kind of queue has them."""
+
+    def compare(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
+        """Compare the units of these records."""
+
+    def dangling(self, first: int) -> Iterator[tuple[int, Unit, str]]:
+        """The units from number `first` on that lead to no record of the queue: number, unit, where they lead."""
+
+
+class _SimpleUnits:
+    by_base = False
+
+    def __init__(self, check: QueueCheck, queue: ConsumeQueue):
+        self.check, self.queue = check, queue
+
+    def queue_offsets(self, columns: RecordColumns) -> np.ndarray:
+        return columns.queue_offset
+
+    def compare(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
+        check, queue = self.check, self.queue
+        offsets = columns.queue_offset[rows]
+        phy_offsets, sizes, tags = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
+        checks_tags = not (check.topic == SCHEDULE_TOPIC and "message_delay_level" in check.compared.config.assumed)
+        # A run of queue offsets that go on by one is compared at once.
+        ends = [*(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
+        done = 0
+        while done < len(rows):
+            first = int(offsets[done])
+            while ends[0] <= done:
+                del ends[0]
+            run = ends[0]
+            phy, size, code = (
+                queue.units(first, run - done) if first >= queue.first_unit else queue.units(queue.unit_num, 0)
+            )
+            count = len(phy)
+            if not count:
+                yield from check.missing(first, int(phy_offsets[done]), 1)
+                done += 1
+                continue
+            part = slice(done, done + count)
+            differ = (phy != phy_offsets[part]) | (size != sizes[part])
+            if checks_tags:
+                differ[queue.differing_tags(first, columns, rows[part])] = True
+            check.covered += count
+            for i in np.flatnonzero(differ).tolist():
+                yield from check.tell(
+                    queue,
+                    first + i,
+                    "bad_unit",
+                    f"unit {first + i} is {int(phy[i])}:{int(size[i])}:{_said(queue, int(code[i]))}, the record at "
+                    f"phy offset {int(phy_offsets[done + i])} "
+                    f"needs {int(phy_offsets[done + i])}:{int(sizes[done + i])}:"
+                    f"{_needed(queue, int(tags[done + i]), int(columns.store_timestamp[rows[done + i]]))}",
+                )
+            done += count
+
+    def dangling(self, first: int) -> Iterator[tuple[int, Unit, str]]:
+        check = self.check
+        for number in range(first, self.queue.unit_num):
+            unit = self.queue.unit(number)
+            if unit is None or check.is_unread(unit):
+                continue
+            message = check.record_of(unit)
+            if message is None or not (
+                check.is_own(message, number) or names_further_queue(message, check.topic, number)
+            ):
+                yield number, unit, f"where no record of {check.topic}/{check.queue_id} lies"
+
+
+class _BatchUnits:
+    by_base = True
+
+    def __init__(self, check: QueueCheck, queue: BatchConsumeQueue):
+        self.check, self.queue = check, queue
+
+    def queue_offsets(self, columns: RecordColumns) -> np.ndarray:
+        return columns.inner_base
+
+    def compare(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
+        check, queue = self.check, self.queue
+        for row in rows.tolist():
+            base, phy, size = int(columns.inner_base[row]), int(columns.phy_offset[row]), int(columns.size[row])
+            unit = queue.unit(base)
+            if unit is None:
+                yield from check.missing(base, phy, 1)
+                continue
+            check.covered += 1
+            expected = (base, phy, size, int(columns.tags_code[row]), max(int(columns.inner_num[row]), 1))
+            time, needed = queue.store_timestamp(base), int(columns.store_timestamp[row])
+            if tuple(unit) != expected or time != needed:
+                yield Finding(
+                    queue.files.path,
+                    0,
+                    "bad_unit",
+                    f"the unit of batch {base} is {(*unit, time)}, the record needs {(*expected, needed)}",
+                )
+
+    def dangling(self, first: int) -> Iterator[tuple[int, Unit, str]]:
+        # Each batch was looked for in `compare`; these are the units that no batch needs.
+        check, reached = self.check, -1
+        for number in self.queue.numbers(first):
+            unit = self.queue.unit_of(number)
+            if check.is_unread(unit):
+                continue
+            message = check.record_of(unit)
+            own = message is not None and check.is_own(message, unit.queue_offset)
+            if own and unit.phy_offset > reached:
+                reached = unit.phy_offset
+                continue
+            lies = "that another unit leads to" if own else f"where no record of {check.topic}/{check.queue_id} lies"
+            yield number, unit, lies
+
+
+_UNITS: dict[str, type[_Units]] = {ConsumeQueue.kind: _SimpleUnits, BatchConsumeQueue.kind: _BatchUnits}
 
 
 def _said(queue: ConsumeQueue, code: int) -> str:
@@ -398,12 +397,3 @@ def _needed(queue: ConsumeQueue, tags_code: int, store_timestamp: int) -> str:
     if queue.ext is None:
         return str(tags_code)
     return f"{tags_code} (tags code {tags_code} and store time {store_timestamp})"
-
-
-def unread_database(path: str, error: StoreError | OSError, what: str) -> Finding:
-    """Finding: that `what` is in a database which was not looked at, because of `error`."""
-    if is_unreadable(error):
-        where = path if error.filename is None else os.fsdecode(error.filename)
-        text = f"{what}: this cannot be read ({error.strerror or error}), and is not compared with the log; let this user read "
-        return Finding(where, 0, "file", text + "it, or restore it from a copy where the disk fails")
-    return Finding(path, 0, "not_checked", f"{what}: {error}")

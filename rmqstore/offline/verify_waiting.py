@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
-from rmqstore.offline.verify_units import unread_database
+from rmqstore.offline.verify_unread import unread_database
 from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
 from rmqstore.rocksdb.places import may_be_database

@@ -32,6 +32,7 @@ from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.transfer import checked_expiry
 from rmqstore.rabbitmq.vhost import Vhost
+from rmqstore.remedies import DeclareQueue, Sentence
 
 __all__ = ["ImportReport", "import_messages", "node_process"]
 
@@ -249,8 +250,11 @@ def _directory_to_import(vhost: Vhost, queue: str, level: int | None, declared: 
         )
     if definitions is None and not declared:
         raise StoreError(
-            f"whether the node knows queue {queue!r} cannot be told here, and it would delete the directory of one that it does "
-            "not know; give the vhost inside the node's data directory, or say declared=True (--declared)",
+            Sentence(
+                f"whether the node knows queue {queue!r} cannot be told here, and it would delete the directory of one that it "
+                "does not know; give the vhost inside the node's data directory, or say ",
+                DeclareQueue(),
+            ),
             vhost.path,
         )
     if definition is not None and definition.type not in ("", "rabbit_classic_queue"):

@@ -25,6 +25,7 @@ from rmqstore.files.os_errors import naming_errors
 from rmqstore.rabbitmq._core import Segment
 from rmqstore.rabbitmq.directory import lock_directory
 from rmqstore.rabbitmq.index_directory import IndexDirectory
+from rmqstore.remedies import OpenReadOnly, Sentence
 
 __all__ = ["IndexWriter"]
 
@@ -57,7 +58,7 @@ class IndexWriter(NotCopied):
     def lock(self) -> None:
         """Keep other writers out; StoreLockedError where one has the queue open."""
         self._lock_fd = lock_directory(
-            self._directory.path, "another writer has the queue open; close it first, or open it with read_only=True"
+            self._directory.path, Sentence("another writer has the queue open; close it first", OpenReadOnly())
         )
 
     def open_journal(self) -> None:

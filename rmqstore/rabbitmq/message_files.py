@@ -27,6 +27,7 @@ from rmqstore.files.os_errors import full_disk, naming_errors, unread_format, wi
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.directory import lock_directory, map_file
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
+from rmqstore.remedies import OpenReadOnly, Sentence
 
 __all__ = ["MAX_FILE", "RDT", "FileSummary", "Locations", "MessageFiles"]
 
@@ -149,7 +150,7 @@ class MessageFiles(NotCopied):
         """Keep other writers out; StoreLockedError where one has the store open."""
         self._directory_fd = lock_directory(
             self.path,
-            "the message store is open for writing already; close it there, or open it with read_only=True",
+            Sentence("the message store is open for writing already; close it there", OpenReadOnly()),
         )
 
     def add_up(self) -> None:

@@ -34,11 +34,11 @@ _LOOKS = 4
 _PAUSE = 0.02
 
 
-class _Refused(Exception):
+class OpenRefusedError(Exception):
     """RocksDB does not open the files; the text is the first line of its reason."""
 
 
-class _FilesChanged(_Refused):
+class FilesChangedError(OpenRefusedError):
     """It misses files, and a flush or compaction of the broker ran since they were linked."""
 
 
@@ -98,8 +98,8 @@ class Database:
         self._handles: dict[str, Any] = {}
         self.families = self._open()
         self.unlisted: tuple[str, ...] = ()
-        with contextlib.suppress(_FilesChanged):
-            ask_again(self._compare, self._reopen, _FilesChanged, _LOOKS - 1)
+        with contextlib.suppress(FilesChangedError):
+            ask_again(self._compare, self._reopen, FilesChangedError, _LOOKS - 1)
         if self._torn is not None:
             self.log_damage = self._torn if self.log_damage is None else f"{self.log_damage}; {self._torn}"
 
@@ -108,7 +108,7 @@ class Database:
         self.unlisted = self._unlisted()
         self.lost_log = _lost_log(self.path)
         if self._torn is not None or self.unlisted or self.lost_log is not None:
-            raise _FilesChanged("the MANIFEST is behind the tables, or there is no log")
+            raise FilesChangedError("the MANIFEST is behind the tables, or there is no log")
 
     def _reopen(self) -> None:
         # A broker that writes both is done in a moment.
@@ -119,10 +119,10 @@ class Database:
 
     def _open(self) -> tuple[str, ...]:
         try:
-            return ask_again(self._open_once, gone=_FilesChanged, tries=_TRIES - 1)
-        except _Refused as refused:
+            return ask_again(self._open_once, gone=FilesChangedError, tries=_TRIES - 1)
+        except OpenRefusedError as refused:
             advice = "what it held is in the commit log: rebuild it, or restore the file from a backup"
-            if isinstance(refused, _FilesChanged):
+            if isinstance(refused, FilesChangedError):
                 advice = "its files changed at each of several tries, as its broker writes: try again"
             raise CorruptionError(
                 f"the RocksDB database cannot be opened: {refused}; {advice}", self.path
@@ -135,7 +135,7 @@ class Database:
         strict = modes.absolute_consistency() if self._skip_damaged else modes.tolerate_corrupted_tail_records()
         try:
             families, told = self._open_linked(strict), []
-        except _Refused as refused:
+        except OpenRefusedError as refused:
             lenient = modes.skip_any_corrupted_record() if self._skip_damaged else modes.point_in_time()
             families = self._open_linked(lenient)
             # Only the log can be what the strict mode refused.
@@ -172,7 +172,7 @@ class Database:
                 raise
             # Where a flush or compaction ran in between, another try may be better.
             changed = "No such file" in str(failed) and self._names() != linked
-            raise (_FilesChanged if changed else _Refused)(_first_line(failed, links)) from failed
+            raise (FilesChangedError if changed else OpenRefusedError)(_first_line(failed, links)) from failed
         self._handles = {name: self._rdict.get_column_family(name) for name in families}
         self._finalizer = weakref.finalize(self, _remove, links, os.getpid())
         return families

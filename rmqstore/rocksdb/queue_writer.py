@@ -12,17 +12,15 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from rmqstore import _numpy as np
 from rmqstore.errors import StoreError
 from rmqstore.rocksdb.database import load_rocksdict
-from rmqstore.rocksdb.queues import VALUE_SIZE, last_key, unit_prefix
+from rmqstore.rocksdb.queues import VALUE_SIZE, Units, last_key, unit_prefix
 
 __all__ = ["QueueDatabaseWriter"]
 
 # RocketMQ 5.5.0 has RocksDB 8.4.4, which knows no later tables.
 _FORMAT_VERSION = 5
 _WRITE_BUFFER_SIZE = 128 << 20
-_UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8")]
 # What RocksDB and rocksdict leave besides the database.
 _LEFT = ("rocksdict-config.json", "LOG", "LOCK")
 
@@ -88,30 +86,12 @@ class QueueDatabaseWriter:
                 self.path,
             ) from error
 
-    def put(
-        self,
-        topic: bytes,
-        queue_id: int,
-        queue_offsets: np.ndarray,
-        phy_offsets: np.ndarray,
-        sizes: np.ndarray,
-        tags_codes: np.ndarray,
-        store_timestamps: np.ndarray,
-    ) -> None:
-        """Write units of one queue; a unit that was written before is replaced.
-
-        Parameters
-        ----------
-        queue_offsets, phy_offsets, sizes, tags_codes, store_timestamps : integer arrays
-            One value a unit; times in ms since epoch.
-        """
-        units = np.empty(len(queue_offsets), np.dtype(_UNIT))
-        units["phy_offset"], units["size"], units["tags_code"] = phy_offsets, sizes, tags_codes
-        units["store_timestamp"] = store_timestamps
-        values, ends = units.tobytes(), queue_offsets.astype(">i8").tobytes()
+    def put(self, topic: bytes, queue_id: int, units: Units) -> None:
+        """Write units of one queue; a unit that was written before is replaced."""
+        values, ends = units.values.tobytes(), units.queue_offsets.astype(">i8").tobytes()
         prefix = unit_prefix(topic, queue_id)
         batch = self._rocksdict.WriteBatch(raw_mode=True)
-        for i in range(len(queue_offsets)):
+        for i in range(len(units.queue_offsets)):
             batch.put(prefix + ends[8 * i : 8 * i + 8], values[VALUE_SIZE * i : VALUE_SIZE * (i + 1)])
         with self._writing():
             self._rdict.write(batch, self._no_log)

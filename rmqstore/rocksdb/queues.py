@@ -26,6 +26,7 @@ _OFFSET = struct.Struct(">q")
 _LAST = struct.Struct(">qq")
 _VALUE = struct.Struct(">qiqq")
 VALUE_SIZE = _VALUE.size
+_UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8")]
 # What a key has besides its topic: of a unit, and of an entry of `offset`.
 _UNIT_KEY, _OFFSET_KEY = 19, 14
 _INT64_MAX = 2**63 - 1
@@ -48,6 +49,21 @@ class Units(NamedTuple):
 
     queue_offsets: np.ndarray
     values: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        queue_offsets: np.ndarray,
+        phy_offsets: np.ndarray,
+        sizes: np.ndarray,
+        tags_codes: np.ndarray,
+        store_timestamps: np.ndarray,
+    ) -> Units:
+        """Return units of these integers, one of each array a unit; times in ms since epoch."""
+        values = np.empty(len(queue_offsets), np.dtype(_UNIT))
+        values["phy_offset"], values["size"], values["tags_code"] = phy_offsets, sizes, tags_codes
+        values["store_timestamp"] = store_timestamps
+        return cls(queue_offsets, values.view(np.uint8).reshape(-1, VALUE_SIZE))
 
     @property
     def phy_offsets(self) -> np.ndarray:

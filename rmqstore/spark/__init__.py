@@ -7,7 +7,8 @@ Nothing below this folder imports it, and it imports pyspark only where Spark it
 
 - `plan`: pieces of a log and of its queues; where the first record of a piece begins.  Never imports pyspark
 - `options`, `batches`: what may be asked of a source; the record batches of a piece, damage among them
-- `source`: the data source `rocketmq-store`; `reader`, `stream`, `writer`: who answers for it: batch, stream, append
+- `source`: the data source `rocketmq-store`; `reader`, `stream`, `writer`: who answers for it: batch, stream, append;
+  `schemas`: types of columns as Spark has them
 - `tiered`: pieces of tiered storage, and their record batches
 - `rabbitmq`: the data source `rabbitmq-queue`
 - `query`: the messages of many keys through the index files

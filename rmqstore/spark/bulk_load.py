@@ -33,7 +33,8 @@ from rmqstore.files.durable import fsync_directory, make_directories
 from rmqstore.files.listing import is_empty
 from rmqstore.files.mapped_file import MappedFile, name_of_offset
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, host_to_bytes
-from rmqstore.offline.rebuild import RebuildJob, delete_tree
+from rmqstore.offline.rebuild import RebuildJob
+from rmqstore.offline.rebuild_swap import delete_tree
 from rmqstore.spark.batches import without_marks
 from rmqstore.spark.mapper import Mapper, spark_mapper
 from rmqstore.spark.rebuild import rebuild_with

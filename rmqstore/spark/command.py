@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 import contextlib
 import dataclasses
+import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,15 +28,35 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmqstore.arguments import IndexType
-from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing
+from rmqstore.cli.errors import CannotOpenError
+from rmqstore.cli.group import FOUND_NOTHING, StoreGroup, nothing
 from rmqstore.cli.messages import about_topic
-from rmqstore.cli.options import Given, path_argument, store_options
-from rmqstore.cli.rebuild import agree_to_replace, drop_units_option, print_rebuild
-from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, escape, format_size, format_time, note
+from rmqstore.cli.options import (
+    GIVEN_OPTIONS,
+    Given,
+    begin_option,
+    end_option,
+    gathered,
+    key_type_option,
+    optioned,
+    path_argument,
+    selecting,
+    tags_option,
+)
+from rmqstore.cli.rebuild import (
+    Task,
+    agree_to_replace,
+    drop_units_option,
+    output_option,
+    print_rebuild,
+    what_option,
+    yes_option,
+)
+from rmqstore.cli.terminal import Printer, escape, format_size, format_time, note
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
 from rmqstore.offline.rebuild import check_config
+from rmqstore.selection import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +65,6 @@ __all__ = ["main"]
 
 _INSTALL = "pip install 'rmqstore[spark]'"
 _GROUPS = ("topic", "queue_id", "tags", "day", "hour")
-_INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "unique": "U", "tag": "T"}
 _HIT_COLUMNS = ("topic", "queue_id", "queue_offset", "phy_offset", "size", "keys", "tags", "store_timestamp")
 # How Spark cites an error of ours that was raised in a task, or where Spark planned the job.
 _CITED = re.compile(r"rmqstore\.errors\.\w+: (.+?)\s*$", re.MULTILINE)
@@ -109,32 +129,44 @@ def _session(master: str | None, settings: tuple[str, ...]) -> Iterator[SparkSes
         raise
 
 
+@dataclasses.dataclass
+class SparkGiven(Given):
+    """The options that every command has: those of a store, and where Spark runs."""
+
+    master: str | None = None
+    settings: tuple[str, ...] = ()
+
+    def session(self) -> contextlib.AbstractContextManager[SparkSession]:
+        """Return the session of a command, which ends with it."""
+        return _session(self.master, self.settings)
+
+
 def spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--master`` and ``--conf``; the command gets them as one argument `session`, a context manager."""
+    """Add ``--master``, ``--conf`` and the options of a store; the command gets them as one argument `given`."""
 
-    def wrapped(master: str | None, settings: tuple[str, ...], **others: Any) -> Any:
+    @functools.wraps(function)
+    def checked(path: str, **others: Any) -> Any:
         # Spark takes seconds to start, and a name is soon mistyped.
-        check_store_root(others["path"])
-        return function(session=_session(master, settings), **others)
+        check_store_root(path)
+        return function(path=path, **others)
 
-    wrapped.__doc__ = function.__doc__
-    wrapped.__name__ = function.__name__
-    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in (
-        click.option("--conf", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
+    return optioned(
+        gathered(SparkGiven, "given")(checked),
         click.option(
             "--master", help="Where Spark runs, as local[4] or spark://host:7077; by default as Spark is set up."
         ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+        click.option("--conf", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
+        *GIVEN_OPTIONS,
+    )
 
 
 @dataclasses.dataclass
-class Selection:
+class Reading:
     """Which messages a command reads, and how: options of the data source."""
 
-    values: dict[str, Any]
+    selection: Selection
+    partition_bytes: str | None
+    corrupt: str | None
 
     def options(self, path: str, given: Given) -> dict[str, Any]:
         """dict: these, and the sizes of the store as far as the command line tells them."""
@@ -143,52 +175,43 @@ class Selection:
             # What neither the files nor the broker.conf tell has RocketMQ's default.
             fields |= given.config(path, read_only=True).as_dict()
             del fields["store_host"], fields["unknown"]
-        return {**{name: value for name, value in self.values.items() if value not in (None, ())}, **fields}
+        chosen = self.selection
+        values = {
+            "topic": chosen.topics,
+            "queue_id": chosen.queue_ids,
+            "tags": None if chosen.tags is None else " || ".join(chosen.tags),
+            "begin": chosen.begin,
+            "end": chosen.end,
+            "begin_phy_offset": chosen.begin_phy_offset,
+            "end_phy_offset": chosen.end_phy_offset,
+            "partition_bytes": self.partition_bytes,
+            "corrupt": self.corrupt,
+        }
+        return {**{name: value for name, value in values.items() if value is not None}, **fields}
 
 
 def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the data source that choose messages; the command gets them as `selection`."""
-    names = (
-        "topic",
-        "queue_id",
-        "tags",
-        "begin",
-        "end",
-        "begin_phy_offset",
-        "end_phy_offset",
-        "partition_bytes",
-        "corrupt",
-    )
-
-    def wrapped(**given: Any) -> Any:
-        values = {name: given.pop(name) for name in names}
-        return function(selection=Selection(values), **given)
-
-    wrapped.__doc__ = function.__doc__
-    wrapped.__name__ = function.__name__
-    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in (
-        click.option("--corrupt", type=click.Choice(["fail", "report", "skip"]), help="What damage in the log does."),
-        click.option("--partition-bytes", help="Bytes of log for one task, as 134217728 or 128m (the default)."),
-        click.option(
-            "--end-phy-offset", "end_phy_offset", type=click.IntRange(min=0), help="Records before this phy offset."
+    """Add the options of the data source that choose messages; the command gets them as one argument `reading`."""
+    return optioned(
+        selecting("topics", "queue_ids", "tags", "begin", "end", "begin_phy_offset", "end_phy_offset")(
+            gathered(Reading, "reading")(function)
         ),
+        click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable."),
+        click.option(
+            "--queue", "queue_ids", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
+        ),
+        tags_option,
+        begin_option,
+        end_option,
         click.option(
             "--begin-phy-offset",
-            "begin_phy_offset",
             type=click.IntRange(min=0),
             help="Records from this phy offset on.",
         ),
-        click.option("--end", type=END_TIME, help=END_HELP),
-        click.option("--begin", type=TIME, help=BEGIN_HELP),
-        click.option("--tags", help="Only these tags: 'a || b'."),
-        click.option(
-            "--queue", "queue_id", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
-        ),
-        click.option("--topic", multiple=True, help="Only this topic; repeatable."),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+        click.option("--end-phy-offset", type=click.IntRange(min=0), help="Records before this phy offset."),
+        click.option("--partition-bytes", help="Bytes of log for one task, as 134217728 or 128m (the default)."),
+        click.option("--corrupt", type=click.Choice(["fail", "report", "skip"]), help="What damage in the log does."),
+    )
 
 
 @click.group(
@@ -215,13 +238,12 @@ def _target(output: str) -> str:
 @click.option("--by", multiple=True, type=click.Choice(_GROUPS), help="Count in groups of these; repeatable.")
 @read_options
 @spark_options
-@store_options
-def count_command(path: str, by: tuple[str, ...], selection: Selection, session: Any, given: Given) -> None:
+def count_command(path: str, by: tuple[str, ...], reading: Reading, given: SparkGiven) -> None:
     """Count messages, all or by topic, queue, tag, day or hour (UTC)."""
-    with session as spark:
+    with given.session() as spark:
         from rmqstore.spark.export import count
 
-        found = count(spark, path, by, **selection.options(path, given))
+        found = count(spark, path, by, **reading.options(path, given))
     printer = Printer(given.as_json)
     if isinstance(found, int):
         if given.as_json:
@@ -242,6 +264,18 @@ def count_command(path: str, by: tuple[str, ...], selection: Selection, session:
 
 
 # -------------------------------------------------------------------------------------------------------------- export
+
+
+@dataclasses.dataclass(frozen=True)
+class _Files:
+    """The files that an export makes."""
+
+    output: str
+    format_name: str
+    partition_by: tuple[str, ...]
+    columns: str | None
+    stored_bodies: bool
+    mode: str
 
 
 @main.command(name="export")
@@ -269,43 +303,41 @@ def count_command(path: str, by: tuple[str, ...], selection: Selection, session:
               show_default=True, help="What happens if OUTPUT is there.")  # fmt: skip
 @read_options
 @spark_options
-@store_options
-def export_command(
-    path: str,
-    output: str,
-    format_name: str,
-    partition_by: tuple[str, ...],
-    columns: str | None,
-    stored_bodies: bool,
-    mode: str,
-    selection: Selection,
-    session: Any,
-    given: Given,
-) -> None:
+@gathered(_Files, "files")
+def export_command(path: str, files: _Files, reading: Reading, given: SparkGiven) -> None:
     """Write messages into files at OUTPUT, a folder or any address that Spark can write to."""
-    folders = () if "none" in partition_by else partition_by
-    options = selection.options(path, given)
-    if columns is not None:
-        options["columns"] = columns
-    if stored_bodies:
+    folders = () if "none" in files.partition_by else files.partition_by
+    options = reading.options(path, given)
+    if files.columns is not None:
+        options["columns"] = files.columns
+    if files.stored_bodies:
         options["decode_body"] = False
-    with session as spark:
+    with given.session() as spark:
         from rmqstore.spark.export import export
 
         try:
-            report = export(spark, path, _target(output), format_name, folders, mode, **options)
+            report = export(spark, path, _target(files.output), files.format_name, folders, files.mode, **options)
         except ValueError as error:
             raise click.UsageError(escape(str(error))) from None
     printer = Printer(given.as_json)
     if given.as_json:
         printer.json_line({"type": "export", **dataclasses.asdict(report)})
     else:
-        printer.line(f"wrote {report.messages} messages as {report.format} into {escape(output)}")
+        printer.line(f"wrote {report.messages} messages as {report.format} into {escape(files.output)}")
     if not report.messages:
         click.get_current_context().exit(FOUND_NOTHING)
 
 
 # ------------------------------------------------------------------------------------------------------------- profile
+
+
+@dataclasses.dataclass(frozen=True)
+class _Page:
+    """The folder that a profile makes."""
+
+    output: str
+    top_keys: int
+    overwrite: bool
 
 
 @main.command(name="profile")
@@ -315,20 +347,18 @@ def export_command(
 @click.option("--overwrite", is_flag=True, help="Replace a profile that is in OUTPUT.")
 @read_options
 @spark_options
-@store_options
-def profile_command(
-    path: str, output: str, top_keys: int, overwrite: bool, selection: Selection, session: Any, given: Given
-) -> None:
+@gathered(_Page, "page")
+def profile_command(path: str, page: _Page, reading: Reading, given: SparkGiven) -> None:
     """Write a page about what is in a store into the folder OUTPUT, and its figures as Parquet.
 
     Messages and bytes by topic, tag and hour, sizes of bodies, compression, keys. OUTPUT/report.html needs nothing else.
     """
-    with session as spark:
+    with given.session() as spark:
         from rmqstore.spark.profile import profile
 
-        figures = profile(spark, path, output, top_keys, overwrite, **selection.options(path, given))
+        figures = profile(spark, path, page.output, page.top_keys, page.overwrite, **reading.options(path, given))
     printer = Printer(given.as_json)
-    report = os.path.join(output, "report.html")
+    report = os.path.join(page.output, "report.html")
     if given.as_json:
         value = dataclasses.asdict(figures.total)
         damage = {"damaged": figures.damaged, "damaged_bytes": figures.damaged_bytes}
@@ -350,38 +380,28 @@ def profile_command(
 @click.argument("topic")
 @click.argument("keys", nargs=-1)
 @click.option("--keys-from", type=click.Path(exists=True, dir_okay=False), help="A file with a key on each line.")
-@click.option("--type", "key_type", type=click.Choice(["key", "unique", "tag"]), help="What the keys are.")
-@click.option("--begin", type=TIME, help=BEGIN_HELP)
-@click.option("--end", type=END_TIME, help=END_HELP)
+@key_type_option("What the keys are.")
+@begin_option
+@end_option
 @click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many for a key.")
 @click.option("-O", "--output", help="Write the messages into this folder, as Parquet, and print none.")
 @spark_options
-@store_options
+@selecting("topic", "keys", "index_type", "begin", "end", "max_num")
 def query_command(
-    path: str,
-    topic: str,
-    keys: tuple[str, ...],
-    keys_from: str | None,
-    key_type: str | None,
-    begin: int | None,
-    end: int | None,
-    max_num: int,
-    output: str | None,
-    session: Any,
-    given: Given,
+    path: str, selection: Selection, keys_from: str | None, output: str | None, given: SparkGiven
 ) -> None:
     """Find the messages of many keys through the index, each checked against its message."""
-    if bool(keys) == (keys_from is not None):
+    if (selection.keys is not None) == (keys_from is not None):
         raise click.UsageError("give KEYS, or --keys-from FILE")
     config = given.config(path, read_only=True)
-    with session as spark:
+    with given.session() as spark:
         from rmqstore.spark.export import check_target
         from rmqstore.spark.query import query
 
         if output:
             check_target(output, path)
 
-        wanted: Any = list(keys)
+        wanted: Any = list(selection.keys or ())
         if keys_from is not None:
             lines = spark.read.text("file://" + os.path.abspath(keys_from)).withColumnRenamed("value", "key")
             wanted = lines.where("key <> ''")
@@ -389,13 +409,13 @@ def query_command(
         hits = query(
             spark,
             path,
-            topic,
+            selection.topic,
             wanted,
             columns,
-            max_num=max_num,
-            begin=begin,
-            end=end,
-            index_type=_INDEX_TYPES[key_type],
+            max_num=selection.max_num or 0,
+            begin=selection.begin,
+            end=selection.end,
+            index_type=selection.index_type,
             config=config,
         )
         printer = Printer(given.as_json)
@@ -426,8 +446,8 @@ def query_command(
                     )
     if not found:
         with given.open(path) as store:
-            about = about_topic(store, topic)
-        nothing(f"no message of topic {topic} has any of the keys{about}")
+            about = about_topic(store, selection.topic)
+        nothing(f"no message of topic {selection.topic} has any of the keys{about}")
 
 
 # ------------------------------------------------------------------------------------------------------------- rebuild
@@ -435,43 +455,32 @@ def query_command(
 
 @main.command(name="rebuild")
 @path_argument
-@click.option(
-    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to rebuild; by default both."
-)
-@click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
+@what_option
+@output_option
 @click.option("--partition-bytes", type=click.IntRange(min=1), help="Bytes of log for one task.")
 @drop_units_option
-@click.option("--yes", is_flag=True, help="Replace without asking.")
+@yes_option
 @spark_options
-@store_options
-def rebuild_command(
-    path: str,
-    what: tuple[str, ...],
-    output: str | None,
-    partition_bytes: int | None,
-    drop_units: int,
-    yes: bool,
-    session: Any,
-    given: Given,
-) -> None:
+@gathered(Task, "task")
+def rebuild_command(path: str, task: Task, partition_bytes: int | None, given: SparkGiven) -> None:
     """Rebuild index and consume queues from the commit log, with the tasks of a cluster.
 
     THIS COMMAND WRITES, as rmqstore rebuild does: without --output it replaces index/ and consumequeue/ of the store, after
     the new files are complete and checked. Every machine must see the store under PATH and may write there. The broker must
     not run. An interrupted rebuild leaves the store as it was: run it again, and it goes on with what was finished.
     """
-    kinds = what or ("index", "consumequeue")
+    kinds = task.what or ("index", "consumequeue")
     config = given.config(path)
-    if output is None:
-        check_config(path, kinds, config, drop_units)
-    agree_to_replace(path, kinds, output, yes)
-    with session as spark:
+    if task.output is None:
+        check_config(path, kinds, config, task.drop_units)
+    agree_to_replace(path, kinds, task)
+    with given.session() as spark:
         from rmqstore.spark.rebuild import rebuild
 
         report = rebuild(
-            spark, path, kinds, config, output, partition_bytes=partition_bytes, drop_units=drop_units
+            spark, path, kinds, config, task.output, partition_bytes=partition_bytes, drop_units=task.drop_units
         )
-    print_rebuild(report, output or path, given)
+    print_rebuild(report, task.output or path, given)
 
 
 if __name__ == "__main__":

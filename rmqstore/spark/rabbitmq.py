@@ -16,18 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructField, StructType
 
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, schema
@@ -40,6 +29,7 @@ from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.vhost import Vhost
 from rmqstore.spark.options import DATA_SOURCE_OPTIONS, number_of_bytes
 from rmqstore.spark.plan import PARTITION_BYTES
+from rmqstore.spark.schemas import check_field, spark_type
 from rmqstore.spark.task import spare_collector
 
 if TYPE_CHECKING:
@@ -55,22 +45,8 @@ _SEGMENT = re.compile(r"(\d+)\.idx")
 _LAST_SEGMENT = 1 << 62
 
 
-def _type_of(name: str) -> DataType:
-    if name in ("seq_id", "size"):
-        return LongType()
-    if name in ("level", "delivery_mode", "priority"):
-        return IntegerType()
-    if name in ("expiry", "timestamp"):
-        return TimestampType()
-    if name in ("msg_id", "body"):
-        return BinaryType()
-    if name in ("persistent", "delivered"):
-        return BooleanType()
-    return ArrayType(StringType()) if name == "routing_keys" else StringType()
-
-
 def _spark_schema(columns: tuple[str, ...]) -> StructType:
-    return StructType([StructField(name, _type_of(name)) for name in columns])
+    return StructType([StructField(field.name, spark_type(field.type)) for field in schema(columns)])
 
 
 def _arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
@@ -230,15 +206,9 @@ class QueueReader(DataSourceReader):
     def __init__(self, options: _Options, asked: StructType):
         self.options = options
         self.columns = tuple(asked.fieldNames())
+        wanted = {field.name: field.dataType for field in _spark_schema(COLUMNS)}
         for field in asked:
-            if field.name not in COLUMNS:
-                raise StoreError(f"there is no column {field.name!r}; there are {', '.join(COLUMNS)}")
-            wanted = _type_of(field.name)
-            if field.dataType.simpleString() != wanted.simpleString():
-                raise StoreError(
-                    f"column {field.name} is {wanted.simpleString()}, the schema says {field.dataType.simpleString()}; give "
-                    f"the first and cast the DataFrame"
-                )
+            check_field(field, wanted)
 
     def partitions(self) -> list[InputPartition]:
         """Queues by vhost and name, each cut by its segments."""

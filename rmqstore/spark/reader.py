@@ -20,28 +20,17 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     InputPartition,
 )
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from rmqstore._columns import COLUMN_NAMES
 from rmqstore.errors import StoreError
 from rmqstore.spark.batches import ReadJob, piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions, store_config
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, queue_pieces
+from rmqstore.spark.schemas import check_field, spark_type
 from rmqstore.spark.task import spare_collector
 from rmqstore.spark.tiered import TieredPiece, tiered_piece_batches, tiered_pieces
-from rmqstore.store.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS
+from rmqstore.store.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS, scan_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,19 +41,7 @@ NULLABLE = NULLABLE_COLUMNS | {CORRUPT_COLUMN}
 
 
 def _type_of(name: str) -> DataType:
-    if name in ("queue_id", "size", "flag", "sys_flag", "reconsume_times"):
-        return IntegerType()
-    if name in ("queue_offset", "phy_offset", "prepared_transaction_offset"):
-        return LongType()
-    if name in ("born_timestamp", "store_timestamp"):
-        return TimestampType()
-    if name in ("body", "body_stored"):
-        return BinaryType()
-    if name == "keys":
-        return ArrayType(StringType())
-    if name == "properties":
-        return MapType(StringType(), StringType())
-    return BooleanType() if name == "corrupt" else StringType()
+    return StringType() if name == CORRUPT_COLUMN else spark_type(scan_schema([name]).field(0).type)
 
 
 def spark_schema(columns: Iterable[str] | None = None, *, damage: bool = True) -> StructType:
@@ -93,19 +70,11 @@ def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
         raise StoreError(
             f"PySpark {pyspark.__version__} loses the rows of a schema without columns; name one, as queue_id int"
         )
+    wanted = {name: _type_of(name) for name in (*COLUMN_NAMES, CORRUPT_COLUMN)}
     for i, field in enumerate(schema.fields):
         if field.name in schema.fieldNames()[:i]:
             raise StoreError(f"column {field.name!r} is asked for twice; name it once and select it twice")
-        if field.name != CORRUPT_COLUMN and field.name not in COLUMN_NAMES:
-            raise StoreError(
-                f"there is no column {field.name!r}; there are {', '.join((*COLUMN_NAMES, CORRUPT_COLUMN))}"
-            )
-        wanted = _type_of(field.name)
-        if field.dataType.simpleString() != wanted.simpleString():
-            raise StoreError(
-                f"column {field.name} is {wanted.simpleString()}, the schema says {field.dataType.simpleString()}; give the "
-                f"first and cast the DataFrame"
-            )
+        check_field(field, wanted)
         if not field.nullable and (field.name in NULLABLE or options.corrupt == "report"):
             why = "" if field.name in NULLABLE else " and corrupt=report gives rows without it"
             raise StoreError(f"the schema says that column {field.name} is never null{why}; leave NOT NULL out")

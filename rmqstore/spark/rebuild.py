@@ -36,7 +36,8 @@ from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.open_file import read_small_file
 from rmqstore.index.index_service import index_name_after
-from rmqstore.offline.rebuild import RebuildJob, RebuildReport, delete_tree, folders_of, refuse_findings
+from rmqstore.offline.rebuild import RebuildJob, RebuildReport, refuse_findings
+from rmqstore.offline.rebuild_swap import delete_tree, folders_of
 from rmqstore.spark.mapper import Mapper, spark_mapper
 from rmqstore.spark.plan import PARTITION_BYTES
 from rmqstore.spark.rebuild_checks import check_part, check_queues

@@ -5,6 +5,7 @@ Owns which task looks at what; `rmqstore.offline.verify` says what is wrong.  It
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.errors import Finding
 from rmqstore.files.durable import fsync_directory
 from rmqstore.files.listing import listing
-from rmqstore.offline.rebuild import folders_of
+from rmqstore.offline.compared import Compared
+from rmqstore.offline.rebuild_swap import folders_of
 from rmqstore.offline.verify import verify_index_file, verify_queue, verify_records
 from rmqstore.spark.rebuild_plan import ROWS, QueueKey, RebuildPlan, segment_offsets, segments_of, stretches_of
 from rmqstore.spark.rebuild_records import scan_piece
@@ -48,20 +50,14 @@ def check_pieces(
         summary = scan_piece(plan, number)
         with segments_of(plan, [plan.segment(piece.begin)]) as log:
             columns = RecordColumns(ROWS)
-            found, units, entry = verify_records(
-                log,
-                plan.work,
-                plan.config,
-                columns,
-                stretches_of(
-                    log, summary.first, piece.end, plan.end, columns, check_crc=False, keys="index" in plan.kinds
-                ),
-                queues="consumequeue" in plan.kinds,
-                batch_topics=batch_topics,
-                first_entry=entry if "index" in plan.kinds else None,
-                without_unit=frozenset(misplaced),
-                without_queue=frozenset(dropped),
+            stretches = stretches_of(
+                log, summary.first, piece.end, plan.end, columns, check_crc=False, keys="index" in plan.kinds
             )
+            with contextlib.closing(Compared(log, plan.work, plan.config, kinds=plan.kinds)) as compared:
+                compared.without_unit, compared.without_queue = frozenset(misplaced), frozenset(dropped)
+                found, units, entry = verify_records(
+                    compared, columns, stretches, batch_topics=batch_topics, first_entry=entry
+                )
         findings += found
         for key, count in units.items():
             covered[key] = covered.get(key, 0) + count
@@ -78,7 +74,8 @@ def check_part(plan: RebuildPlan, task: PiecesTask | str) -> Any:
 def check_file(plan: RebuildPlan, name: str) -> list[Finding]:
     """Compare slots, chains and header of an index file with its entries, and force it to the disk."""
     with segments_of(plan, segment_offsets(plan)) as log:
-        findings = verify_index_file(log, plan.work, plan.config, name, plan.end)
+        with contextlib.closing(Compared(log, plan.work, plan.config, kinds=("index",))) as compared:
+            findings = verify_index_file(compared, name, plan.end)
     _force(os.path.join(plan.work, "index", name))
     return findings
 
@@ -94,7 +91,8 @@ def check_queues(plan: RebuildPlan, queues: Sequence[tuple[str, int, int, bool]]
     findings = []
     with segments_of(plan, segment_offsets(plan)) as log:
         for topic, queue_id, covered, batch in queues:
-            findings += verify_queue(log, plan.work, plan.config, topic, queue_id, covered, batch=batch)
+            with contextlib.closing(Compared(log, plan.work, plan.config, kinds=("consumequeue",))) as compared:
+                findings += verify_queue(compared, topic, queue_id, covered, batch=batch)
             _force_queue(plan, topic, queue_id)
     return findings
 

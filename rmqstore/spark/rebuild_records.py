@@ -22,7 +22,8 @@ from rmqstore.consumequeue.queue_folders import can_name_queue, queue_directory
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
 from rmqstore.files.open_file import read_small_file
 from rmqstore.message import decode_java_utf8
-from rmqstore.offline.rebuild import delete_tree, refuse_assumed
+from rmqstore.offline.rebuild import refuse_assumed
+from rmqstore.offline.rebuild_swap import delete_tree
 from rmqstore.spark.plan import Piece, first_offset
 from rmqstore.spark.rebuild_files import write_at, write_named
 from rmqstore.spark.rebuild_plan import (

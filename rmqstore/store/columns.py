@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
 from rmqstore._core import Region, Verdict
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.commitlog.pieces import Pieces, ScanProgress
+from rmqstore.commitlog.pieces import Division, Pieces, ScanProgress
 from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.message import decompress_body, host_from_bytes
 from rmqstore.selection import Selection
@@ -332,7 +332,7 @@ def record_batches(
     # Without columns a batch has no rows that could be counted.
     if more is not None and size >= _PIECE and stop - at >= 2 * size and columns.out.columns:
         pieces: Pieces[Columns, tuple[list[pa.RecordBatch], int]] = Pieces(
-            log.files, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS, caller_works=True
+            log.files, stop, more, Division(size, _PIECE_SEARCH, _THREADS, caller_works=True)
         )
         if pieces.thread_num > 1:
             batches = _batches_of_pieces(log, pieces, columns, at, stop, size)

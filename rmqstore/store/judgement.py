@@ -13,6 +13,7 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.errors import CorruptionError
+from rmqstore.remedies import ChooseRecovery, Sentence
 from rmqstore.store.agreement import Agreement
 from rmqstore.store.index_survey import IndexSurvey
 
@@ -122,17 +123,15 @@ class LogJudge:
             )
             if mode == "strict":
                 raise CorruptionError(
-                    f"the commit log is damaged at phy offset {at} ({verdict.name}), and {behind}; nothing was changed. "
-                    'Open it read-only to get out what is whole, with recovery="skip" to go on after the damage, or with '
-                    'recovery="truncate" to cut the log there as RocketMQ does, which deletes everything after it',
+                    Sentence(f"the commit log is damaged at phy offset {at} (", verdict, f"), and {behind}", ChooseRecovery()),
                     mapped_file.path,
                     pos,
                 )
-            where = f"{pos} bytes into {mapped_file.path}"
+            where = pos, mapped_file.path
             if mode == "truncate" or following < 0:
-                logger.warning("the commit log is cut at phy offset %d, %s (%s)", at, where, behind)
+                logger.warning("the commit log is cut at phy offset %d, %d bytes into %s (%s)", at, *where, behind)
                 break
-            logger.warning("left %d damaged bytes in place at phy offset %d, %s", following - at, at, where)
+            logger.warning("left %d damaged bytes in place at phy offset %d, %d bytes into %s", following - at, at, *where)
             judged.ranges.append((start, at))
             judged.damage.append((at, following - at, verdict.name))
             at = start = following

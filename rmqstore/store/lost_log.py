@@ -28,6 +28,7 @@ from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import name_of_offset, offset_of_name
 from rmqstore.files.open_file import last_nonzero, open_regular, written_extents
 from rmqstore.files.os_errors import is_unreadable
+from rmqstore.remedies import DropUnits, Sentence
 from rmqstore.rocksdb.places import queue_databases
 
 __all__ = ["claimed_end", "end_of_known", "is_named", "lost_ranges", "lost_text", "refuse_loss", "units_outside"]
@@ -150,13 +151,14 @@ def refuse_loss(
             logger.warning("%s: %d queue units and index entries go that lead outside the log", commit_log.path, num)
         return
     first = min(found, key=lambda each: each.phy_offset)
-    call = "drop_units" if replaced else "MessageStore.open(path, drop_units"
-    close = "" if replaced else ")"
     told = f"; {drop_units} were to go" if drop_units else ""
     raise LostLogError(
-        f"{num} queue units and index entries lead outside the commit log, the first to phy offset {first.phy_offset}{told}: "
-        "segments are missing. Nothing was changed. Bring the segments back: mount their disk, or make commitlog a link to "
-        f"the storePathCommitLog of the broker.conf. To drop what leads to them for good, give {call}={num}{close}",
+        Sentence(
+            f"{num} queue units and index entries lead outside the commit log, the first to phy offset {first.phy_offset}{told}: "
+            "segments are missing. Nothing was changed. Bring the segments back: mount their disk, or make commitlog a link to "
+            "the storePathCommitLog of the broker.conf. To drop what leads to them for good, give ",
+            DropUnits(num, recovery=not replaced),
+        ),
         first.path,
         first.pos,
         num,

@@ -533,7 +533,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         TypeError, ValueError
             A value of another kind, or out of range.
         """
-        from rmqstore.consumer.consumer import Consumer
+        from rmqstore.consumer.consumer import Consumer, Progress, Wanted
 
         self._state.check_open()
         topic, group, broker = one_text(topic, "topic"), one_text(group, "group"), one_text(broker, "broker")
@@ -547,16 +547,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
                 )
             self._state.check_writable()
             self.consumer_offsets.check_writable()
-        return Consumer(
-            self,
-            topic,
-            group,
-            queue_ids=chosen,
-            tags=given_tags(tags),
-            max_num=whole_number(max_num, "max_num"),
-            consume_from=consume_from,
-            timeout=timeout,
-            offsets=self.consumer_offsets if offsets is None else offsets,
-            broker=broker,
-            persist=offsets is not None,
-        )
+        wanted = Wanted(chosen, given_tags(tags), whole_number(max_num, "max_num"), consume_from, timeout)
+        interval = None if offsets is None else self.config.flush_consumer_offset_interval
+        progress = Progress(self.consumer_offsets if offsets is None else offsets, group, topic, broker, interval)
+        return Consumer(self, wanted, progress)

@@ -21,6 +21,7 @@ from rmqstore.files.mapped_file import STAGING_PREFIX
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import naming_errors
 from rmqstore.files.store_lock import abort_process
+from rmqstore.remedies import OpenReadOnly, Sentence
 from rmqstore.rocksdb.places import check_queue_databases, queue_databases
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.querying import Querying
@@ -76,9 +77,12 @@ def refuse_rocksdb(root: str) -> None:
     check_queue_databases(root)
     for folder in queue_databases(root):
         raise UnsupportedFormatError(
-            "the consume queues of this store are in RocksDB, which can be read and not written: open it with read_only=True, or "
-            "make queue files of them (rmqstore rebuild --what consumequeue; the broker then needs storeType=default). Where no "
-            "broker uses this folder any more, move it away",
+            Sentence(
+                "the consume queues of this store are in RocksDB, which can be read and not written: make queue files of them "
+                "(rmqstore rebuild --what consumequeue; the broker then needs storeType=default)",
+                OpenReadOnly("the store"),
+                ". Where no broker uses this folder any more, move it away",
+            ),
             folder,
         )
 

@@ -17,6 +17,7 @@ the disk), and what a failure means.  Invariants:
 from __future__ import annotations
 
 import contextlib
+import functools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,8 +27,8 @@ from rmqstore._append import Appender, FileEnd
 from rmqstore._dispatch import RecordColumns
 from rmqstore._rows import RowBatch
 from rmqstore.config import system_clock
-from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import DiskFullError, InvalidMessageError
+from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message
 from rmqstore.store.dispatcher import CommitLogDispatcher
 from rmqstore.store.flushing import Flushing
@@ -55,9 +56,6 @@ class Writing:
         What is dispatched goes through these.
     """
 
-    # Messages that are not plain are laid out in here; made before the first put.
-    _prepared: RowBatch
-
     def __init__(self, state: StoreState, flushing: Flushing):
         self.state, self.flushing = state, flushing
         self.path, self.config = state.path, state.config
@@ -70,8 +68,6 @@ class Writing:
 
     def take_writes(self) -> None:
         """Let plain messages through the core, unless the store takes no writes now."""
-        if not hasattr(self, "_prepared"):
-            self._prepared = self._batch()
         # Where keys are to be generated every message goes the long way.
         if self.rows is None and not self.config.generate_unique_key:
             config = self.config
@@ -90,6 +86,11 @@ class Writing:
             self.rows is not None and not self.state.disk_full and not self.state.closing and self.state.poison is None
         )
         self.state.appender = self._one if taken else None
+
+    @functools.cached_property
+    def _prepared(self) -> RowBatch:
+        # Messages that are not plain are laid out in here, under the append lock.
+        return self._batch()
 
     def _batch(self) -> RowBatch:
         config = self.config
@@ -124,8 +125,8 @@ class Writing:
             self.long_way.prepare(message, each, append_crc=not together)
             for message, each in zip(messages, queue_ids, strict=True)
         ]
-        rows = self._prepared
         with self._at(now) as now:
+            rows = self._prepared
             try:
                 rows.take_prepared(self.long_way.place(prepared, now))
                 end = self._append(rows, self.long_way.units(prepared), now, together=together)
@@ -253,19 +254,16 @@ class Writing:
         if appender is None or type(message) is not Message:
             return
         with self.state.lock:
-            queue = self.queues.find(message.topic, queue_id)
-            ends = []
-            for stream in [self.commit_log.files, *([queue.files] if isinstance(queue, ConsumeQueue) else [])]:
-                last = stream.last()
-                if last is not None:
-                    last.reserve()
-                    last.region  # noqa: B018  (mapped now, and marked as used)
-                    ends.append(FileEnd(stream, last))
+            log_end = _end_of(self.commit_log.files)
+            if log_end is None:
+                return
             index = None if self.index_service is None else self.index_service.newest()
-            if len(ends) == 2 and isinstance(queue, ConsumeQueue) and queue.ext is None:
-                appender.learn(ends[0], index, self.queue_number(message.topic, queue_id), ends[1])
-            elif ends:
-                appender.learn(ends[0], index)
+            queue = self.queues.find(message.topic, queue_id)
+            end = _end_of(queue.files) if queue is not None and queue.takes_short_way else None
+            if end is None:
+                appender.learn(log_end, index)
+            else:
+                appender.learn(log_end, index, self.queue_number(message.topic, queue_id), end)
 
     def queue_number(self, topic: str, queue_id: int) -> int:
         """int: the number of a queue among `columns`."""
@@ -299,3 +297,12 @@ class Writing:
                 self.state.arrived.notify_all()
         if self.state.sync_flush and any(message.properties.get("WAIT", "true") == "true" for message in messages):
             self.flushing.wait_until_flushed(end)
+
+
+def _end_of(stream: MappedFileQueue) -> FileEnd | None:
+    last = stream.last()
+    if last is None:
+        return None
+    last.reserve()
+    last.region  # noqa: B018  (mapped now, and marked as used)
+    return FileEnd(stream, last)

@@ -60,7 +60,9 @@ main("rmqstore")
 def store(tmp_path):
     path = tmp_path / "store"
     with MessageStore.open(path, config=StoreConfig(**SMALL)) as opened:
-        opened.put_messages([Message("T", b"%d" % number, keys=[f"K{number}"], properties={"DELAY": "18"}) for number in range(30)])
+        opened.put_messages(
+            [Message("T", b"%d" % number, keys=[f"K{number}"], properties={"DELAY": "18"}) for number in range(30)]
+        )
     (tmp_path / "rows.jsonl").write_text('{"topic":"T"}\n' * 3)
     (tmp_path / "out").mkdir()
     return path
@@ -83,7 +85,7 @@ def ended(code, *args, **values):
     [
         (["sql", "{store}", "select * from messages", "-O", "{out}/a.parquet"], "", "polars:LazyFrame.sink_parquet"),
         (["sql", "{store}", "select * from messages", "-O", "{out}/a.csv"], "", "polars:LazyFrame.collect"),
-        (["export", "{store}", "-O", "{out}/a.jsonl"], "", "rmqstore.offline.export:_JsonLines.message"),
+        (["export", "{store}", "-O", "{out}/a.jsonl"], "", "rmqstore.offline.export_files:JsonLines.message"),
         (["export", "{store}", "-O", "{out}/a", "--format", "files"], "", "os:rename"),
         (["rebuild", "{store}", "--output", "{out}/new"], "nothing was built", "rmqstore.offline.rebuild:verify_parts"),
         (["rebuild", "{store}", "--yes"], "The store is as it was", "rmqstore.offline.rebuild:verify_parts"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from click.shell_completion import ShellComplete
 from test_cli import HOSTILE, assert_harmless, environment, run, utc  # noqa: F401
 
 from rmqstore.cli import main
+from rmqstore.cli.group import of_error
 
 
 @pytest.fixture
@@ -167,6 +169,11 @@ def test_output_that_cannot_be_written(broker, command):
     )
     assert ran.stdout == "3\n" and "No space left on device, where the output goes" in ran.stderr
     assert "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr
+
+
+def test_a_quota_is_a_full_disk():
+    told = of_error(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+    assert told.message.endswith("where the output goes") and told.hint.startswith("Make room")
 
 
 def test_findings_that_cannot_be_written_are_not_findings(golden_copy):

@@ -6,8 +6,11 @@ alone can be read in tests/offline/test_single_file.py.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
+import logging
+import pickle
 import re
 import shutil
 import time
@@ -18,11 +21,13 @@ import golden_rabbitmq
 import pytest
 from test_cli import DELAYS, DOCUMENT, HOSTILE, assert_harmless, json_lines, run, utc  # noqa: F401
 
-from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore import Message, MessageStore, StoreConfig, remedies
+from rmqstore._core import Verdict
 from rmqstore.cli import main
+from rmqstore.cli.errors import typed, warning_text
 from rmqstore.cli.formats import LETTERS
-from rmqstore.cli.words import in_words, verdict_words
-from rmqstore.errors import InvalidMessageError
+from rmqstore.commitlog.log_walk import VERDICT_WORDS
+from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.offline import key_search
 from rmqstore.texts import parse_time, short_time
@@ -424,21 +429,34 @@ def test_messages_name_what_can_be_typed(golden_copy, tmp_path):
     said("query", copy, "--phy-offset", 1_048_577)
 
 
-def test_every_text_of_the_package_that_names_arguments_is_translated():
-    for text, wanted in (
-        ("with recovery=\"skip\" to go on", "with rmqstore recover --mode skip to go on"),
-        ("damage that recovery='skip' passes over", "damage that rmqstore recover --mode skip passes over"),
-        ("for the default config=StoreConfig.infer(path, a_b='1s 2s')", "for the default -o a_b='1s 2s'"),
-        (
-            "give config=StoreConfig.infer(path, max_index_num=...) or StoreConfig.from_properties('broker.conf')",
-            "give -o max_index_num=... or --config broker.conf",
-        ),
-        ("stop it, or open the store with read_only=True", "stop it; commands that only read work all the same"),
-        ("or say declared=True (--declared)", "or say --declared"),
-        ("nothing to say of SKIP_IT", "nothing to say of SKIP_IT"),
+def test_every_remedy_is_spelled_for_python_and_for_the_command_line():
+    kinds = {kind.__name__ for kind in remedies.Remedy.__subclasses__()}
+    for remedy, python, shell in (
+        (remedies.ChooseRecovery(), 'recovery="skip" to go on', "rmqstore recover --mode skip goes on"),
+        (remedies.Recover("skip"), "recovery='skip'", "rmqstore recover --mode skip"),
+        (remedies.GiveOptions(("a_b='1s 2s'", "c=1")), "config=StoreConfig.infer(path, a_b='1s 2s', c=1)", "-o a_b='1s 2s' -o c=1"),
+        (remedies.GiveOptions(("a=...", "b=..."), infer=False), "a=... and b=...", "-o a=... -o b=..."),
+        (remedies.UseBrokerConf(), "StoreConfig.from_properties('broker.conf')", "--config broker.conf"),
+        (remedies.InferConfig(), "StoreConfig.infer(path)", "without -o and --config"),
+        (remedies.OpenReadOnly("the store"), ", or open the store with read_only=True", "; commands that only read work all"),
+        (remedies.DropUnits(3, recovery=True), "MessageStore.open(path, drop_units=3)", "rmqstore recover --drop-units 3"),
+        (remedies.DropUnits(3, recovery=False), "drop_units=3", "--drop-units 3"),
+        (remedies.DeclareQueue(), "declared=True", "--declared"),
     ):
-        assert in_words(text) == wanted
-    assert verdict_words("BAD_SIZE") == "an impossible size" and verdict_words("what else") == "what else"
+        kinds.discard(type(remedy).__name__)
+        error = StoreError(remedies.Sentence("it is wrong; ", remedy, " helps"), "a file", 7)
+        assert error.remedies == (remedy,) and error.what == "it is wrong; "
+        assert str(error).startswith("it is wrong; ") and str(error).endswith(" helps [a file, position 7]")
+        assert python in str(error)
+        assert shell in typed(error.message) and "True" not in typed(error.message)
+        again = pickle.loads(pickle.dumps(copy.deepcopy(error)))
+        assert str(again) == str(error) and again.remedies == error.remedies
+        record = logging.LogRecord("rmqstore", logging.WARNING, "", 0, "%s: %s", ("a file", error.message), None)
+        assert warning_text(record) == f"a file: {typed(error.message)}"
+    assert not kinds
+    sentence = remedies.Sentence("not a record (", Verdict.BAD_SIZE, ")")
+    assert sentence == "not a record (BAD_SIZE)" and typed(sentence) == "not a record (an impossible size)"
+    assert {each.name for each in Verdict} - {"COLUMNS_FULL", "LIMIT"} == set(VERDICT_WORDS)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

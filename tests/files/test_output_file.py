@@ -18,7 +18,7 @@ from rmqstore.cli import main
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.files import output_file
 from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.rabbitmq import Vhost
 
 VICTIM = b"precious"
@@ -232,7 +232,11 @@ def test_paths_into_a_store(sources, tmp_path):
     check_outside(tmp_path / "a", store)
     (tmp_path / "tiered").mkdir()
     with pytest.raises(StoreError, match="lies in the store"):
-        export(store, tmp_path / "tiered" / "a.jsonl", tiered=tmp_path / "tiered", config=StoreConfig(**SMALL))
+        export(
+            store,
+            tmp_path / "tiered" / "a.jsonl",
+            options=ExportOptions(tiered=tmp_path / "tiered", config=StoreConfig(**SMALL)),
+        )
 
 
 def test_a_device_that_becomes_a_file(tmp_path):

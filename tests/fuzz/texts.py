@@ -26,7 +26,7 @@ from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.offsets_file import load_with_backup
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError
 from rmqstore.offline import pending_queues
-from rmqstore.offline.importing import import_files
+from rmqstore.offline.importing import ImportOptions, import_files
 from rmqstore.offline.settings import settings
 
 SMALL = StoreConfig(
@@ -207,7 +207,7 @@ class Texts:
             root = os.path.join(self.folder, "imported", "store")
             shutil.rmtree(os.path.dirname(root), ignore_errors=True)
             try:
-                report = import_files(root, [path], config=SMALL, format=form)
+                report = import_files(root, [path], ImportOptions(config=SMALL, format=form))
             except (InvalidMessageError, StoreError) as error:
                 assert path in str(error), error
                 assert not os.path.isdir(os.path.dirname(root)) or os.listdir(os.path.dirname(root)) == []

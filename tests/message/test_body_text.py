@@ -18,7 +18,7 @@ import pytest
 from rmqstore import Message, MessageStore, StoreConfig
 from rmqstore.cli import main
 from rmqstore.message import BodyText, body_text, json_pieces, text_pieces
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 
 SIZE = 5 << 20
 # A zero is six characters in JSON; a single character beyond Latin makes a whole text four times as large.
@@ -97,7 +97,7 @@ def test_large_bodies_are_written_as_small_ones(tmp_path, form, name):
     with MessageStore.open(tmp_path / "s", config=StoreConfig(mapped_file_size_commit_log=1 << 22)) as store:
         store.put_messages([Message("T", body, keys=[str(number)]) for number, body in enumerate(bodies)])
     for columns in (["body"], ["keys", "body", "topic"], ["body", "body_stored"], ["body_stored", "keys"]):
-        export(tmp_path / "s", tmp_path / name, columns=columns, body=form, force=True)
+        export(tmp_path / "s", tmp_path / name, options=ExportOptions(columns=columns, body=form, force=True))
         with open(tmp_path / name, encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file)) if name.endswith("csv") else [json.loads(line) for line in file]
         for column in columns:

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from rmqstore import ChecksumError, CorruptionError, Message, MessageStore, StoreConfig, StoreError, verify
 from rmqstore.cli import main
 from rmqstore.message import compress_body
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
@@ -167,18 +167,23 @@ def test_export(path, tmp_path, name, keys):
     bad = [key for key in chosen if key in ODD]
 
     def exported(mode, **options):
-        report = export(path, tmp_path / (mode + name), selection, format=kind, corrupt=mode, **options)
+        report = export(path, tmp_path / (mode + name), selection, ExportOptions(format=kind, corrupt=mode, **options))
         assert report.corrupt_records == len(bad)
         return rows_of(tmp_path / (mode + name), name)
 
     with pytest.raises(CorruptionError, match="compression flag") as raised:
-        export(path, tmp_path / name, selection, format=kind)
+        export(path, tmp_path / name, selection, ExportOptions(format=kind))
     assert not isinstance(raised.value, ChecksumError) and raised.value.path.endswith("0" * 20)
     assert judged(exported("skip")) == {key: each for key, each in chosen.items() if key not in ODD}
     assert judged(exported("report")) == chosen
     # Bodies as they are stored are all sound.
     columns = ["keys", "body_stored"]
-    assert export(path, tmp_path / ("stored" + name), selection, format=kind, columns=columns).corrupt_records == 0
+    assert (
+        export(
+            path, tmp_path / ("stored" + name), selection, ExportOptions(format=kind, columns=columns)
+        ).corrupt_records
+        == 0
+    )
 
 
 def rows_of(path, name):
@@ -245,7 +250,9 @@ def test_the_schema_has_no_null_bodies(store):
 
 def test_tiered_storage(tmp_path):
     sent = [
-        tiered_oracle.Sent("Orders", 0, (f"k{number}",), None, f"U{number}", b"never compressed", 1_700_000_000_000 + number)
+        tiered_oracle.Sent(
+            "Orders", 0, (f"k{number}",), None, f"U{number}", b"never compressed", 1_700_000_000_000 + number
+        )
         for number in range(3)
     ]
     tiered_oracle.write_tiered(tmp_path, sent, log_size=1 << 16, queue_size=600)

@@ -33,8 +33,10 @@ from rmqstore import (
 )
 from rmqstore.cli import main
 from rmqstore.files.output_file import format_of
-from rmqstore.offline.export import FORMATS, export, message_row
-from rmqstore.offline.importing import import_files
+from rmqstore.offline.export import ExportOptions, export
+from rmqstore.offline.export_files import message_row
+from rmqstore.offline.export_options import FORMATS
+from rmqstore.offline.importing import ImportOptions, import_files
 from rmqstore.selection import Selection
 
 csv.field_size_limit(1 << 30)
@@ -166,7 +168,7 @@ def test_all_formats_have_the_same_rows(broker, tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.arrow", "a.parquet"])
 def test_hostile_bodies_come_through(tmp_path, name, form):
     small_store(tmp_path / "s")
-    export(tmp_path / "s", tmp_path / name, body=form)
+    export(tmp_path / "s", tmp_path / name, options=ExportOptions(body=form))
     if name in ("a.arrow", "a.parquet"):
         table = pa.ipc.open_file(tmp_path / name).read_all() if name == "a.arrow" else pq.read_table(tmp_path / name)
         rows = table.to_pylist()
@@ -190,12 +192,14 @@ def test_a_lone_carriage_return_ends_no_row_of_csv(tmp_path):
     ]
     # Other rows end as before, with a line feed alone.
     assert b"\r\n" not in (tmp_path / "a.csv").read_bytes()
-    assert import_files(tmp_path / "new", [tmp_path / "a.csv"], config=StoreConfig(**SMALL)).messages == 2
+    assert (
+        import_files(tmp_path / "new", [tmp_path / "a.csv"], ImportOptions(config=StoreConfig(**SMALL))).messages == 2
+    )
 
 
 def test_single_files(tmp_path):
     small_store(tmp_path / "s")
-    report = export(tmp_path / "s", tmp_path / "out", format="files")
+    report = export(tmp_path / "s", tmp_path / "out", options=ExportOptions(format="files"))
     rows = rows_of(tmp_path / "out" / "messages.jsonl")
     assert report.messages == len(rows) == len(HOSTILE)
     assert [(tmp_path / "out" / row["body_file"]).read_bytes() for row in rows] == HOSTILE
@@ -203,9 +207,9 @@ def test_single_files(tmp_path):
     assert rows[4]["properties"]["n"] == "4"
     # Never into a folder that has something in it, whatever it is told.
     with pytest.raises(StoreError, match="not an empty folder"):
-        export(tmp_path / "s", tmp_path / "out", format="files", force=True)
+        export(tmp_path / "s", tmp_path / "out", options=ExportOptions(format="files", force=True))
     (tmp_path / "empty").mkdir()
-    assert export(tmp_path / "s", tmp_path / "empty", format="files").messages == len(HOSTILE)
+    assert export(tmp_path / "s", tmp_path / "empty", options=ExportOptions(format="files")).messages == len(HOSTILE)
     assert sorted(os.listdir(tmp_path)) == ["empty", "out", "s"]
 
 
@@ -222,17 +226,17 @@ def test_compressed_text(tmp_path, compress, ending):
         plain = zstandard.ZstdDecompressor().decompressobj().decompress(packed)
     assert plain == (tmp_path / "a.jsonl").read_bytes()
     # The same messages give the same bytes, at whatever time.
-    export(tmp_path / "s", tmp_path / f"c.jsonl{ending}", compression=compress)
+    export(tmp_path / "s", tmp_path / f"c.jsonl{ending}", options=ExportOptions(compression=compress))
     assert (tmp_path / f"c.jsonl{ending}").read_bytes() == packed
 
 
 def test_columns_in_their_order(tmp_path):
     small_store(tmp_path / "s")
-    export(tmp_path / "s", tmp_path / "a.csv", columns=["tags", "phy_offset", "unique_key"])
+    export(tmp_path / "s", tmp_path / "a.csv", options=ExportOptions(columns=["tags", "phy_offset", "unique_key"]))
     assert list(rows_of(tmp_path / "a.csv")[0]) == ["tags", "phy_offset", "unique_key"]
-    export(tmp_path / "s", tmp_path / "a.parquet", columns=["tags", "phy_offset", "unique_key"])
+    export(tmp_path / "s", tmp_path / "a.parquet", options=ExportOptions(columns=["tags", "phy_offset", "unique_key"]))
     assert pq.read_table(tmp_path / "a.parquet").column_names == ["tags", "phy_offset", "unique_key"]
-    export(tmp_path / "s", tmp_path / "b.jsonl", body="none")
+    export(tmp_path / "s", tmp_path / "b.jsonl", options=ExportOptions(body="none"))
     assert not {"body", "body_encoding"} & set(rows_of(tmp_path / "b.jsonl")[0])
 
 
@@ -322,10 +326,10 @@ def test_selections_are_those_of_a_plain_loop(broker, broker_messages, tmp_path,
     ), "this selection tests nothing"
     assert len(want) < len(broker_messages)
     columns = ["phy_offset", "body"]
-    report = export(broker, tmp_path / "a.jsonl", Selection(**selection), columns=columns)
+    report = export(broker, tmp_path / "a.jsonl", Selection(**selection), ExportOptions(columns=columns))
     assert [row["phy_offset"] for row in rows_of(tmp_path / "a.jsonl")] == want
     assert report.messages == len(want)
-    export(broker, tmp_path / "a.arrow", Selection(**selection), columns=columns)
+    export(broker, tmp_path / "a.arrow", Selection(**selection), ExportOptions(columns=columns))
     assert pa.ipc.open_file(tmp_path / "a.arrow").read_all().column("phy_offset").to_pylist() == want
 
 
@@ -351,7 +355,7 @@ def test_a_key_is_found_where_index_files_are_lost(golden_copy, broker_messages,
         selection = {"topics": ("Orders",), "keys": keys}
         want = list(wanted(broker_messages, selection))
         for name in ("a.jsonl", "a.arrow"):
-            export(root, tmp_path / name, Selection(**selection), columns=["phy_offset"], force=True)
+            export(root, tmp_path / name, Selection(**selection), ExportOptions(columns=["phy_offset"], force=True))
         assert [row["phy_offset"] for row in rows_of(tmp_path / "a.jsonl")] == want
         assert pa.ipc.open_file(tmp_path / "a.arrow").read_all().column("phy_offset").to_pylist() == want
 
@@ -365,7 +369,7 @@ def test_a_header_of_an_index_file_that_lies_hides_nothing(golden_copy, broker_m
         file.seek(16)
         file.write((0).to_bytes(8, "big") + (4_000_001).to_bytes(8, "big"))
     selection = {"topics": ("Orders",), "keys": ("CUST-1",)}
-    export(root, tmp_path / "a.jsonl", Selection(**selection), columns=["phy_offset"])
+    export(root, tmp_path / "a.jsonl", Selection(**selection), ExportOptions(columns=["phy_offset"]))
     assert [row["phy_offset"] for row in rows_of(tmp_path / "a.jsonl")] == list(wanted(broker_messages, selection))
 
 
@@ -390,7 +394,7 @@ def test_clocks_that_step_back_lose_nothing(tmp_path):
         (T0 + 17_000_000, 2**62),
     ]:
         selection = {"begin": low, "end": high}
-        export(tmp_path / "s", tmp_path / "a.jsonl", Selection(**selection), force=True)
+        export(tmp_path / "s", tmp_path / "a.jsonl", Selection(**selection), ExportOptions(force=True))
         assert [row["phy_offset"] for row in rows_of(tmp_path / "a.jsonl")] == list(wanted(messages, selection))
 
 
@@ -440,7 +444,9 @@ def test_damage_ends_an_export_and_says_where(damaged, tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.arrow", "a.parquet"])
 def test_damage_is_passed_over_and_counted(damaged, tmp_path, mode, name):
     root, messages, flipped, broken, newest = damaged
-    report = export(root, tmp_path / name, corrupt=mode, columns=["phy_offset", "body", "corrupt"])
+    report = export(
+        root, tmp_path / name, options=ExportOptions(corrupt=mode, columns=["phy_offset", "body", "corrupt"])
+    )
     lost = {broken.phy_offset, newest.phy_offset} | ({flipped.phy_offset} if mode == "skip" else set())
     want = [message.phy_offset for message in messages if message.phy_offset not in lost]
     if name in ("a.arrow", "a.parquet"):
@@ -473,7 +479,10 @@ def test_units_that_lead_nowhere_are_damage(damaged, tmp_path):
     with pytest.raises(CorruptionError, match="no whole record"):
         export(root, tmp_path / "a.jsonl", Selection(**place, end_queue_offset=broken.queue_offset + 2))
     report = export(
-        root, tmp_path / "a.jsonl", Selection(**place, end_queue_offset=broken.queue_offset + 2), corrupt="skip"
+        root,
+        tmp_path / "a.jsonl",
+        Selection(**place, end_queue_offset=broken.queue_offset + 2),
+        ExportOptions(corrupt="skip"),
     )
     assert (report.messages, report.damaged_stretches) == (1, 1)
 
@@ -487,12 +496,19 @@ def test_bodies_that_cannot_be_decompressed(tmp_path, name):
         store.put_message(Message("T", b"plain", keys=["K"]))
     kind = "files" if name == "files" else None
     with pytest.raises(CorruptionError, match="cannot be decompressed"):
-        export(tmp_path / "s", tmp_path / name, format=kind)
-    assert export(tmp_path / "s", tmp_path / ("1" + name), format=kind, corrupt="skip").messages == 2
-    report = export(tmp_path / "s", tmp_path / ("2" + name), format=kind, corrupt="report")
+        export(tmp_path / "s", tmp_path / name, options=ExportOptions(format=kind))
+    assert (
+        export(tmp_path / "s", tmp_path / ("1" + name), options=ExportOptions(format=kind, corrupt="skip")).messages
+        == 2
+    )
+    report = export(tmp_path / "s", tmp_path / ("2" + name), options=ExportOptions(format=kind, corrupt="report"))
     assert (report.messages, report.corrupt_records) == (3, 1)
     if name == "a.parquet":
-        assert pq.read_table(tmp_path / "2a.parquet").column("body").to_pylist() == [b"sound" * 9, b"this is no zlib", b"plain"]
+        assert pq.read_table(tmp_path / "2a.parquet").column("body").to_pylist() == [
+            b"sound" * 9,
+            b"this is no zlib",
+            b"plain",
+        ]
     elif name == "a.jsonl":
         rows = rows_of(tmp_path / "2a.jsonl")
         assert [(row["body"], row["body_encoding"]) for row in rows][1] == ("this is no zlib", "utf-8")
@@ -510,7 +526,7 @@ def test_a_lost_segment_is_damage(golden_copy, tmp_path):
     except StoreError:
         config = StoreConfig(**golden.geometry("broker"))
     with pytest.raises(StoreError):
-        export(root, tmp_path / "a.jsonl", config=config)
+        export(root, tmp_path / "a.jsonl", options=ExportOptions(config=config))
     assert not (tmp_path / "a.jsonl").exists()
 
 
@@ -530,7 +546,12 @@ def test_an_output_that_exists_is_kept_unless_forced(tmp_path):
     # One that fails in the middle leaves what was there.
     target.write_text("mine")
     with pytest.raises(ZeroDivisionError):
-        export(tmp_path / "s", target, force=True, progress=lambda done, total: 1 / 0 if done else None)
+        export(
+            tmp_path / "s",
+            target,
+            options=ExportOptions(force=True),
+            progress=lambda done, total: 1 / 0 if done else None,
+        )
     assert target.read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "s"]
 
@@ -568,7 +589,12 @@ def test_a_range_of_queue_offsets_within_a_batch(tmp_path):
     for begin, end, want in [(0, 1, [0]), (2, 3, [0]), (3, 4, [3]), (2, 4, [0, 3]), (7, 99, [3]), (8, 9, [])]:
         for name in ("a.jsonl", "a.arrow"):
             selection = Selection(topics=("B",), begin_queue_offset=begin, end_queue_offset=end)
-            export(tmp_path / "s", tmp_path / name, selection, columns=["queue_offset"], config=config, force=True)
+            export(
+                tmp_path / "s",
+                tmp_path / name,
+                selection,
+                ExportOptions(columns=["queue_offset"], config=config, force=True),
+            )
         assert [row["queue_offset"] for row in rows_of(tmp_path / "a.jsonl")] == want
         table = pa.ipc.open_file(tmp_path / "a.arrow").read_all()
         assert table.column("queue_offset").to_pylist() == want
@@ -589,7 +615,7 @@ def slow_export(store, target, *more):
         "import sys, time\n"
         "import rmqstore.offline.export as engine\n"
         "from rmqstore.cli import main\n"
-        "tell = engine._Source.tell\n"
+        "tell = engine.Source.tell\n"
         "def stop(self, at):\n"
         "    tell(self, at)\n"
         "    if at > self.begin:\n"
@@ -597,7 +623,7 @@ def slow_export(store, target, *more):
         # Not one long sleep: a signal that came just before it would be looked at after it.
         "        for _ in range(6000):\n"
         "            time.sleep(0.01)\n"
-        "engine._Source.tell = stop\n"
+        "engine.Source.tell = stop\n"
         "main(['export', *sys.argv[1:]])\n"
     )
     child = subprocess.Popen(
@@ -655,7 +681,7 @@ def test_on_a_terminal_nothing_hides(tmp_path, monkeypatch):
     small_store(tmp_path / "s")
     for kind in ("jsonl", "csv"):
         file = io.BytesIO()
-        export(tmp_path / "s", file, format=kind, shown=True)
+        export(tmp_path / "s", file, options=ExportOptions(format=kind, shown=True))
         text = file.getvalue().decode()
         assert all(char.isprintable() or char in "\n" for char in text)
         assert "鍵" in text
@@ -721,7 +747,7 @@ def test_beside_a_writer(tmp_path):
         try:
             for number in range(5):
                 name = tmp_path / f"a{number}.{'jsonl' if number % 2 else 'arrow'}"
-                assert export(tmp_path / "s", name, config=config).messages >= 500
+                assert export(tmp_path / "s", name, options=ExportOptions(config=config)).messages >= 500
         finally:
             ended.set()
             thread.join()
@@ -741,7 +767,7 @@ def test_memory_does_not_grow_with_the_messages(tmp_path):
             selection = Selection(topics=("T",), keys=("K",)) if name == "k.jsonl" else None
             before = pa.default_memory_pool().bytes_allocated()
             tracemalloc.start()
-            export(path, tmp_path / name, selection, force=True)
+            export(path, tmp_path / name, selection, ExportOptions(force=True))
             peaks[name, number] = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             assert pa.default_memory_pool().bytes_allocated() <= before + 1_000_000

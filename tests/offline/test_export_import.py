@@ -20,8 +20,8 @@ from click.testing import CliRunner
 
 from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, StoreError, StoreLockedError, verify
 from rmqstore.cli import main
-from rmqstore.offline.export import export
-from rmqstore.offline.importing import IMPORT_FORMATS, import_files
+from rmqstore.offline.export import ExportOptions, export
+from rmqstore.offline.importing import IMPORT_FORMATS, ImportOptions, import_files
 from rmqstore.store.columns import DEFAULT_COLUMNS
 
 pa = pytest.importorskip("pyarrow")
@@ -92,19 +92,22 @@ def test_a_brokers_log_comes_back_byte_for_byte(broker, tmp_path, kind):
     target = tmp_path / FILES[kind]
     # Bodies as the records hold them, so that compressed ones stay as they were.
     names = [name for name in DEFAULT_COLUMNS if name != "body"] + ["body_stored"]
-    export(broker, target, format=kind, columns=names)
+    export(broker, target, options=ExportOptions(format=kind, columns=names))
     if kind == "files":
         # Single bodies are plain; their flags would say that some are compressed.
         names = ["phy_offset", "topic", "queue_id", "body", "properties", "born_timestamp", "store_timestamp"]
-        export(broker, tmp_path / "a.jsonl", columns=names)
-        export(broker, tmp_path / "plain", format="files", columns=names)
+        export(broker, tmp_path / "a.jsonl", options=ExportOptions(columns=names))
+        export(broker, tmp_path / "plain", options=ExportOptions(format="files", columns=names))
         import_files(
             tmp_path / "new",
             [tmp_path / "plain"],
-            config=StoreConfig(**golden.geometry("broker")),
-            keep_timestamps=True,
+            ImportOptions(config=StoreConfig(**golden.geometry("broker")), keep_timestamps=True),
         )
-        export(tmp_path / "new", tmp_path / "b.jsonl", columns=[name for name in names if name != "phy_offset"])
+        export(
+            tmp_path / "new",
+            tmp_path / "b.jsonl",
+            options=ExportOptions(columns=[name for name in names if name != "phy_offset"]),
+        )
         first = [json.loads(line) for line in open(tmp_path / "a.jsonl", encoding="utf-8")]
         again = [json.loads(line) for line in open(tmp_path / "b.jsonl", encoding="utf-8")]
         assert [{name: each for name, each in row.items() if name != "phy_offset"} for row in first] == again
@@ -113,15 +116,14 @@ def test_a_brokers_log_comes_back_byte_for_byte(broker, tmp_path, kind):
     report = import_files(
         tmp_path / "new",
         [target],
-        config=StoreConfig(**golden.geometry("broker")),
-        keep_timestamps=True,
+        ImportOptions(config=StoreConfig(**golden.geometry("broker")), keep_timestamps=True),
         progress=lambda done, total: told.append((done, total)),
     )
     assert (report.created, report.messages) == (True, 11013)
     assert log_bytes(tmp_path / "new") == log_bytes(broker)
     assert list(verify(tmp_path / "new", StoreConfig(**golden.geometry("broker")))) == []
     again = tmp_path / ("again." + kind)
-    export(tmp_path / "new", again, columns=names)
+    export(tmp_path / "new", again, options=ExportOptions(columns=names))
     assert again.read_bytes() == target.read_bytes()
     assert told[-1][0] == told[-1][1] == target.stat().st_size
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -130,8 +132,8 @@ def test_a_brokers_log_comes_back_byte_for_byte(broker, tmp_path, kind):
 @pytest.mark.parametrize("form", ["text", "hex", "base64"])
 @pytest.mark.parametrize("kind", IMPORT_FORMATS)
 def test_every_form_of_bodies_comes_back(small, tmp_path, kind, form):
-    export(small, tmp_path / f"a.{kind}", body=form)
-    import_files(tmp_path / "new", [tmp_path / f"a.{kind}"], config=config(), keep_timestamps=True)
+    export(small, tmp_path / f"a.{kind}", options=ExportOptions(body=form))
+    import_files(tmp_path / "new", [tmp_path / f"a.{kind}"], ImportOptions(config=config(), keep_timestamps=True))
     assert contents(tmp_path / "new") == contents(small)
 
 
@@ -143,7 +145,7 @@ def test_several_files_packed_and_without_endings(small, tmp_path, monkeypatch):
     export(small, tmp_path / "packed.csv.zst")
     os.rename(tmp_path / "packed.jsonl.gz", tmp_path / "gzipped")
     files = [tmp_path / name for name in (*IMPORT_FORMATS, "gzipped", "packed.csv.zst")]
-    report = import_files(tmp_path / "new", files, config=config())
+    report = import_files(tmp_path / "new", files, ImportOptions(config=config()))
     assert report.messages == 6 * len(BODIES)
     with MessageStore.open(tmp_path / "new", read_only=True) as store:
         bodies = [message.body for message in store.messages()]
@@ -152,9 +154,9 @@ def test_several_files_packed_and_without_endings(small, tmp_path, monkeypatch):
     for kind in (*IMPORT_FORMATS, "gzip"):
         data = io.BytesIO()
         if kind == "gzip":
-            export(small, data, compression="gzip")
+            export(small, data, options=ExportOptions(compression="gzip"))
         else:
-            export(small, data, format=kind)
+            export(small, data, options=ExportOptions(format=kind))
         # A pipe, which has no positions; what is written fits into it.
         reading, writing = os.pipe()
         assert len(data.getvalue()) <= fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
@@ -223,7 +225,12 @@ def test_rows_written_by_hand(tmp_path):
     (tmp_path / "b.csv").write_text(
         'topic,keys,properties,body\r\nB,"k l","{""p"":""v""}","two\r\nlines"\r\nB,,,\r\n', newline=""
     )
-    assert import_files(tmp_path / "new", [tmp_path / "a.jsonl", tmp_path / "b.csv"], config=config()).messages == 5
+    assert (
+        import_files(
+            tmp_path / "new", [tmp_path / "a.jsonl", tmp_path / "b.csv"], ImportOptions(config=config())
+        ).messages
+        == 5
+    )
     with MessageStore.open(tmp_path / "new", config=config(), read_only=True) as store:
         messages = list(store.messages())
     assert [message.body for message in messages] == [b"x", b"\xff\0", b"", b"two\r\nlines", b""]
@@ -294,7 +301,7 @@ def test_bad_rows_name_their_line_and_nothing_is_put(tmp_path, kind, text, messa
     file = folder / f"a.{kind}"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InvalidMessageError, match=message) as caught:
-        import_files(tmp_path / "new", [file], config=config())
+        import_files(tmp_path / "new", [file], ImportOptions(config=config()))
     assert str(file) in str(caught.value)
     assert sorted(os.listdir(tmp_path)) == ["in", "secret"]
     # Into a store that is there, behind good rows: they are not put either.
@@ -303,7 +310,7 @@ def test_bad_rows_name_their_line_and_nothing_is_put(tmp_path, kind, text, messa
     before = log_bytes(tmp_path / "there")
     (folder / "good.jsonl").write_text('{"topic":"A","body":"good"}\n' * 5000)
     with pytest.raises(InvalidMessageError, match=message):
-        import_files(tmp_path / "there", [folder / "good.jsonl", file], config=config())
+        import_files(tmp_path / "there", [folder / "good.jsonl", file], ImportOptions(config=config()))
     assert log_bytes(tmp_path / "there") == before
     assert len(contents(tmp_path / "there")) == 1
 
@@ -319,7 +326,7 @@ def test_a_bad_row_far_in_a_table_is_named(tmp_path):
             with pa.ipc.new_file(tmp_path / name, table.schema) as writer:
                 writer.write_table(table)
         with pytest.raises(InvalidMessageError, match=f"{name}, row 4322: "):
-            import_files(tmp_path / "new", [tmp_path / name], config=config())
+            import_files(tmp_path / "new", [tmp_path / name], ImportOptions(config=config()))
         assert not (tmp_path / "new").exists()
 
 
@@ -334,7 +341,7 @@ def test_what_is_no_such_file(tmp_path, small):
         for damaged in (data[: len(data) // 2], data[:10], b"", *holed):
             (tmp_path / ("bad-" + name)).write_bytes(damaged)
             try:
-                report = import_files(tmp_path / "new", [tmp_path / ("bad-" + name)], config=config())
+                report = import_files(tmp_path / "new", [tmp_path / ("bad-" + name)], ImportOptions(config=config()))
             except StoreError as error:
                 assert "bad-" + name in str(error)
                 assert not (tmp_path / "new").exists()
@@ -348,7 +355,7 @@ def test_what_is_no_such_file(tmp_path, small):
         data[place] = 0xF5
     (tmp_path / "bad-name.arrow").write_bytes(data)
     with pytest.raises(StoreError, match="cannot be read as a file of arrow"):
-        import_files(tmp_path / "new", [tmp_path / "bad-name.arrow"], config=config())
+        import_files(tmp_path / "new", [tmp_path / "bad-name.arrow"], ImportOptions(config=config()))
     (tmp_path / "noise").write_bytes(b"\x80\x81\x82" * 50)
     assert run(tmp_path / "new", tmp_path / "noise").exit_code == 3
     assert run(tmp_path / "new", tmp_path / "missing.jsonl").exit_code == 3
@@ -360,10 +367,10 @@ def test_marked_and_unreadable_rows_of_a_table_are_refused(tmp_path):
     table = pa.table({"topic": ["A", "A"], "body": pa.array([b"x", None]), "corrupt": [False, False]})
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(InvalidMessageError, match="row 2: its body could not be decompressed"):
-        import_files(tmp_path / "new", [tmp_path / "a.parquet"], config=config())
+        import_files(tmp_path / "new", [tmp_path / "a.parquet"], ImportOptions(config=config()))
     pq.write_table(table.set_column(2, "corrupt", pa.array([False, True])), tmp_path / "a.parquet")
     with pytest.raises(InvalidMessageError, match="row 2: is marked as corrupt"):
-        import_files(tmp_path / "new", [tmp_path / "a.parquet"], config=config())
+        import_files(tmp_path / "new", [tmp_path / "a.parquet"], ImportOptions(config=config()))
 
 
 TEXTS = pa.map_(pa.string(), pa.string())
@@ -397,7 +404,7 @@ def test_odd_columns_of_a_table_are_named(tmp_path, kind):
         writer.write_table(table)
     for options in ({}, {"keep_timestamps": False, "queue_id": 1}):
         with pytest.raises(StoreError, match=message) as caught:
-            import_files(tmp_path / "new", [tmp_path / "a.arrow"], config=config(), **options)
+            import_files(tmp_path / "new", [tmp_path / "a.arrow"], ImportOptions(config=config(), **options))
         assert "a.arrow" in str(caught.value)
     assert os.listdir(tmp_path) == ["a.arrow"]
 
@@ -406,8 +413,8 @@ def test_properties_of_other_types_are_texts(tmp_path):
     kind = pa.map_(pa.binary(), pa.int64())
     table = pa.table({"topic": ["A"], "tags": ["7"], "properties": pa.array([[(b"TAGS", 7), (b"n", 1)]], kind)})
     pq.write_table(table, tmp_path / "a.parquet")
-    import_files(tmp_path / "one", [tmp_path / "a.parquet"], config=config())
-    import_files(tmp_path / "two", [tmp_path / "a.parquet"], config=config(), tags="t")
+    import_files(tmp_path / "one", [tmp_path / "a.parquet"], ImportOptions(config=config()))
+    import_files(tmp_path / "two", [tmp_path / "a.parquet"], ImportOptions(config=config(), tags="t"))
     for name, tags in (("one", "7"), ("two", "t")):
         with MessageStore.open(tmp_path / name, config=config(), read_only=True) as store:
             (message,) = store.messages()
@@ -422,14 +429,16 @@ def test_times_that_fall_are_refused(tmp_path, small):
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, many)))
     for target in ("new", "small"):
         with pytest.raises(InvalidMessageError, match="line 2501: store timestamps fall"):
-            import_files(tmp_path / target, [tmp_path / "b.jsonl"], config=config(), keep_timestamps=True)
+            import_files(
+                tmp_path / target, [tmp_path / "b.jsonl"], ImportOptions(config=config(), keep_timestamps=True)
+            )
     assert len(contents(small)) == len(BODIES)
     # Between two parts it shows only there.
     many[2500]["store_timestamp"] = T0 + 2500
     many[2047]["store_timestamp"] = T0 + 5000
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, many)))
     with pytest.raises(InvalidMessageError, match="line 2049: the store timestamp is before"):
-        import_files(small, [tmp_path / "b.jsonl"], config=config(), keep_timestamps=True)
+        import_files(small, [tmp_path / "b.jsonl"], ImportOptions(config=config(), keep_timestamps=True))
     assert len(contents(small)) == len(BODIES)
 
 
@@ -446,8 +455,8 @@ def test_files_without_a_message_make_no_store(tmp_path):
         assert done.exit_code == 1 and "no store was made" in done.stdout
     assert sorted(os.listdir(tmp_path)) == ["none.jsonl", "one.jsonl", "there"] and not os.listdir(tmp_path / "there")
     # The place is free for an import that has messages.
-    assert import_files(tmp_path / "new", [tmp_path / "one.jsonl"], config=config()).created
-    report = import_files(tmp_path / "new", [tmp_path / "none.jsonl"], config=config())
+    assert import_files(tmp_path / "new", [tmp_path / "one.jsonl"], ImportOptions(config=config())).created
+    report = import_files(tmp_path / "new", [tmp_path / "none.jsonl"], ImportOptions(config=config()))
     assert (report.created, report.messages) == (False, 0) and len(contents(tmp_path / "new")) == 1
 
 
@@ -473,7 +482,7 @@ def test_a_store_that_is_written_by_another(small, tmp_path):
     export(small, tmp_path / "a.jsonl")
     with MessageStore.open(small, config=config()):
         with pytest.raises(StoreLockedError):
-            import_files(small, [tmp_path / "a.jsonl"], config=config())
+            import_files(small, [tmp_path / "a.jsonl"], ImportOptions(config=config()))
     assert len(contents(small)) == len(BODIES)
 
 
@@ -514,7 +523,7 @@ def test_an_import_that_is_stopped_says_what_is_in_the_store(small, tmp_path):
         import_files(
             small,
             [tmp_path / "b.jsonl"],
-            config=config(),
+            ImportOptions(config=config()),
             progress=stop_at(size // 2),
             on_stop=lambda *each: told.append(each),
         )
@@ -523,7 +532,7 @@ def test_an_import_that_is_stopped_says_what_is_in_the_store(small, tmp_path):
         import_files(
             small,
             [tmp_path / "b.jsonl"],
-            config=config(),
+            ImportOptions(config=config()),
             progress=stop_at(size + size // 2),
             on_stop=lambda *each: told.append(each),
         )
@@ -533,7 +542,9 @@ def test_an_import_that_is_stopped_says_what_is_in_the_store(small, tmp_path):
     assert [each["body"] for each in contents(small)[len(BODIES) :]] == [str(i) for i in range(number)]
     # A new store is there as a whole or not at all.
     with pytest.raises(Stop):
-        import_files(tmp_path / "new", [tmp_path / "b.jsonl"], config=config(), progress=stop_at(size // 2))
+        import_files(
+            tmp_path / "new", [tmp_path / "b.jsonl"], ImportOptions(config=config()), progress=stop_at(size // 2)
+        )
     assert sorted(os.listdir(tmp_path)) == ["b.jsonl", "small"]
 
 
@@ -577,7 +588,9 @@ def test_a_kill_leaves_no_half_store(tmp_path):
 def test_readers_see_an_import_grow(small, tmp_path):
     (tmp_path / "b.jsonl").write_text('{"topic":"A","body":"x"}\n' * 5000)
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(import_files(small, [tmp_path / "b.jsonl"], config=config())))
+    thread = threading.Thread(
+        target=lambda: seen.append(import_files(small, [tmp_path / "b.jsonl"], ImportOptions(config=config())))
+    )
     thread.start()
     with MessageStore.open(small, config=config(), read_only=True) as reader:
         thread.join(240)
@@ -604,7 +617,7 @@ def test_into_a_store_into_which_nothing_was_put(tmp_path, by_program):
         assert result.exit_code == 3
         assert f"this is a store into which nothing was put yet [{root}]" in result.stderr
     if by_program:
-        assert import_files(root, [tmp_path / "rows.jsonl"], config=config()).messages == 1
+        assert import_files(root, [tmp_path / "rows.jsonl"], ImportOptions(config=config())).messages == 1
     else:
         result = run(root, tmp_path / "rows.jsonl", *SMALL_OPTIONS)
         assert result.exit_code == 0, result.stderr

@@ -11,14 +11,16 @@ import json
 import shutil
 import tracemalloc
 from collections import namedtuple
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from small_store import tree_bytes
 
 from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, StoreError
-from rmqstore.offline import import_bounds, importing
-from rmqstore.offline.importing import import_files
+from rmqstore.offline import import_arrow, import_bounds, import_rows
+from rmqstore.offline.import_input import Input
+from rmqstore.offline.importing import ImportOptions, import_files
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -31,13 +33,18 @@ CONFIG = StoreConfig(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=100,
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(importing, "_BYTES", SMALL)
+    bounded_by(monkeypatch, size=SMALL)
+
+
+def bounded_by(monkeypatch, **values):
+    for module in (import_arrow, import_rows):
+        monkeypatch.setattr(module, "BOUNDS", replace(module.BOUNDS, **values))
 
 
 def chunks_of(path):
-    input = importing._Input(str(path), None)
+    input = Input(str(path), None)
     try:
-        yield from input.chunks()
+        yield from (import_rows.row_chunks if input.format in ("jsonl", "csv") else import_arrow.arrow_chunks)(input)
     finally:
         input.close()
 
@@ -73,7 +80,7 @@ def test_chunks_of_text_are_bounded_by_all_of_a_row(tmp_path, column, ending):
 
 
 def test_a_row_that_is_too_long_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(importing, "_LINE_MAX", 1 << 20)
+    bounded_by(monkeypatch, largest=1 << 20)
     for name, head in (("a.jsonl", b'{"topic":"T"}\n{"body":"'), ("a.csv", b'topic,body\nT,x\nT,"')):
         with gzip.open(tmp_path / f"{name}.gz", "wb") as file:
             file.write(head)
@@ -178,7 +185,7 @@ def test_large_values_of_their_own_come_in_few_rows(tmp_path):
         assert pa.total_allocated_bytes() - before < 6 << 20
         found += chunk.table.column("body").to_pylist()
     assert found == bodies
-    report = import_files(tmp_path / "s", [tmp_path / "a.parquet"], config=CONFIG)
+    report = import_files(tmp_path / "s", [tmp_path / "a.parquet"], ImportOptions(config=CONFIG))
     assert report.messages == 400
     with MessageStore.open(tmp_path / "s", read_only=True) as store:
         assert [message.body for message in store.messages()] == bodies
@@ -202,8 +209,8 @@ def test_shared_values_arrive(tmp_path, monkeypatch, name, ending):
         with pa.ipc.new_file(str(path), table.schema) as writer:
             writer.write_table(table)
     # So that parts begin within lists.
-    monkeypatch.setattr(importing, "_ROWS", 2)
-    assert import_files(tmp_path / "s", [path], config=CONFIG).messages == 5
+    bounded_by(monkeypatch, rows=2)
+    assert import_files(tmp_path / "s", [path], ImportOptions(config=CONFIG)).messages == 5
     with MessageStore.open(tmp_path / "s", read_only=True) as store:
         messages = list(store.messages())
     if name == "body":
@@ -225,20 +232,20 @@ def test_pages_of_zeros_are_refused_before_they_are_unpacked(tmp_path, monkeypat
     for name in ("a.parquet", "a.arrow", "b.arrow"):
         before = pa.total_allocated_bytes()
         with pytest.raises(StoreError, match=r"unpacks to [0-9]+ bytes from [0-9]+; write the file again"):
-            import_files(tmp_path / "s", [tmp_path / name], config=CONFIG)
+            import_files(tmp_path / "s", [tmp_path / name], ImportOptions(config=CONFIG))
         assert pa.total_allocated_bytes() - before < 1 << 20 and not (tmp_path / "s").exists()
 
 
 def test_a_row_that_no_message_can_be_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(importing, "_LINE_MAX", 10_000)
+    bounded_by(monkeypatch, largest=10_000)
     for ending in ("parquet", "arrow"):
         path = written(tmp_path / f"a.{ending}", "tags", ending)
         with pytest.raises(InvalidMessageError, match=r"row 1: it has [0-9]+ bytes"):
-            import_files(tmp_path / "s", [path], config=CONFIG)
+            import_files(tmp_path / "s", [path], ImportOptions(config=CONFIG))
     many = pa.table({"topic": ["T"], "keys": pa.array([[None] * (1 << 17)], pa.list_(pa.string()))})
     pq.write_table(many, tmp_path / "many.parquet")
     with pytest.raises(StoreError, match="values in 1 rows"):
-        import_files(tmp_path / "s", [tmp_path / "many.parquet"], config=CONFIG)
+        import_files(tmp_path / "s", [tmp_path / "many.parquet"], ImportOptions(config=CONFIG))
 
 
 @pytest.mark.parametrize("name", PARQUET)
@@ -250,8 +257,10 @@ def test_rows_that_the_disk_has_no_room_for_are_refused_before_any_is_put(tmp_pa
     room = Usage(10**9, 0, 1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
     allocated = pa.total_allocated_bytes()
-    with pytest.raises(StoreError, match=r"row [0-9]+ alone take [0-9]+ bytes, and the disk has 1048576 free; nothing was put"):
-        import_files(root, [path], config=CONFIG)
+    with pytest.raises(
+        StoreError, match=r"row [0-9]+ alone take [0-9]+ bytes, and the disk has 1048576 free; nothing was put"
+    ):
+        import_files(root, [path], ImportOptions(config=CONFIG))
     assert pa.total_allocated_bytes() - allocated < 1 << 20
     after = tree_bytes(root)
     assert {name: after[name] for name in before if name not in ("checkpoint", "lock")} == {
@@ -270,5 +279,5 @@ def test_a_disk_that_becomes_full_leaves_no_new_store(tmp_path, monkeypatch):
 
     monkeypatch.setattr(MessageStore, "put_table", full)
     with pytest.raises(OSError, match="No space left"):
-        import_files(tmp_path / "s", [path], config=CONFIG)
+        import_files(tmp_path / "s", [path], ImportOptions(config=CONFIG))
     assert [each.name for each in tmp_path.iterdir()] == ["a.parquet"]

@@ -170,7 +170,7 @@ def killed_at(steps, root):
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     # Nothing of the parent's may run here: only the rebuild, then death.
     try:
-        module = sys.modules["rmqstore.offline.rebuild"]
+        module = sys.modules["rmqstore.offline.rebuild_swap"]
 
         def counted(call):
             def step(*args, **kwargs):

@@ -12,7 +12,7 @@ from small_store import SMALL, options_of
 
 from rmqstore import Message, MessageStore, StoreConfig
 from rmqstore.cli import main
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.texts import harmless_cell
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1+1"]
@@ -42,10 +42,10 @@ def rows(text):
 def test_export(store, tmp_path):
     columns = ["topic", "keys", "tags", "flag", "born_timestamp", "body"]
     config = StoreConfig(**SMALL)
-    export(store, tmp_path / "exact.csv", columns=columns, config=config)
+    export(store, tmp_path / "exact.csv", options=ExportOptions(columns=columns, config=config))
     exact = rows((tmp_path / "exact.csv").read_bytes().decode())
     assert [row["body"] for row in exact if row["topic"] == "T"] == FORMULAS
-    export(store, tmp_path / "safe.csv.gz", columns=columns, config=config, safe_csv=True)
+    export(store, tmp_path / "safe.csv.gz", options=ExportOptions(columns=columns, config=config, safe_csv=True))
     safe = rows(gzip.decompress((tmp_path / "safe.csv.gz").read_bytes()).decode())
     for before, after in zip(exact, safe, strict=True):
         for name, text in before.items():
@@ -84,4 +84,4 @@ def test_other_formats_have_no_such_cells(store, tmp_path, command):
     done = CliRunner().invoke(main, [str(word) for word in words])
     assert done.exit_code == 2 and "--safe-csv is for CSV" in done.stderr and not (tmp_path / "a.jsonl").exists()
     with pytest.raises(ValueError, match="safe_csv is for CSV"):
-        export(store, tmp_path / "a.jsonl", safe_csv=True)
+        export(store, tmp_path / "a.jsonl", options=ExportOptions(safe_csv=True))

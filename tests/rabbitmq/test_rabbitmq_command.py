@@ -261,19 +261,19 @@ def test_a_store_that_cannot_be_read(name, golden_vhost_copy, tmp_path):
 
 def test_a_store_whose_directory_cannot_be_read(golden_vhost_copy, tmp_path, monkeypatch):
     path = golden_vhost_copy("12-clean-msgstore")
-    store, listed = os.fspath(path / "msg_store_persistent"), os.listdir
+    store, scandir = os.fspath(path / "msg_store_persistent"), os.scandir
 
     def refused(place="."):
         if place == store:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), store)
-        return listed(place)
+        return scandir(place)
 
-    monkeypatch.setattr(os, "listdir", refused)
+    monkeypatch.setattr(os, "scandir", refused)
     answer = run("verify", path)
     assert answer.exit_code == FOUND and "unreadable_store" in answer.output and "lost_message" not in answer.output
     # Nobody is to take what is left for all that there is.
     answer = run("repair", path, tmp_path / "out")
-    assert answer.exit_code == CANNOT_OPEN and not [each for each in listed(tmp_path) if each.startswith("out")]
+    assert answer.exit_code == CANNOT_OPEN and not [each for each in os.listdir(tmp_path) if each.startswith("out")]
     for command in ("info", "dump", "export"):
         answer = run(command, path)
         assert answer.exit_code == FOUND and store in answer.output

@@ -71,7 +71,7 @@ def test_a_frame_holds_what_a_scan_gives(spark, path):
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         for options in ({}, {"corrupt": "report"}):
             schema = read(spark, path, **options).schema
-            yielded = StoreSource({"path": str(path), **options}).reader(schema).schema
+            yielded = StoreSource({"path": str(path), **options}).reader(schema).job.schema
             assert yielded.equals(to_arrow_schema(schema, timezone="UTC"))
 
 

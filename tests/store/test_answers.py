@@ -28,7 +28,7 @@ from rmqstore._core import index_key_hash
 from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import IndexService
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.offline.rebuild import rebuild
 from rmqstore.selection import Selection, of_queue
 from rmqstore.sources import Places
@@ -160,7 +160,9 @@ def test_a_producers_id_is_an_id_too(tmp_path):
         place = store.put_message(Message("B", b"wanted", properties={"UNIQ_KEY": unique})).phy_offset
         assert store.message_by_id(unique).phy_offset == place
         assert store.message_by_id(unique, "B").body == b"wanted"
-        with pytest.raises(OffsetOutOfRangeError, match=r"3109568622008467457 is outside the log.*topic A.*producer's id"):
+        with pytest.raises(
+            OffsetOutOfRangeError, match=r"3109568622008467457 is outside the log.*topic A.*producer's id"
+        ):
             store.message_by_id(unique, "A")
         # Where both are possible the record that has the id at its place is meant.
         assert store.message_by_id(puts[3].msg_id).phy_offset == puts[3].phy_offset
@@ -181,7 +183,9 @@ def test_the_console_says_of_an_id_what_the_store_says(tmp_path):
     from rmqstore import console
 
     puts = put_some(tmp_path / "s")
-    client = testclient.TestClient(console.app(tmp_path / "s", config=StoreConfig(**SMALL)), base_url="http://localhost")
+    client = testclient.TestClient(
+        console.app(tmp_path / "s", config=StoreConfig(**SMALL)), base_url="http://localhost"
+    )
     for msg_id, place in ((f"{7:032X}", puts[7].phy_offset), (puts[9].msg_id, puts[9].phy_offset)):
         found = client.get("/api/messages", params={"id": msg_id}).json()["messages"]
         assert [row["phy_offset"] for row in found] == [place]
@@ -212,7 +216,9 @@ def test_a_record_that_is_not_the_units_message_is_damaged(tmp_path, what):
         for _ in range(2):
             # The second time by the files that the first one found.
             got = store.get_message("A", 1)
-            assert [message.body for message in got] == [b"%d" % i for i in range(2, 60, 4)][: len(got)] and len(got) == 15
+            assert [message.body for message in got] == [b"%d" % i for i in range(2, 60, 4)][: len(got)] and len(
+                got
+            ) == 15
             assert [message.corrupt for message in got] == [i == 2 for i in range(15)]
         assert "is not that of its queue unit" in got.messages[2].damage and got.messages[1].damage is None
         tagged = store.get_message("A", 1, tags="t1")
@@ -238,7 +244,7 @@ def test_a_record_that_is_not_the_units_message_is_damaged(tmp_path, what):
     done = run("export", path, *chosen, *options, "-O", tmp_path / "out.jsonl")
     assert done.exit_code not in (0, 1) and "another message than its queue leads to" in done.stderr
     selection = Selection(topics=["A"], queue_ids=[1], begin_queue_offset=0)
-    report = export(path, tmp_path / "o.jsonl", selection, config=config, corrupt="skip")
+    report = export(path, tmp_path / "o.jsonl", selection, ExportOptions(config=config, corrupt="skip"))
     assert (report.messages, report.damaged_stretches) == (14, 1)
 
 
@@ -541,7 +547,10 @@ def test_what_a_damaged_entry_hides_is_found_in_the_log(tmp_path, caplog, what, 
 def test_a_damaged_entry_of_a_store_that_is_written_to_hides_nothing(tmp_path):
     path, config = tmp_path / "s", StoreConfig(**SMALL)
     places = [put.phy_offset for put in put_some(path, 62)]
-    with MessageStore.open(path, config=config) as store, MessageStore.open(path, config=config, read_only=True) as reader:
+    with (
+        MessageStore.open(path, config=config) as store,
+        MessageStore.open(path, config=config, read_only=True) as reader,
+    ):
         file = path / "index" / sorted(os.listdir(path / "index"))[-1]
         with open(file, "r+b") as damaged:
             for number in range(1, struct.unpack_from(">i", file.read_bytes(), 36)[0]):
@@ -573,7 +582,7 @@ def test_every_front_end_finds_what_a_damaged_entry_hides(tmp_path):
         file.write_bytes(data)
         damage_entry(file, number, what, places)
         selection = Selection(topics=["A", "B"], keys=["same"])
-        report = export(path, tmp_path / "o.jsonl", selection, config=config, force=True)
+        report = export(path, tmp_path / "o.jsonl", selection, ExportOptions(config=config, force=True))
         assert report.messages == 60, (what, hidden)
         if importlib.util.find_spec("starlette"):
             console_pages_show_all(path, config, places)
@@ -663,7 +672,10 @@ def test_tags_that_no_index_has_are_not_said_to_be_absent(tmp_path):
 
 def test_a_reader_beside_a_writer_has_the_writers_index(tmp_path):
     path, config = tmp_path / "s", StoreConfig(**SMALL)
-    with MessageStore.open(path, config=config) as writer, MessageStore.open(path, config=config, read_only=True) as reader:
+    with (
+        MessageStore.open(path, config=config) as writer,
+        MessageStore.open(path, config=config, read_only=True) as reader,
+    ):
         for i in range(80):
             place = writer.put_message(Message("A", b"%d" % i, keys=[f"k{i}", "same"])).phy_offset
             time.sleep(0.006 if i % 20 == 0 else 0)
@@ -677,7 +689,10 @@ def test_a_reader_beside_a_writer_has_the_writers_index(tmp_path):
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_writer_that_is_ahead_of_its_reader_is_believed(tmp_path, caplog, torn):
     path, config = tmp_path / "s", StoreConfig(**SMALL)
-    with MessageStore.open(path, config=config) as writer, MessageStore.open(path, config=config, read_only=True) as reader:
+    with (
+        MessageStore.open(path, config=config) as writer,
+        MessageStore.open(path, config=config, read_only=True) as reader,
+    ):
         for i in range(80):
             writer.put_message(Message("A", b"%d" % i, keys=[f"k{i}"]))
             time.sleep(0.006 if i % 20 == 0 else 0)
@@ -732,7 +747,9 @@ def test_the_command_line_searches_the_log_and_says_what_it_left_out(tmp_path):
     cut = run("query", path, "A", "k2", *OPTIONS, "--max-log-bytes", 9000)
     assert cut.exit_code == 1 and cut.stdout == ""
     assert "has key k2 in what was searched" in cut.stderr
-    assert re.search(r"[0-9]{5} bytes of the log were not looked at, .* phy offsets 0 to [0-9]+ \(stored 20.* to 20", cut.stderr)
+    assert re.search(
+        r"[0-9]{5} bytes of the log were not looked at, .* phy offsets 0 to [0-9]+ \(stored 20.* to 20", cut.stderr
+    )
     # The same where something is found: there may be more.
     cut = run("query", path, "A", "same", *OPTIONS, "--max-log-bytes", 9000, "--json")
     *messages, last = map(json.loads, cut.stdout.splitlines())
@@ -773,7 +790,9 @@ def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
     def pages():
         found, cursor = [], ""
         while cursor is not None:
-            value = client.get("/api/messages", params={"topic": "A", "key": "same", "max_num": 7, "cursor": cursor}).json()
+            value = client.get(
+                "/api/messages", params={"topic": "A", "key": "same", "max_num": 7, "cursor": cursor}
+            ).json()
             found += [row["phy_offset"] for row in value["messages"]]
             cursor = value["next_cursor"]
         return found, value
@@ -800,7 +819,13 @@ def undispatched_store(path, *, first=50, second=31, mark=True, **more):
     with MessageStore.open(path, config=StoreConfig(**{**SMALL, **more})) as store:
         for i in range(second):
             store.put_message(
-                Message("ABC"[i % 3], b"late%d" % i, keys=[f"late{i}", "same"], tags=f"t{i % 3}", properties={"UNIQ_KEY": f"U{i}"}),
+                Message(
+                    "ABC"[i % 3],
+                    b"late%d" % i,
+                    keys=[f"late{i}", "same"],
+                    tags=f"t{i % 3}",
+                    properties={"UNIQ_KEY": f"U{i}"},
+                ),
                 queue_id=i % 2,
             )
             if i % 7 == 0:
@@ -828,7 +853,10 @@ def answers_of(store):
                 got += content(page)
                 at = page.next_queue_offset
             middle = store.message_at(got[len(got) // 2][0])
-            time = [store.offset_by_time(topic, queue_id, middle.store_timestamp, boundary) for boundary in ("lower", "upper")]
+            time = [
+                store.offset_by_time(topic, queue_id, middle.store_timestamp, boundary)
+                for boundary in ("lower", "upper")
+            ]
             tagged = content(store.get_message(topic, queue_id, low, 100, tags="t1"))
             table = store.get_table(topic, queue_id, columns=["phy_offset"]).num_rows if pyarrow else len(got)
             after = store.get_message(topic, queue_id, high).status.name
@@ -950,7 +978,9 @@ def test_a_reader_that_found_nothing_missing_sees_queues_grow(tmp_path):
 def test_a_queue_that_is_rebuilt_under_other_names_is_read_anew(tmp_path, max_mapped_files):
     # After retention the units of batches are numbered from 0 again, so that no name of before is left; and the pool has let
     # go of the mapping that would tell.
-    config = StoreConfig(**{**SMALL, "mapper_file_size_batch_consume_queue": 46 * 2, "max_mapped_files": max_mapped_files})
+    config = StoreConfig(
+        **{**SMALL, "mapper_file_size_batch_consume_queue": 46 * 2, "max_mapped_files": max_mapped_files}
+    )
     path = tmp_path / "s"
     with MessageStore.open(path, config=config) as store:
         for i in range(60):
@@ -1039,7 +1069,7 @@ def test_the_front_ends_serve_what_was_not_dispatched(tmp_path):
         return (
             run("get", path, "C", 1, *OPTIONS).stdout,
             run("query", path, "B", "late4", "late1", *OPTIONS).stdout,
-            run("tail", path, "C", "--no-follow", *OPTIONS).stdout,
+            run("tail", path, "C", *OPTIONS).stdout,
             [row["message"]["phy_offset"] for row in rows],
             [row["phy_offset"] for row in by_time],
             client.get("/api/consumers").json(),

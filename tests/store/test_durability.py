@@ -1150,8 +1150,8 @@ def test_an_index_file_that_is_prepared_while_one_is_made_is_no_rubbish(tmp_path
     made, may_return = threading.Event(), threading.Event()
     outcome: dict = {}
 
-    def slow_allocate(directory, size):
-        path = allocate(directory, size)
+    def slow_allocate(directory, size, *, sparse=False):
+        path = allocate(directory, size, sparse=sparse)
         if threading.current_thread() in threads.running:
             made.set()
             assert may_return.wait(PATIENCE)

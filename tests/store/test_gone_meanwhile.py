@@ -17,7 +17,7 @@ from rmqstore import CorruptionError, Message, MessageStore, StoreConfig
 from rmqstore.commitlog import pieces as pieces_module
 from rmqstore.commitlog.log_walk import Damage
 from rmqstore.offline import export as export_module
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 from rmqstore.store import columns as columns_module
 
@@ -210,7 +210,9 @@ def test_a_lazy_frame_names_what_it_did_not_come_to(path, planned, caplog):
 
 
 def rows_of(path, output, selection, **options):
-    report = export(path, output, selection, columns=["phy_offset"], config=config(), force=True, **options)
+    report = export(
+        path, output, selection, ExportOptions(columns=["phy_offset"], config=config(), force=True, **options)
+    )
     return report, [int(text) for text in re.findall(r"\d+", output.read_text())]
 
 
@@ -226,7 +228,7 @@ def test_an_export_names_what_it_did_not_come_to(path, tmp_path, caplog, monkeyp
     output = tmp_path / "out.jsonl"
     _, before = rows_of(path, output, SELECTIONS[chosen])
     assert len(before) >= NUM
-    settled = export_module._Source.__init__
+    settled = export_module.Source.__init__
 
     def then_they_go(self, *arguments):
         settled(self, *arguments)
@@ -234,7 +236,7 @@ def test_an_export_names_what_it_did_not_come_to(path, tmp_path, caplog, monkeyp
         self.log.files.let_go()
 
     # Retention, after the export knows what there is: a warning.
-    monkeypatch.setattr(export_module._Source, "__init__", then_they_go)
+    monkeypatch.setattr(export_module.Source, "__init__", then_they_go)
     numbers = (0,)
     caplog.clear()
     _, found = rows_of(path, output, SELECTIONS[chosen])

@@ -10,7 +10,7 @@ from small_store import SMALL
 
 from rmqstore import Message, MessageStore, StoreConfig, UnsupportedFormatError
 from rmqstore.cli import main
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 
 pytest.importorskip("pyarrow")
@@ -57,7 +57,12 @@ def test_frames_and_sql_refuse_one(root):
     from rmqstore.polars import scan_store
 
     frame = scan_store(root, config=CONFIG)
-    for more in (True, polars.col("queue_offset") >= 1, polars.col("phy_offset") == 0, polars.col("keys").list.contains("K")):
+    for more in (
+        True,
+        polars.col("queue_offset") >= 1,
+        polars.col("phy_offset") == 0,
+        polars.col("keys").list.contains("K"),
+    ):
         refused(lambda more=more: frame.filter((polars.col("topic") == LIGHT) & more).collect())
     done = CliRunner().invoke(main, ["sql", str(root), f"select body from messages where topic = '{LIGHT}'"])
     assert done.exit_code == 3 and "is a light queue" in done.stderr
@@ -67,7 +72,12 @@ def test_frames_and_sql_refuse_one(root):
 def test_an_export_has_its_messages(root, tmp_path, name):
     def exported(**choice):
         path = tmp_path / name
-        export(root, path, Selection(**choice), config=CONFIG, columns=["topic", "body"], body="text", force=True)
+        export(
+            root,
+            path,
+            Selection(**choice),
+            ExportOptions(config=CONFIG, columns=["topic", "body"], body="text", force=True),
+        )
         if name.endswith(".jsonl"):
             return [json.loads(line)["body"] for line in path.read_text().splitlines()]
         import pyarrow as pa

@@ -455,7 +455,7 @@ def test_no_more_is_decoded_ahead_than_a_few_pieces(odd, monkeypatch):
 
 def test_who_waits_for_a_piece_works_at_a_later_one(odd):
     log = odd.commit_log
-    ahead = pieces.Pieces(log.files, log.max_offset, object, size=700, search=2000, threads=2, caller_works=True)
+    ahead = pieces.Pieces(log.files, log.max_offset, object, pieces.Division(700, 2000, threads=2, caller_works=True))
     ahead.thread_num = 2
     begun, helped = threading.Event(), threading.Event()
     caller = threading.current_thread()

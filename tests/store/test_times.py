@@ -19,7 +19,7 @@ from rmqstore.cli import main
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue import unit_times
 from rmqstore.consumequeue.unit_times import UnitTimes
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 from rmqstore.store.pages import time_page
 from rmqstore.tiered import TieredStore
@@ -66,7 +66,10 @@ def put(store: MessageStore, number: int) -> None:
 
 def config_of(name: str, times: Any = ()) -> StoreConfig:
     clock = itertools.chain(times, itertools.repeat(T0)).__next__
-    extended = {"enable_consume_queue_ext": list(CLOCKS).index(name) % 2 == 1, "mapped_file_size_consume_queue_ext": 300}
+    extended = {
+        "enable_consume_queue_ext": list(CLOCKS).index(name) % 2 == 1,
+        "mapped_file_size_consume_queue_ext": 300,
+    }
     return StoreConfig(**SMALL, **extended, clock=clock)
 
 
@@ -153,7 +156,7 @@ def test_every_selection(stores, name, tmp_path):
                 Selection(("A", "B", "Inner"), begin=begin, end=end, begin_queue_offset=0),
             ):
                 out = tmp_path / "out.jsonl"
-                export(root, out, selection, columns=["phy_offset"], config=config_of(name), force=True)
+                export(root, out, selection, ExportOptions(columns=["phy_offset"], config=config_of(name), force=True))
                 assert [json.loads(line)["phy_offset"] for line in open(out)] == (of_a if selection.keys else places)
 
 
@@ -272,7 +275,7 @@ def test_an_export_reads_the_segments_of_its_time(stores, tmp_path, monkeypatch)
         return fill(self, columns, first, last, on_damage)
 
     monkeypatch.setattr(CommitLog, "fill", told)
-    export(root, tmp_path / "out.jsonl", Selection(begin=begin, end=end), config=config_of(name))
+    export(root, tmp_path / "out.jsonl", Selection(begin=begin, end=end), ExportOptions(config=config_of(name)))
     assert parts == [(everything[60].phy_offset // size, everything[62].phy_offset // size + 1)]
     assert len(open(tmp_path / "out.jsonl").readlines()) == 3
 
@@ -286,7 +289,7 @@ def test_damage_outside_the_time_does_not_end_an_export(stores, tmp_path):
         file.seek(everything[3].phy_offset)
         file.write(bytes(8))
     selection = Selection(begin=T0 + DAY)
-    export(tmp_path / "s", tmp_path / "out.jsonl", selection, config=config_of(name))
+    export(tmp_path / "s", tmp_path / "out.jsonl", selection, ExportOptions(config=config_of(name)))
     assert len(open(tmp_path / "out.jsonl").readlines()) == 45
     # A message that cannot be read has no time.
     with MessageStore.open(tmp_path / "s", config=config_of(name), read_only=True) as store:
@@ -355,8 +358,16 @@ def test_a_log_whose_older_part_is_in_tiered_storage(tmp_path, name):
             found = store.scan(["store_timestamp"], begin=begin, end=end).read_all()["store_timestamp"]
             assert sorted(found.cast("int64").to_pylist()) == wanted
             out = tmp_path / "out.jsonl"
-            for selection in (Selection(begin=begin, end=end), Selection(("A",), begin=begin, end=end, begin_queue_offset=0)):
-                export(tmp_path / "store", out, selection, tiered=tmp_path / "tiered", config=config_of("rises"), force=True)
+            for selection in (
+                Selection(begin=begin, end=end),
+                Selection(("A",), begin=begin, end=end, begin_queue_offset=0),
+            ):
+                export(
+                    tmp_path / "store",
+                    out,
+                    selection,
+                    ExportOptions(tiered=tmp_path / "tiered", config=config_of("rises"), force=True),
+                )
                 assert sorted(json.loads(line)["store_timestamp"] for line in open(out)) == wanted
 
 
@@ -365,7 +376,13 @@ def test_settled_transactions_where_the_clock_went_back(tmp_path):
     config = StoreConfig(**SMALL, clock=lambda: now[0])
     with MessageStore.open(tmp_path / "s", config=config) as store:
         for number in range(6):
-            given = {"REAL_TOPIC": "Pay", "REAL_QID": "0", "TRAN_MSG": "true", "PGROUP": "p", "__transactionId__": f"t{number}"}
+            given = {
+                "REAL_TOPIC": "Pay",
+                "REAL_QID": "0",
+                "TRAN_MSG": "true",
+                "PGROUP": "p",
+                "__transactionId__": f"t{number}",
+            }
             store.put_message(Message("RMQ_SYS_TRANS_HALF_TOPIC", b"h", properties={**given, "UNIQ_KEY": f"t{number}"}))
         now[0] = T0
         store.put_message(Message("RMQ_SYS_TRANS_OP_HALF_TOPIC", b"0,1,2,4,", tags="d"))

@@ -11,6 +11,8 @@ import golden
 import pytest
 
 from rmqstore import IndexFile, Message, MessageStore, StoreConfig
+from rmqstore._dispatch import TopicTable
+from rmqstore._rows import RowBatch
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Blank
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
@@ -29,7 +31,7 @@ def base_store(golden_store):
 
 
 def row_of(fields: dict) -> tuple:
-    """The row of `CommitLog.append` for the fields of a record vector."""
+    """The row of `RowBatch.take_prepared` for the fields of a record vector."""
     return (
         fields["topic"].encode(), fields["body"].encode(), properties_to_bytes(dict(fields["properties"])),
         host_to_bytes(fields["born_host"]), host_to_bytes(fields["store_host"]),
@@ -84,7 +86,9 @@ def test_t3_to_t6_records_written_and_read(vectors, tmp_path, name):
     config = StoreConfig(**SMALL, **TINY_INDEX)
     log = CommitLog(tmp_path, config, MappedFilePool())
     log.load()
-    assert log.append([row_of(vector["fields"])]) == [(0, vector["length"])]
+    batch = RowBatch(TopicTable(), bytes(8), {}, 0)
+    batch.take_prepared([row_of(vector["fields"])])
+    assert log.append_rows(batch) == vector["length"]
     assert bytes(log.segment(0).hold(0, vector["length"])).hex() == vector["hex"]
     log.close()
     with MessageStore.open(tmp_path, config=config, read_only=True) as store:

@@ -14,7 +14,7 @@ import tiered_oracle as oracle_tiered
 from test_cli import json_lines, run
 
 from rmqstore import CorruptionError, MessageStore
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 
 
@@ -66,9 +66,11 @@ def test_damage_is_said(root, tmp_path):
     assert got.exit_code not in (0, 1) and missing.name in got.stderr
     output = tmp_path / "out.jsonl"
     with pytest.raises(CorruptionError, match=missing.name):
-        export(tmp_path / "copy" / "store", output, tiered=tmp_path / "copy" / "tiered")
+        export(tmp_path / "copy" / "store", output, options=ExportOptions(tiered=tmp_path / "copy" / "tiered"))
     assert not output.exists()
-    report = export(tmp_path / "copy" / "store", output, corrupt="skip", tiered=tmp_path / "copy" / "tiered")
+    report = export(
+        tmp_path / "copy" / "store", output, options=ExportOptions(corrupt="skip", tiered=tmp_path / "copy" / "tiered")
+    )
     assert report.damaged_stretches > 100 and report.messages + report.damaged_stretches == 3007
 
 
@@ -86,7 +88,9 @@ SELECTIONS = {
 def test_exports_have_each_message_once(root, tmp_path, selection):
     wanted = SELECTIONS[selection]
     with MessageStore.open(root / "store", read_only=True, tiered=root / "tiered") as store:
-        rows = store.scan(["topic", "queue_id", "queue_offset", "keys", "tags", "unique_key", "store_timestamp"]).read_all()
+        rows = store.scan(
+            ["topic", "queue_id", "queue_offset", "keys", "tags", "unique_key", "store_timestamp"]
+        ).read_all()
     expected = [
         (row["topic"], row["queue_id"], row["queue_offset"])
         for row in rows.to_pylist()
@@ -100,7 +104,7 @@ def test_exports_have_each_message_once(root, tmp_path, selection):
     ]  # fmt: skip
     assert expected
     for name in ("out.jsonl", "out.parquet", "out.csv"):
-        report = export(root / "store", tmp_path / name, wanted, tiered=root / "tiered")
+        report = export(root / "store", tmp_path / name, wanted, ExportOptions(tiered=root / "tiered"))
         assert report.messages == len(expected)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert sorted(places(lines)) == sorted(expected)
@@ -111,7 +115,10 @@ def test_exports_have_each_message_once(root, tmp_path, selection):
 
 def test_single_files(root, tmp_path):
     report = export(
-        root / "store", tmp_path / "bodies", Selection(("Orders",)), format="files", tiered=root / "tiered"
+        root / "store",
+        tmp_path / "bodies",
+        Selection(("Orders",)),
+        ExportOptions(format="files", tiered=root / "tiered"),
     )
     manifest = [json.loads(line) for line in next((tmp_path / "bodies").glob("*.jsonl")).read_text().splitlines()]
     assert report.messages == len(manifest) == len({line["body_file"] for line in manifest}) == 2872
@@ -146,7 +153,9 @@ def test_what_is_not_noticed_without_metadata_is_said(root, tmp_path, state):
         if not (is_refused and command[0] == "export"):
             assert ("missing is not noticed" in done.stderr) == (state != "whole"), command
     if state != "whole":
-        report = export(store, tmp_path / "again.jsonl", Selection(("Orders",)), tiered=tmp_path / "copy" / "tiered")
+        report = export(
+            store, tmp_path / "again.jsonl", Selection(("Orders",)), ExportOptions(tiered=tmp_path / "copy" / "tiered")
+        )
         assert len(report.notes) == 1 and "metadata" in report.notes[0]
 
 

@@ -28,7 +28,7 @@ from test_cli import json_lines, run
 from rmqstore import GetMessageStatus, Message, MessageStore, StoreConfig, StoreError
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_index import FlatIndexFile
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.tiered import TieredStore
 
 NOW = 1_700_000_000_000
@@ -75,7 +75,10 @@ COLUMNS = ["topic", "queue_id", "queue_offset", "phy_offset", "keys", "tags", "b
 
 
 def rows_of(store):
-    return [tuple(str(each) for each in row.values()) for row in store.scan(COLUMNS, use_threads=False).read_all().to_pylist()]
+    return [
+        tuple(str(each) for each in row.values())
+        for row in store.scan(COLUMNS, use_threads=False).read_all().to_pylist()
+    ]
 
 
 def places_of(store, key, topic="Orders"):
@@ -95,7 +98,9 @@ def test_the_whole_one(small):
             wanted = sorted(
                 (each.queue_id, number)
                 for queue in ((0), (1))
-                for number, each in enumerate([other for other in sent() if (other.topic, other.queue_id) == ("Orders", queue)])
+                for number, each in enumerate(
+                    [other for other in sent() if (other.topic, other.queue_id) == ("Orders", queue)]
+                )
                 if key in (*each.keys, each.unique_key)
             )
             assert sorted(places_of(store, key)) == wanted
@@ -283,7 +288,9 @@ def test_files_that_may_not_be_read_hide_no_other(small, copy, monkeypatch, kind
         answers = {key: sorted(places_of(store, key)) for key in KEYS}
     if not metadata:
         os.remove(copy / "store" / "config" / "tieredStoreMetadata.json")
-    folder = next(path for path in sorted(copy.rglob(kind)) if kind == "tiered_index_file" or len(list(path.iterdir())) >= 3)
+    folder = next(
+        path for path in sorted(copy.rglob(kind)) if kind == "tiered_index_file" or len(list(path.iterdir())) >= 3
+    )
     refused = max(folder.iterdir(), key=lambda path: path.name[8:])
     allowed = os.access
     monkeypatch.setattr("os.access", lambda name, mode: str(name) != str(refused) and allowed(name, mode))
@@ -370,7 +377,10 @@ def test_an_overlap_is_told(copy):
 def test_records_that_were_uploaded_again_count_once(small, copy):
     # After a crash between log and units the broker uploads the same records again, behind the first ones.
     folder = copy / "tiered" / f"{oracle_tiered.prefix('C')}_C" / "B" / "Pay" / "0"
-    log, units = folder / "COMMIT_LOG" / oracle_tiered.file_name(0), folder / "CONSUME_QUEUE" / oracle_tiered.file_name(0)
+    log, units = (
+        folder / "COMMIT_LOG" / oracle_tiered.file_name(0),
+        folder / "CONSUME_QUEUE" / oracle_tiered.file_name(0),
+    )
     record = bytearray(log.read_bytes())
     offset, size, code = struct.unpack(">qiq", units.read_bytes()[20:40])
     again = bytearray(record[offset : offset + size])
@@ -408,11 +418,15 @@ def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path, monkeypatch):
         with pytest.raises(StoreError, match="neither"):
             store.scan(["queue_id"])
     with pytest.raises(StoreError, match="neither"):
-        export(root / "store", tmp_path / "out.jsonl", tiered=root / "tiered")
+        export(root / "store", tmp_path / "out.jsonl", options=ExportOptions(tiered=root / "tiered"))
     # What else is wrong takes seconds.
     monkeypatch.setattr(TieredStore, "verify", lambda self, progress=None: iter(()))
     monkeypatch.setattr("rmqstore.cli.verify.verify", lambda *given: iter(()))
-    told = [line for line in json_lines(run("verify", root / "store", "--tiered", root / "tiered", "--json")) if "kind" in line]
+    told = [
+        line
+        for line in json_lines(run("verify", root / "store", "--tiered", root / "tiered", "--json"))
+        if "kind" in line
+    ]
     assert [line["detail"] for line in told if line["kind"] == "gap"] == [findings[-1].detail]
     (described,) = json_lines(run("info", root / "store", "--tiered", root / "tiered", "--json"))
     assert described["tiered"]["gaps"] == [findings[-1].detail]
@@ -604,7 +618,7 @@ def test_a_run_of_zero_units_is_one_finding(tmp_path):
             store.scan(["queue_id"], topic="Orders", queue_id=1).read_all()
         assert raised.value.path == str(second)
     with pytest.raises(StoreError) as raised:
-        export(root / "store", tmp_path / "out.jsonl", tiered=root / "tiered")
+        export(root / "store", tmp_path / "out.jsonl", options=ExportOptions(tiered=root / "tiered"))
     assert Path(raised.value.path).parent == folder
 
 

@@ -15,7 +15,7 @@ from rmqstore import CorruptionError, MessageStore
 from rmqstore.flatfile import flat_index, flat_verify
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.offline import export as export_module
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 from rmqstore.spark import tiered as spark_tiered
 from rmqstore.spark.batches import ReadJob, spark_arrow_schema
@@ -74,7 +74,9 @@ def named(texts):
     found = set()
     for text in texts:
         one = re.search(r"record of queue offset (\d+),", text)
-        found |= {int(one[1])} if one else set(range(*map(int, re.search(r"queue offsets (\d+) to (\d+)", text).groups())))
+        found |= (
+            {int(one[1])} if one else set(range(*map(int, re.search(r"queue offsets (\d+) to (\d+)", text).groups())))
+        )
     return found
 
 
@@ -170,7 +172,7 @@ def test_scans_and_tables_name_what_they_did_not_come_to(copied, caplog, kind, n
 @pytest.mark.parametrize(("kind", "number", "said"), CASES)
 def test_an_export_names_what_it_did_not_come_to(copied, tmp_path, caplog, monkeypatch, kind, number, said, way):
     root = copied(said)
-    settled = export_module._Source.__init__
+    settled = export_module.Source.__init__
 
     def then_it_goes(self, store, *arguments):
         settled(self, store, *arguments)
@@ -178,14 +180,12 @@ def test_an_export_names_what_it_did_not_come_to(copied, tmp_path, caplog, monke
         delete(root, kind, number)
         let_go(queue)
 
-    monkeypatch.setattr(export_module._Source, "__init__", then_it_goes)
+    monkeypatch.setattr(export_module.Source, "__init__", then_it_goes)
     chosen = Selection(topics=("Orders",), queue_ids=(0,))
 
     def run(corrupt):
-        return export(
-            root / "store", tmp_path / "out", chosen, format=way, tiered=root / "tiered", corrupt=corrupt, force=True,
-            columns=["queue_offset"],
-        )  # fmt: skip
+        options = ExportOptions(way, ["queue_offset"], corrupt=corrupt, force=True, tiered=root / "tiered")
+        return export(root / "store", tmp_path / "out", chosen, options)
 
     left = ALL - (GONE[kind, number][1] - GONE[kind, number][0])
     if number == 0:

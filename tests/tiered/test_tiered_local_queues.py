@@ -17,7 +17,7 @@ import pytest
 import tiered_oracle as oracle_tiered
 
 from rmqstore import MessageStore
-from rmqstore.offline.export import export
+from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
@@ -85,7 +85,7 @@ def test_each_message_comes_once(whole, root, tmp_path, damage):
     assert len(expected) == 3007 and set(expected.values()) == {1}
     DAMAGE[damage](root)
     assert scanned(root) == expected
-    export(root / "store", tmp_path / "out.jsonl", tiered=root / "tiered")
+    export(root / "store", tmp_path / "out.jsonl", options=ExportOptions(tiered=root / "tiered"))
     assert Counter(place_of(json.loads(line)) for line in open(tmp_path / "out.jsonl")) == expected
     plan, options = LogPlan.of(root / "store"), ReadOptions(str(root / "store"), tiered=str(root / "tiered"))
     batches = []
@@ -120,7 +120,7 @@ def test_queries_and_gets_have_it_too(whole, root, tmp_path, damage):
                 at = store.offset_by_time("Orders", 2, message.store_timestamp, boundary)
                 assert store.get_message("Orders", 2, at, 1).messages[0].store_timestamp == message.store_timestamp
     selection = Selection(("Orders",), (2,), begin_queue_offset=290, end_queue_offset=940)
-    export(root / "store", tmp_path / "out.jsonl", selection, tiered=root / "tiered")
+    export(root / "store", tmp_path / "out.jsonl", selection, ExportOptions(tiered=root / "tiered"))
     found = Counter(json.loads(line)["queue_offset"] for line in open(tmp_path / "out.jsonl"))
     assert found == Counter(range(290, 940))
 
@@ -129,7 +129,9 @@ def test_a_message_that_the_local_log_lost_comes_from_tiered_storage(whole, root
     expected = scanned(whole)
     damage_first_record(root)
     assert scanned(root) == expected
-    report = export(root / "store", tmp_path / "out.jsonl", corrupt="skip", tiered=root / "tiered")
+    report = export(
+        root / "store", tmp_path / "out.jsonl", options=ExportOptions(corrupt="skip", tiered=root / "tiered")
+    )
     assert report.messages == 3007 and report.damaged_stretches == 1
 
 

@@ -1,0 +1,91 @@
+"""A commit log, and the queues and index that are compared with it.
+
+Owns which files `verify` and a rebuild compare, and what is known of these files.  It compares nothing itself.
+"""
+
+from __future__ import annotations
+
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.index.index_service import IndexService
+from rmqstore.store.queue_lives import DeletedTopics
+
+__all__ = ["Compared"]
+
+
+class Compared:
+    """A commit log, and the queues and index below a directory that are compared with it.
+
+    Parameters
+    ----------
+    commit_log : CommitLog
+        The caller closes it.
+    root : str
+        The store's root, which findings name.
+    config : StoreConfig
+    parts_root : str, optional
+        The directory that contains the queues and the index; by default `root`.
+    kinds : tuple of str
+        The parts to compare, as for `rebuild`.
+
+    Attributes
+    ----------
+    queues : ConsumeQueueStore
+    index_service : IndexService
+    deleted : DeletedTopics
+    check_crc : bool
+        A record whose CRC fails is damage; otherwise it is compared like every other.
+    without_unit : frozenset of int
+        Phy offsets of records without a unit, as their queue offset or topic cannot be right.
+    without_queue : frozenset of (str, int)
+        Queues without a unit, as their topic was deleted.
+    is_built : bool
+        The units were written just now, from a log of which only a part is compared.
+    unread : list of (int, int)
+        Phy offsets, begin and end, of segments that cannot be read; ascending.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        root: str,
+        config: StoreConfig,
+        *,
+        parts_root: str | None = None,
+        kinds: tuple[str, ...] = ("index", "consumequeue"),
+    ):
+        self.commit_log, self.root, self.config, self.kinds = commit_log, root, config, kinds
+        parts_root = root if parts_root is None else parts_root
+        pool = MappedFilePool(config.max_mapped_files)
+        self.queues = ConsumeQueueStore(parts_root, config, pool, read_only=True, pass_over=True)
+        self.index_service = IndexService(parts_root, config, read_only=True)
+        self.deleted = DeletedTopics(root)
+        self.check_crc = True
+        self.without_unit: frozenset[int] = frozenset()
+        self.without_queue: frozenset[tuple[str, int]] = frozenset()
+        self.is_built = False
+        self.unread: list[tuple[int, int]] = []
+
+    @property
+    def has_queues(self) -> bool:
+        """bool: queues are compared."""
+        return "consumequeue" in self.kinds
+
+    @property
+    def has_index(self) -> bool:
+        """bool: the index is compared."""
+        return "index" in self.kinds
+
+    def is_unread(self, begin: int, end: int) -> bool:
+        """Return whether all phy offsets from `begin` up to but not including `end` are in segments that cannot be read."""
+        for first, last in self.unread:
+            if first <= begin < last:
+                begin = last
+        return begin >= end
+
+    def close(self) -> None:
+        """Close queues and index."""
+        self.queues.close()
+        self.index_service.close()

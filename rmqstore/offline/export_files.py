@@ -1,0 +1,303 @@
+"""Files of messages: JSON lines, CSV, Arrow, Parquet, or a file for each body.
+
+JSON lines, CSV and single files need no library; Arrow and Parquet need pyarrow.  All formats give the same rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from rmqstore.files.mapped_file import name_of_offset
+from rmqstore.files.output_file import OutputFolder
+from rmqstore.message import BodyText, MessageExt, body_text, json_pieces
+from rmqstore.offline.export_options import BODIES, Layout, import_zstandard
+from rmqstore.store.columns import import_pyarrow, scan_schema
+from rmqstore.texts import harmless_cell
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["MANIFEST", "ArrowFile", "Csv", "Files", "JsonLines", "Sink", "compressed", "iso_time", "message_row"]
+
+MANIFEST = "messages.jsonl"
+"""The file that describes single bodies, in their folder."""
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_TIMES = ("born_timestamp", "store_timestamp")
+# Row groups of a Parquet file end with so many rows or bytes.
+_GROUP_ROWS = 1 << 17
+_GROUP_BYTES = 64 << 20
+# Files in one folder of single bodies.
+_FOLDER_FILES = 10_000
+_CSV_END = "\r\n"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@contextlib.contextmanager
+def compressed(file: IO[bytes], compression: str) -> Iterator[IO[bytes]]:
+    """A file whose content is compressed on its way to `file`."""
+    if compression == "gzip":
+        # No name and no time: the same messages give the same bytes.
+        with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+            yield packed  # type: ignore[misc]
+    elif compression == "zstd":
+        with import_zstandard().ZstdCompressor().stream_writer(file, closefd=False) as packed:
+            yield packed
+    else:
+        yield file
+
+
+def _body(message: MessageExt, name: str) -> bytes:
+    return message.body_stored if name == "body_stored" or message.corrupt else message.body
+
+
+def message_row(message: MessageExt, columns: Sequence[str], form: str, zeros: bool = True) -> dict[str, Any]:
+    """dict: these columns of a message as values that JSON can hold; times are ms since epoch.
+
+    After ``body`` stands ``body_encoding``: utf-8, hex or base64.  Bodies are those of `body_text`, which takes `zeros`.
+    """
+    row: dict[str, Any] = {}
+    for name in columns:
+        if name in BODIES:
+            row[name], row[f"{name}_encoding"] = body_text(_body(message, name), form, zeros)
+        else:
+            row[name] = getattr(message, name)
+    return row
+
+
+def _visible(text: str) -> str:
+    # What a terminal could obey or hide, as JSON escapes it.
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+def _write_json(file: IO[bytes], row: dict[str, Any], shown: bool = False) -> None:
+    for piece in json_pieces(row, _encode):
+        file.write(_bytes(piece, shown))
+    file.write(b"\n")
+
+
+def _bytes(text: str, shown: bool) -> bytes:
+    return (_visible(text) if shown else text).encode("utf-8", "backslashreplace")
+
+
+class JsonLines:
+    """One JSON object a line."""
+
+    def __init__(self, file: IO[bytes], layout: Layout):
+        self.file, self.layout = file, layout
+
+    def message(self, message: MessageExt) -> None:
+        """Write a message."""
+        _write_json(self.file, message_row(message, self.layout.columns, self.layout.body), self.layout.shown)
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+def iso_time(timestamp: int) -> str:
+    """str: ms since epoch as ISO 8601 in UTC; the bare number where no calendar reaches."""
+    try:
+        moment = _EPOCH + datetime.timedelta(milliseconds=timestamp)
+    except OverflowError:
+        return str(timestamp)
+    return moment.isoformat(timespec="milliseconds")
+
+
+class Csv:
+    """Rows of CSV below a line of names."""
+
+    def __init__(self, file: IO[bytes], layout: Layout):
+        self.file, self.layout = file, layout
+        # Lines end with "\n" alone, which every tool reads, but Python before 3.13 puts a field that holds "\r" in quotes
+        # only where a line ends with it: `write` takes it away again.
+        self.rows = csv.writer(self, lineterminator=_CSV_END)
+        self.rows.writerow(
+            [each for name in layout.columns for each in ([name, f"{name}_encoding"] if name in BODIES else [name])]
+        )
+
+    def write(self, text: str) -> None:
+        """Write a row, as the csv module calls it."""
+        self.file.write(text.removesuffix(_CSV_END).encode("utf-8", "backslashreplace") + b"\n")
+
+    def message(self, message: MessageExt) -> None:
+        """Write a message."""
+        # Readers of CSV take no zero bytes.
+        row = message_row(message, self.layout.columns, self.layout.body, zeros=False)
+        cells: list[str] = []
+        for name, value in row.items():
+            if type(value) is BodyText:
+                self._write_long(cells, value)
+                cells = [""]
+                continue
+            cell = _cell(name, value)
+            # A number may be negative.
+            if self.layout.safe_csv and not isinstance(value, int):
+                cell = harmless_cell(cell)
+            cells.append(_visible(cell) if self.layout.shown else cell)
+        self.rows.writerow(cells)
+
+    def _write_long(self, before: list[str], body: BodyText) -> None:
+        # The cells before a large body, and the body in pieces.
+        if before:
+            part = io.StringIO()
+            csv.writer(part, lineterminator="").writerow([*before, ""])
+            self.file.write(part.getvalue().encode("utf-8", "backslashreplace"))
+        self.file.write(b'"')
+        for number, piece in enumerate(body):
+            text = harmless_cell(piece) if self.layout.safe_csv and number == 0 else piece
+            self.file.write(_bytes(text.replace('"', '""'), self.layout.shown))
+        self.file.write(b'"')
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+def _cell(name: str, value: Any) -> str:
+    if type(value) is str:
+        return value
+    if value is None:
+        return ""
+    if name == "keys":
+        return " ".join(value)
+    if name == "properties":
+        return _encode(value)
+    if name in _TIMES:
+        return iso_time(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+class Files:
+    """A file for each body, and a list of them."""
+
+    def __init__(self, folder: OutputFolder, layout: Layout, by_number: bool):
+        self.folder, columns = folder, layout.columns
+        # In tiered storage each queue has a phy offset 0.
+        self.by_number = by_number
+        self.columns = [name for name in columns if name not in BODIES]
+        self.source = "body_stored" if "body_stored" in columns and "body" not in columns else "body"
+        self.num = 0
+        self.manifest = folder.new_file(MANIFEST)
+
+    def message(self, message: MessageExt) -> None:
+        """Write a message."""
+        row = message_row(message, self.columns, "raw")
+        body = _body(message, self.source)
+        # Nothing of the store is part of a name.
+        folder = f"bodies/{self.num // _FOLDER_FILES:06}"
+        if self.num == 0:
+            self.folder.make_folder("bodies")
+        if self.num % _FOLDER_FILES == 0:
+            self.folder.make_folder(folder)
+        self.num += 1
+        number = self.num - 1 if self.by_number else message.phy_offset
+        row["body_file"] = f"{folder}/{name_of_offset(number)}"
+        with self.folder.new_file(row["body_file"]) as file:
+            file.write(body)
+        _write_json(self.manifest, row)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.manifest.flush()
+        os.fsync(self.manifest.fileno())
+        self.manifest.close()
+
+
+class Sink(io.RawIOBase):
+    """What pyarrow writes to.  Its writers end a file properly even when they are thrown away; then nothing goes on."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file: IO[bytes] | None = file
+
+    def writable(self) -> bool:
+        """bool: True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write bytes; their number."""
+        return len(memoryview(data).cast("B")) if self.file is None else self.file.write(data)
+
+    def abandon(self) -> None:
+        """Write nothing more."""
+        self.file = None
+
+
+class ArrowFile:
+    """Record batches into an Arrow or Parquet file; Parquet's row groups are gathered."""
+
+    def __init__(self, file: Sink, layout: Layout, seekable: bool):
+        pa = self.pa = import_pyarrow()
+        self.form, compression = layout.body, layout.compression
+        self.schema = _arrow_schema(pa, layout.columns, layout.body)
+        self.ready: list[Any] = []
+        self.rows = self.size = 0
+        self.groups = layout.format == "parquet"
+        if layout.format == "arrow":
+            options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+            # A stream can be written to a pipe, and read from one.
+            new = pa.ipc.new_file if seekable else pa.ipc.new_stream
+            self.writer = new(file, self.schema, options=options)
+        else:
+            import pyarrow.parquet
+
+            self.writer = pyarrow.parquet.ParquetWriter(
+                file, self.schema, compression="NONE" if compression == "none" else compression
+            )
+
+    def batch(self, batch: pa.RecordBatch) -> None:
+        """Write rows."""
+        batch = _arrow_batch(self.pa, batch, self.schema, self.form)
+        if not self.groups:
+            self.writer.write_batch(batch)
+            return
+        self.ready.append(batch)
+        self.rows += batch.num_rows
+        self.size += batch.nbytes
+        if self.rows >= _GROUP_ROWS or self.size >= _GROUP_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self.ready:
+            table = self.pa.Table.from_batches(self.ready, schema=self.schema)
+            self.writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        self.ready, self.rows, self.size = [], 0, 0
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._write_group()
+        self.writer.close()
+
+
+def _arrow_schema(pa: Any, columns: Sequence[str], form: str) -> pa.Schema:
+    fields = []
+    for each in scan_schema(columns):
+        if each.name in BODIES and form != "raw":
+            fields += [pa.field(each.name, pa.string()), pa.field(f"{each.name}_encoding", pa.string())]
+        else:
+            fields.append(each)
+    return pa.schema(fields)
+
+
+def _arrow_batch(pa: Any, batch: pa.RecordBatch, schema: pa.Schema, form: str) -> pa.RecordBatch:
+    if form == "raw" or not any(name in BODIES for name in batch.schema.names):
+        return batch
+    arrays = []
+    for name in batch.schema.names:
+        array = batch.column(name)
+        if name not in BODIES:
+            arrays.append(array)
+            continue
+        pairs = [(str(text), how) for text, how in (body_text(body, form) for body in array.to_pylist())]
+        arrays += [pa.array([text for text, _ in pairs], pa.string()), pa.array([how for _, how in pairs], pa.string())]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
