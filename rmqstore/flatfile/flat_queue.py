@@ -17,7 +17,7 @@ from typing import Any
 
 from rmqstore import _numpy as np
 from rmqstore import _read
-from rmqstore._columns import ArrowColumns, KeyTexts
+from rmqstore._columns import ArrowColumns
 from rmqstore._core import UnitLayout, Verdict
 from rmqstore.consumequeue.unit_times import BLOCK_UNITS, UnitTimes
 from rmqstore.errors import Finding
@@ -25,6 +25,7 @@ from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.flat_log import FlatLog
 from rmqstore.flatfile.metadata import FlatFileMetadata
+from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
@@ -416,28 +417,22 @@ class FlatQueue(NotCopied):
         ):
             self.report(self.judge(phy_offset, size, queue_offset))
 
-    def find_keys(self, texts: KeyTexts, kinds: int, begin: int, end: int, units: Selection) -> Iterator[int]:
-        """Log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are gone over.
+    def find_keys(self, sought: SoughtKeys, begin: int, end: int) -> Iterator[int]:
+        """Yield log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are scanned.
 
         Parameters
         ----------
-        texts : KeyTexts
+        sought : SoughtKeys
             One topic and one key.
-        kinds : int
-            As of `ArrowColumns.fill_matching`.
-        units : Selection
-            Only messages whose unit may have its tags.
         """
-        out = ArrowColumns((), 1 << 30)
+        # Tags are in the units.
+        units = Selection(tags=sought.selection.keys if sought.selection.index_type == "T" else None)
         for each in self.places(begin, end):
             places = each[units.may_have_codes(each.tags_codes)]
-            taken, same = np.zeros(len(places), np.uint8), np.zeros(len(places), np.int32)
-            for part, regions, bases, numbers in self.log.located(places.phy_offsets):
-                out.fill_matching(
-                    regions, bases, numbers, places.phy_offsets[part], taken[part], same[part], texts, kinds, INT64_MAX
-                )  # fmt: skip
-            yield from places.phy_offsets[taken != 0].tolist()
-            rest = places[taken == 0]
+            same = np.zeros(len(places), np.int32)
+            taken = sought.matching(self.log, Candidates(same, places.phy_offsets))[1]
+            yield from places.phy_offsets[taken].tolist()
+            rest = places[~taken]
             self.report_unread(rest[without_record(self.log, rest)])
 
     def close(self) -> None:

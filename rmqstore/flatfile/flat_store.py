@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from rmqstore.arguments import KEY_BITS
 from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreError
 from rmqstore.files.again import ask_again
 from rmqstore.files.listing import listing
@@ -292,7 +291,7 @@ class FlatStore(NotCopied):
                 elif not self._is_explained(topic, item, message, key_hash):
                     sound = False
             sound = sound and not self.index.problems
-        texts = SoughtKeys.of(selection).texts
+        sought = SoughtKeys.of(selection)
         queues = list(self.queues(topic))
         self.report_unlisted((topic,))
         for queue in queues:
@@ -300,9 +299,8 @@ class FlatStore(NotCopied):
                 self.report(queue.lacks_units)
             low, high = queue.min_queue_offset, queue.max_queue_offset
             parts = [(low, self.indexed_from(queue)), (self.indexed_to(queue), high)] if sound else [(low, high)]
-            units = Selection(tags=(key,) if index_type == "T" else None)
             for begin, end in parts:
-                for log_offset in queue.find_keys(texts, KEY_BITS[index_type], begin, end, units):
+                for log_offset in queue.find_keys(sought, begin, end):
                     message = queue.log.look_up(log_offset)
                     if message is not None:
                         take(queue, message)

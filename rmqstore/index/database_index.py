@@ -231,7 +231,7 @@ class DatabaseIndex:
 
     def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
         """Ask the database no more if one of these entries is its own and cannot be true, see `KeySource`."""
-        wrong = rejected[~sought.at_any_time().matching(self.commit_log.located, rejected)[1]]
+        wrong = rejected[~sought.at_any_time().matching(self.commit_log, rejected)[1]]
         own = self.candidates(sought) if len(wrong) else wrong
         places = set(zip(own.numbers.tolist(), own.phy_offsets.tolist()))
         for number, phy_offset in zip(wrong.numbers.tolist(), wrong.phy_offsets.tolist()):

@@ -8,7 +8,7 @@ records there with the keys, for messages and for columns alike. To add a kind o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,13 +17,10 @@ from rmqstore._columns import ArrowColumns, KeyTexts
 from rmqstore.arguments import KEY_BITS
 from rmqstore.message import encode_java_utf8
 from rmqstore.selection import INT64_MAX, Selection
-from rmqstore.sources import Located
+from rmqstore.sources import LogSource
 from rmqstore.spans import Span, joined
 
-__all__ = ["Candidates", "KeySource", "Locate", "Merged", "SoughtKeys"]
-
-Locate = Callable[["np.ndarray"], Iterator[Located]]
-"""The method `located` of a log."""
+__all__ = ["Candidates", "KeySource", "Merged", "SoughtKeys"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class SoughtKeys:
 
     def matching(
         self,
-        locate: Locate,
+        log: LogSource,
         candidates: Candidates,
         max_num: int = INT64_MAX,
         out: ArrowColumns | None = None,
@@ -122,7 +119,7 @@ class SoughtKeys:
         out = ArrowColumns((), 1 << 30) if out is None else out
         low, high = self.selection.times
         out.choose(begin_timestamp=low, end_timestamp=high)
-        for part, regions, bases, places in locate(phy_offsets):
+        for part, regions, bases, places in log.located(phy_offsets):
             at, num = 0, len(places)
             while at < num:
                 first = part.start + at

@@ -73,11 +73,11 @@ def first_places(log: CommitLog, source: KeySource, sought: SoughtKeys, max_num:
     """
     candidates = source.candidates(sought)
     if candidates.falling:
-        taken = sought.matching(log.located, candidates, max_num)[1]
+        taken = sought.matching(log, candidates, max_num)[1]
         _doubt(source, sought, candidates, taken, max_num)
         return candidates[taken]
     # A record that was indexed twice, or entries that do not follow the log.
-    matches = sought.matching(log.located, candidates)[1]
+    matches = sought.matching(log, candidates)[1]
     source.doubt(sought, candidates[~matches])
     return _each_once(candidates[matches], max_num)
 
@@ -93,7 +93,7 @@ def key_table(log: CommitLog, source: KeySource | None, asked: AskedKeys, option
         if not candidates.falling:
             candidates = newest_first(first_places(log, source, sought, max_num))
     made = Columns(dataclasses.replace(options, batch_size=min(max(len(candidates), 1), _KEY_ROWS)), log.crc_check)
-    parts, taken = sought.matching(log.located, candidates, max_num, made.out, made.take_arrays)
+    parts, taken = sought.matching(log, candidates, max_num, made.out, made.take_arrays)
     if source is not None:
         _doubt(source, sought, candidates, taken, max_num)
     numbers = candidates.numbers if taken.all() else candidates.numbers[taken]

@@ -194,7 +194,7 @@ class Querying:
             taken = np.array([message is not None and selection.has(message) for message in messages], bool)
             self.files.doubt(sought, candidates[~taken])
         else:
-            taken = sought.matching(log.located, candidates)[1]
+            taken = sought.matching(log, candidates)[1]
             source.doubt(sought, candidates[~taken])
         for phy_offset, is_taken in zip(phy_offsets, taken.tolist()):
             yield log.look_up(phy_offset) if is_taken else None
