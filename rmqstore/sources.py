@@ -6,7 +6,7 @@ of queue, write a class with the methods of `QueueSource`, over a log with those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -30,6 +30,7 @@ __all__ = [
     "Places",
     "Pulled",
     "QueueSource",
+    "in_one_file",
     "located",
     "without_record",
 ]
@@ -69,6 +70,10 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.phy_offsets)
+
+    def where(self, kept: np.ndarray) -> Places:
+        """Return the places for which an array of bool is true."""
+        return self if kept.all() else self[kept]
 
     def __getitem__(self, rows: slice | np.ndarray) -> Places:
         return Places(self.phy_offsets[rows], self.queue_offsets[rows], self.sizes[rows], self.tags_codes[rows])
@@ -110,8 +115,13 @@ class LogSource(Protocol):
 class QueueSource(Protocol):
     """A queue: which places it has, and in which log its records are."""
 
-    topic: str
-    queue_id: int
+    @property
+    def topic(self) -> str:
+        """str: the topic of the queue."""
+
+    @property
+    def queue_id(self) -> int:
+        """int: the number of the queue in its topic."""
 
     @property
     def log(self) -> LogSource:
@@ -191,17 +201,25 @@ class Joined:
 
     Parameters
     ----------
-    parts : iterable of Part
+    parts : sequence of Part
         Apart; one that is empty tells where the queue ended.
     on_gap : callable
         Called with queue offsets that no part has, where a reading passes them.
     """
 
-    def __init__(self, parts: Iterable[Part], on_gap: OnGone = lambda begin, end: None):
-        self.parts = sorted(parts, key=lambda part: part.begin)
+    __slots__ = ("on_gap", "parts")
+
+    def __init__(self, parts: Sequence[Part], on_gap: OnGone = lambda begin, end: None):
+        self.parts = parts if len(parts) < 2 else sorted(parts, key=lambda part: part.begin)
         self.on_gap = on_gap
+
+    @property
+    def bounds(self) -> Span:
+        """(int, int): queue offset of the first message that is there, and of the one to come; 0 and 0 for no part."""
+        if len(self.parts) == 1:
+            return self.parts[0][1:3]
         filled = [part for part in self.parts if part.begin < part.end] or self.parts
-        self.bounds: Span = (filled[0].begin, max(part.end for part in self.parts)) if filled else (0, 0)
+        return (filled[0].begin, max(part.end for part in self.parts)) if filled else (0, 0)
 
     def part_at(self, queue_offset: int) -> Part | None:
         """Return the part that has this queue offset."""
@@ -261,6 +279,12 @@ def located(files: np.ndarray, region_of: Callable[[int], tuple[Region, int] | N
                 bases.append(found[1])
         if regions:
             yield part, regions, np.array(bases, np.int64), numbers[here]
+
+
+def in_one_file(num: int, found: tuple[Region, int] | None) -> Iterator[Located]:
+    """Yield `num` offsets that are in one file, as `located` does; nothing if the file is gone."""
+    if found is not None:
+        yield slice(0, num), [found[0]], np.array(found[1:], np.int64), np.zeros(num, np.int32)
 
 
 def without_record(log: LogSource, places: Places) -> np.ndarray:

@@ -295,7 +295,7 @@ def import_command(path: str, files: tuple[str, ...], imported: _Imported, given
                 ),
                 progress,
                 on_stop,
-            )
+            )  # fmt: skip
     except StoreError as error:
         raise of_error(error) from None
     levels_given = given.config_file is not None or "message_delay_level" in given.overrides()

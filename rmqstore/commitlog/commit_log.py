@@ -37,7 +37,7 @@ from rmqstore.files.open_file import is_directory
 from rmqstore.files.stream_files import Handling
 from rmqstore.message import MessageExt
 from rmqstore.remedies import Sentence
-from rmqstore.sources import Located, located
+from rmqstore.sources import Located, in_one_file, located
 
 __all__ = ["CommitLog", "check_store_root"]
 
@@ -515,13 +515,13 @@ class CommitLog(NotCopied):
         if self.files.read_only and highest >= self.max_offset:
             self.refresh()
         low, high, size = self.min_offset, self.max_offset, self.segment_size
+        if low <= lowest and highest < high and lowest // size == highest // size:
+            yield from in_one_file(len(phy_offsets), self._segment_at(lowest // size * size))
+            return
         # Files are counted from the oldest segment.
         first = low // size
-        if low <= lowest and highest < high and lowest // size == highest // size:
-            files = np.full(len(phy_offsets), lowest // size - first)
-        else:
-            inside = (phy_offsets >= low) & (phy_offsets < high)
-            files = np.where(inside, phy_offsets // size - first, -1)
+        inside = (phy_offsets >= low) & (phy_offsets < high)
+        files = np.where(inside, phy_offsets // size - first, -1)
         yield from located(files, lambda number: self._segment_at((first + number) * size))
 
     def _segment_at(self, offset: int) -> tuple[_core.Region, int] | None:

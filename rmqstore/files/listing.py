@@ -94,5 +94,4 @@ def is_empty(path: str | os.PathLike[str]) -> bool:
     OSError
         It cannot be listed.
     """
-    with os.scandir(path) as found:
-        return next(found, None) is None
+    return not os.listdir(path)

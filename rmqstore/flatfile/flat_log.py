@@ -15,7 +15,7 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.flatfile.flat_files import FlatFiles
 from rmqstore.message import MessageExt
-from rmqstore.sources import Located, located
+from rmqstore.sources import Located, in_one_file, located
 
 __all__ = ["FlatLog"]
 
@@ -47,9 +47,9 @@ class FlatLog(FlatFiles):
         bases = np.array(self.bases, np.int64)
         lowest, highest = np.searchsorted(bases, [phy_offsets.min(), phy_offsets.max()], "right").tolist()
         if lowest == highest:
-            files = np.full(len(phy_offsets), lowest - 1)
-        else:
-            files = np.searchsorted(bases, phy_offsets, "right") - 1
+            yield from in_one_file(len(phy_offsets), self.region_if_there(int(bases[lowest - 1])) if lowest else None)
+            return
+        files = np.searchsorted(bases, phy_offsets, "right") - 1
         yield from located(files, lambda number: self.region_if_there(int(bases[number])))
 
     def release_pages(self, begin: int, end: int) -> None:

@@ -343,7 +343,7 @@ class Source:
             )
             low, high = (low, low) if first is None or last is None else (first, last + 1)
         for each in queue.places(low, high, on_gone):
-            places = chosen(source, each[each.are_real], self.selection)
+            places = chosen(source, each.where(each.are_real), self.selection)
             kept = (places.phy_offsets >= self.begin) & (places.phy_offsets < self.end)
             for first, last in older:
                 kept &= (places.queue_offsets < first) | (places.queue_offsets >= last)

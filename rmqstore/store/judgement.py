@@ -127,11 +127,11 @@ class LogJudge:
                     mapped_file.path,
                     pos,
                 )
-            where = f"{pos} bytes into {mapped_file.path}"
+            where = pos, mapped_file.path
             if mode == "truncate" or following < 0:
-                logger.warning("the commit log is cut at phy offset %d, %s (%s)", at, where, behind)
+                logger.warning("the commit log is cut at phy offset %d, %d bytes into %s (%s)", at, *where, behind)
                 break
-            logger.warning("left %d damaged bytes in place at phy offset %d, %s", following - at, at, where)
+            logger.warning("left %d damaged bytes in place at phy offset %d, %d bytes into %s", following - at, at, *where)
             judged.ranges.append((start, at))
             judged.damage.append((at, following - at, verdict.name))
             at = start = following

@@ -54,7 +54,16 @@ class LocalQueue:
 
     def __init__(self, queue: AnyConsumeQueue, log: CommitLog, damage: QueueDamage | None = None):
         self.queue, self.log, self.damage = queue, log, damage
-        self.topic, self.queue_id = queue.topic, queue.queue_id
+
+    @property
+    def topic(self) -> str:
+        """str: the queue's."""
+        return self.queue.topic
+
+    @property
+    def queue_id(self) -> int:
+        """int: the queue's."""
+        return self.queue.queue_id
 
     def places(self, begin: int, end: int, step: int = STEP) -> Iterator[Places]:
         """As every source does; the steps are the queue's own."""
@@ -139,7 +148,7 @@ class LocalQueue:
         def times_of(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
             found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
             for each in self.queue.numbered_places(first, last):
-                places = each[each.are_real]
+                places = each.where(each.are_real)
                 if len(places):
                     passed.reach(int(places.phy_offsets[0]))
                 taken = np.zeros(len(places), np.uint8)

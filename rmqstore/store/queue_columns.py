@@ -70,14 +70,13 @@ def _rows(
 
 def chosen(queue: QueueSource, places: Places, selection: Selection) -> Places:
     """Return the places that may lead to a message that is asked for, by tags codes and phy offsets."""
-    kept = np.ones(len(places), bool)
     if selection.tags is not None:
-        kept = selection.may_have_codes(queue.resolved_codes(places.tags_codes))
+        places = places.where(selection.may_have_codes(queue.resolved_codes(places.tags_codes)))
     if selection.begin_phy_offset is not None:
-        kept &= places.phy_offsets >= selection.begin_phy_offset
+        places = places.where(places.phy_offsets >= selection.begin_phy_offset)
     if selection.end_phy_offset is not None:
-        kept &= places.phy_offsets < selection.end_phy_offset
-    return places if kept.all() else places[kept]
+        places = places.where(places.phy_offsets < selection.end_phy_offset)
+    return places
 
 
 def read_places(queue: QueueSource, columns: Columns, places: Places) -> tuple[list[pa.RecordBatch], Places]:
@@ -105,7 +104,7 @@ def queue_batches(parts: Iterable[Part], columns: Columns, selection: Selection)
         places = chosen(queue, each, selection)
         at = 0
         while at < len(places) and left > 0:
-            part = places[at : at + left]
+            part = places if not at and left >= len(places) else places[at : at + left]
             batches, unread = read_places(queue, columns, part)
             at += len(part)
             left -= sum(batch.num_rows for batch in batches)
