@@ -520,5 +520,3 @@ def _needs_delay_levels(root: str) -> GeometryError:
         ),
         root,
     )
-
-

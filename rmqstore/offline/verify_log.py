@@ -127,7 +127,7 @@ class LogCheck:
                 yield Finding(
                     mapped_file.path,
                     pos,
-                    "staletail",
+                    "stale_tail",
                     f"{last - pos} bytes after the end of the log (phy offset {self.end}) are not zero; a later recovery of "
                     "a real broker may take old records among them for new ones",
                 )
