@@ -233,7 +233,8 @@ class Joined:
         """Yield the parts from queue offset `begin` up to but not including `end`, cut to these."""
         at = max(begin, self.bounds[0])
         for part in self.parts:
-            until = end if part.goes_on else min(part.end, end)
+            # What is put in the meantime comes after the last part.
+            until = end if part.goes_on and part is self.parts[-1] else min(part.end, end)
             if until <= at or part.begin >= part.end:
                 continue
             if part.begin > at:

@@ -7,7 +7,6 @@ of them (`rmqstore.console.survey`), and say of how many that is.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
@@ -55,7 +54,7 @@ class OverviewAnswers:
         log = store.commit_log
         surveyed = self.survey.known(store)
         queues = self._queues_of_topics(store, surveyed, sort, name)
-        topics = self._topic_rows(store, surveyed, itertools.islice(queues.items(), first, first + max_num))
+        topics = self._topic_rows(store, surveyed, list(queues.items())[first : first + max_num])
         number = len(queues)
         last: int | None = None
         if surveyed.complete:

@@ -372,8 +372,8 @@ def test_pieces_are_longer_for_large_batches(monkeypatch, batch_size, segment, s
 
     asked = []
 
-    def stop(log, end, make, **how):
-        asked.append(how["size"])
+    def stop(log, end, make, division):
+        asked.append(division.size)
         raise ArithmeticError
 
     monkeypatch.setattr(columns, "Pieces", stop)
