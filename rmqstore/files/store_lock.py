@@ -35,6 +35,9 @@ _FLOCK = "hhqqi"
 
 def _forget_after_fork() -> None:
     global _held_lock
+    # The lock is the parent's, which closing a file here does not change.
+    for file in _held.values():
+        file.close()
     _held.clear()
     _held_lock = threading.RLock()
 
