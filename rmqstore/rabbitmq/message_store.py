@@ -86,7 +86,7 @@ class MessageStore(ClosedAtExit, NotCopied):
 
     def __init__(
         self,
-        files: MessageFiles,
+        files: MessageFiles | None = None,
         opened: Opened | None = None,
         references: References | None = None,
         read_only: bool = False,

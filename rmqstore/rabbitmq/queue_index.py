@@ -77,8 +77,13 @@ class QueueIndex(ClosedAtExit, NotCopied):
     """
 
     def __init__(
-        self, directory: IndexDirectory, writer: IndexWriter | None = None, clean: RecoveryTerms | None = None
+        self,
+        directory: IndexDirectory | None = None,
+        writer: IndexWriter | None = None,
+        clean: RecoveryTerms | None = None,
+        **_others: object,
     ) -> None:
+        # Whatever is given, the error names `open`.
         if not isinstance(directory, IndexDirectory) or writer is None:
             raise TypeError("a queue index is made by opening it: use QueueIndex.open(path)")
         self.path = directory.path
