@@ -14,7 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RmqstoreProcess"]
+__all__ = ["RmqstoreProcess", "our_config"]
+
+
+def our_config(settings: dict, **others: Any) -> Any:
+    """The configuration of rmqstore's turns; whether the index is safe is a question for Java alone."""
+    from rmqstore import StoreConfig
+
+    return StoreConfig(**{name: value for name, value in settings.items() if name != "message_index_safe"}, **others)
 
 
 class RmqstoreProcess:
@@ -119,7 +126,7 @@ class _Whole:
 def _serve() -> None:
     from answers import dump
 
-    from rmqstore import MessageStore, StoreConfig
+    from rmqstore import MessageStore
 
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
 
@@ -129,7 +136,7 @@ def _serve() -> None:
 
     now = 0
     path, settings = pickle.load(requests)
-    store = MessageStore.open(path, config=StoreConfig(**settings, clock=lambda: now))
+    store = MessageStore.open(path, config=our_config(settings, clock=lambda: now))
     answer(store.recovery_report.clean)
     while True:
         # At the end of the input, when the test is gone, this raises and the process ends.

@@ -14,7 +14,7 @@ from collections import Counter
 import oracle
 import pytest
 from answers import assert_same, assert_whole, differences, dump, lines_of
-from our_process import RmqstoreProcess
+from our_process import RmqstoreProcess, our_config
 from peer import copy_store, disk_size
 
 from rmqstore import Message, MessageStore, StoreConfig
@@ -61,11 +61,6 @@ CASES += [(name, "mixed", 4) for name in GEOMETRIES if name != "small"]
 # store with checked properties has the bytes of the one where they are verified too.
 SHORT = [(name, schedule, 4 if schedule == "mixed" else 2) for name, schedule, _ in CASES if name != "property CRC"]
 CASES = [*SHORT, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in SHORT)]
-
-
-def our_config(settings: dict, **others) -> StoreConfig:
-    """The configuration of rmqstore's turns; whether the index is safe is a question for Java alone."""
-    return StoreConfig(**{name: value for name, value in settings.items() if name != "message_index_safe"}, **others)
 
 
 def script(first: int, count: int) -> list[dict]:
