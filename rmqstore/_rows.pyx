@@ -13,7 +13,7 @@ from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t, uint8
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from rmqstore._bytes cimport check, put_hex, put_i64
+from rmqstore._bytes cimport check, difference_of, put_hex, put_i64, sum_of
 from rmqstore._core cimport (
     BLANK_SIZE, COLUMNS_FULL, LIMIT, MessageFields, PROP_CRC_SIZE, Region, SYS_BORN_V6, SYS_PLAIN_MASK, SYS_STORE_V6,
 )
@@ -770,7 +770,7 @@ cdef class RowBatch:
         cdef PyThreadState* state = NULL
         if first < 0:
             raise ValueError(f"first is {first}")
-        cdef unsigned char* p = region.pin_writable(pos, region.size - pos)
+        cdef unsigned char* p = region.pin_writable(pos, difference_of(region.size, pos))
         try:
             if first < self.count:
                 state = let_others_run((self.count - first) * (ROW_COST + self.rows[first].size // COPIED_BYTES))
@@ -788,7 +788,7 @@ cdef class RowBatch:
             row = &self.rows[first[0]]
             if row.size + BLANK_SIZE > size - pos[0]:
                 break
-            row.phy_offset = base_offset + pos[0]
+            row.phy_offset = sum_of(base_offset, pos[0])
             encode_into(p + (pos[0] - start), row.size, row.phy_offset, &row.parts, self.prop_crc)
             pos[0] += row.size
             first[0] += 1
