@@ -17,6 +17,9 @@ from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import Span
 
 if TYPE_CHECKING:
+    # A name that is not here when the program runs: Python 3.15 looks up what a field is annotated with.
+    from numpy import ndarray
+
     from rmqstore.message import MessageExt
 
 __all__ = [
@@ -58,10 +61,10 @@ class Places:
     tags_codes : array of int64
     """
 
-    phy_offsets: np.ndarray
-    queue_offsets: np.ndarray
-    sizes: np.ndarray
-    tags_codes: np.ndarray
+    phy_offsets: ndarray
+    queue_offsets: ndarray
+    sizes: ndarray
+    tags_codes: ndarray
 
     @classmethod
     def none(cls) -> Places:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns, KeyTexts
@@ -19,6 +19,10 @@ from rmqstore.message import encode_java_utf8
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.sources import LogSource
 from rmqstore.spans import Span, joined
+
+if TYPE_CHECKING:
+    # As in `rmqstore.sources`.
+    from numpy import ndarray
 
 __all__ = ["Candidates", "KeySource", "Merged", "SoughtKeys"]
 
@@ -37,8 +41,8 @@ class Candidates:
         The phy offsets of each key fall, so that no place comes twice.
     """
 
-    numbers: np.ndarray
-    phy_offsets: np.ndarray
+    numbers: ndarray
+    phy_offsets: ndarray
     falling: bool = True
 
     @classmethod
