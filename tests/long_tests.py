@@ -265,9 +265,12 @@ LONG = (
 NIGHTLY = (
     "cli/test_cli_examples.py::test_every_example_runs",
     "offline/test_export.py::test_an_interrupt_leaves_nothing",
+    "offline/test_pending.py::test_every_flip_of_a_store_with_timers_is_said[timerlog",
     "offline/test_rebuild_rocksdb_queues.py::test_a_kill_at_any_step",
     "offline/test_settings.py::test_flips_and_truncations",
+    "rabbitmq/test_rabbitmq_vhost_life.py::test_another_life",
     "simulator/test_planted.py",
+    "simulator/test_simulator.py::test_a_seed_beyond",
     "spark/test_cluster.py",
     "spark/test_command.py",
     "spark/test_profile.py",
@@ -289,6 +292,10 @@ NIGHTLY = (
     "store/test_power_loss.py::test_power_lost_again_during_recovery[propcrc-ext]",
     "store/test_power_loss.py::test_power_lost_at_any_call[propcrc-ext",
     "store/test_recovery.py::test_every_lost_unit",
+    "store/test_rocksdb_queues.py::test_every_flip_and_truncation_of_a_database[1",
+    "store/test_rocksdb_queues.py::test_every_flip_and_truncation_of_a_database[2",
+    "store/test_rocksdb_queues.py::test_every_flip_and_truncation_of_a_database[3",
+    "timer/test_timer_files.py::test_every_flip_of_a_timer_log",
 )
 
 # Parametrised tests of which `make test` runs the first case alone: it shows what the others repeat.

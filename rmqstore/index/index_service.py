@@ -52,6 +52,7 @@ _CREATE_PAUSE = 1.0  # seconds, as in RocketMQ
 
 
 def is_index_name(name: str) -> bool:
+    """Return True for the name of an index file: digits that fit 64 bits."""
     # RocketMQ takes whatever parses as a 64-bit number.
     return name.isascii() and name.isdigit() and len(name) <= 19
 
