@@ -54,6 +54,6 @@ step checks bash ci/checks.sh
 step sanitize make sanitize PYTEST_ARGS="--color=no -q"
 step newest bash ci/pythons.sh 3.15
 # The same seeds every time: whether a change passes must not depend on luck. The nightly workflow tries new ones.
-step fuzz bash ci/fuzz.sh 2 -seed=1
+step fuzz bash ci/fuzz.sh 1 -seed=1
 step simulate make simulate SIMULATE_STEPS=8000
 finish
