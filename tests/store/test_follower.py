@@ -41,6 +41,7 @@ from rmqstore._core import FileStream
 from rmqstore.commitlog import log_end
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.store_lock import StoreLock
+from rmqstore.store import upkeep
 
 CONFIG_TEXT = (
     "StoreConfig(mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=400, max_hash_slot_num=20, "
@@ -55,6 +56,12 @@ QUIET = CONFIG.replace(
 )
 PATIENCE = 240
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux about locks and open files")
+
+
+@pytest.fixture
+def lock_held_by_hand(monkeypatch):
+    """Keep the thread of a store from taking a lost lock again, which it does every ten seconds."""
+    monkeypatch.setattr(upkeep, "_HOLD_INTERVAL", 3_600_000)
 
 
 class Child:
@@ -1020,7 +1027,7 @@ def test_processes_that_race_for_a_store(tmp_path, others):
 
 
 @needs_linux
-def test_a_lock_that_was_lost_is_taken_again(root, other):
+def test_a_lock_that_was_lost_is_taken_again(root, other, lock_held_by_hand):
     with MessageStore.open(root, config=QUIET) as store:
         assert other.lock_holder(root) == os.getpid()
         # What a backup of the directory does, within this process.
@@ -1037,7 +1044,7 @@ def test_a_lock_that_was_lost_is_taken_again(root, other):
 
 
 @needs_linux
-def test_a_lock_that_was_lost_to_somebody_else(root, others):
+def test_a_lock_that_was_lost_to_somebody_else(root, others, lock_held_by_hand):
     other, third = others[:2]
     store = MessageStore.open(root, config=QUIET)
     fill(store, 3)
