@@ -8,7 +8,6 @@ It is for stores opened read-only; those without tiered storage never come here.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import Finding, StoreError
@@ -21,9 +20,6 @@ from rmqstore.store.reading import local_queue
 from rmqstore.store.store_state import StoreState
 from rmqstore.store.tiered_columns import FlatRange, flat_ranges
 from rmqstore.store.tiered_shares import are_believed, in_log
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "TieredQueues",
