@@ -332,7 +332,7 @@ cdef inline TextOut text_out(ColumnSink* s, int column, Form form) noexcept nogi
 
 
 cdef inline TextOut child_out(ColumnSink* s, int column, Form form) noexcept nogil:
-    # For the texts of lists, numbered from the batch's first on.
+    # For the texts of lists; number 0 is the first of the batch.
     cdef TextOut out
     out.main = <unsigned char*>s.child[column] + (0 if Form is Views else <int64_t>sizeof(int32_t))
     out.data, out.used = s.data[column], s.data_used[column]
@@ -554,7 +554,7 @@ cdef inline int64_t put_property_views(ColumnSink* s, int64_t num, const Propert
 
 
 cdef inline void put_layout_names(TextOut* out, int64_t num, StagedRow* row) noexcept nogil:
-    # The names of a text whose layout is known, from the `num`-th on.
+    # The names of a text whose layout is known; `num` is the number of the first.
     cdef int32_t k
     copy_bytes(out.data + out.used, row.layout.names, row.layout.names_len, row.layout.names_len + TEXT_SLACK)
     for k in range(row.span_num):

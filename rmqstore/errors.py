@@ -73,7 +73,7 @@ class StoreError(Exception):
     Parameters
     ----------
     message : str
-        What is wrong and what to do about it; a `Sentence` where other faces spell parts of it differently.
+        The problem and its remedy; a `Sentence` if other faces spell parts of it differently.
     path : str or os.PathLike, optional
         The file or directory that it is about.
     pos : int, optional

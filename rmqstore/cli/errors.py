@@ -50,7 +50,7 @@ class CannotOpenError(click.ClickException):
             sys.stdout.flush()
         except OSError:
             discard(sys.stdout)
-        # Where stderr takes nothing (its disk is full) the exit code says it all the same.
+        # If stderr cannot be written (its disk is full), the exit code still reports the error.
         try:
             super().show(file)
         except OSError:

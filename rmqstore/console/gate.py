@@ -159,7 +159,7 @@ class Gate:
     app : ASGI application
     admission : Admission
     refused : callable
-        What those get who do not know the token.
+        Answers a request without the right token.
     """
 
     def __init__(self, app: ASGIApp, *, admission: Admission, refused: Callable[[Scope], Response]):

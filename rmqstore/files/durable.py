@@ -39,7 +39,7 @@ def fsync_tree(path: str) -> None:
 
 
 def _sync_file_system(path: str) -> bool:
-    # One call for all that a file system was given (Linux 2.6.39; it reports failures since 5.8); False where there is none.
+    # One call for everything written to a file system (Linux 2.6.39; failures are reported since 5.8); False if it is missing.
     import ctypes
 
     try:

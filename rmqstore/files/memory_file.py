@@ -24,7 +24,7 @@ class MemoryFile(MappedFile):
     size : int
         Bytes, zero at first; pages that are not written take no memory.
     content : buffer
-        What it begins with.
+        Its first bytes.
     """
 
     __slots__ = ()
@@ -39,7 +39,7 @@ class MemoryFile(MappedFile):
         self._region = region
 
     def let_go(self) -> None:
-        """Nothing: what was let go could not be made again."""
+        """Keep the bytes: no file has them."""
 
     def is_current(self) -> bool:
         """bool: True, as nobody else can replace it."""

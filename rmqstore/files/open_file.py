@@ -34,7 +34,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     Parameters
     ----------
     flags, mode : int
-        As of `os.open`; O_CLOEXEC is added.
+        As for `os.open`; O_CLOEXEC is added.
 
     Raises
     ------
@@ -115,8 +115,7 @@ def read_small_file(path: str) -> bytes | None:
 def read_ahead(path: str, pos: int = 0, size: int | None = None) -> None:
     """Let the system begin to read a stretch of a file that is going to be read whole, by default up to its end.
 
-    Where the last byte is in memory all of it counts as that.  Where the system cannot, nothing is lost: whoever reads the
-    file meets the reason.
+    If the last byte is in memory, nothing is read.  Errors are ignored: the reader of the file gets them.
     """
     with contextlib.suppress(OSError, AttributeError):
         fd = open_regular(path)

@@ -69,7 +69,7 @@ def is_full(error: Exception) -> TypeGuard[OSError]:
 
 
 def says_full(text: str) -> bool:
-    """Return True if the text of a library's error is about a full disk, as of `is_full`."""
+    """Return True if the text of a library's error is about a full disk, see `is_full`."""
     return any(f"(os error {number})" in text or os.strerror(number) in text for number in _FULL)
 
 

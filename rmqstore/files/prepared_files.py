@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 class PreparedFiles:
     """Files of `size` bytes in `folder` that wait for their names, the next one first.
 
-    The folder has to be in the file system of the files.  A real broker refuses strange names beside its segments, so stores
-    prepare files in their root.
+    The folder has to be in the file system of the files.  A real broker refuses strange names next to its segments, so
+    stores prepare files in their root.
     """
 
     def __init__(self, folder: str | os.PathLike[str], size: int):
@@ -83,7 +83,7 @@ class PreparedFiles:
                 _rename_without_replacing(staged, path)
                 fsync_directory(directory)
             except BaseException:
-                # The caller may make it again, under another name even.  An interrupt leaves it with one name, or with both.
+                # The caller may retry, even under another name.  An interrupt leaves the file with one name, or with both.
                 with contextlib.suppress(OSError):
                     if os.path.samestat(os.stat(path), made):
                         os.unlink(path)

@@ -24,12 +24,12 @@ class Handling(NamedTuple):
     Attributes
     ----------
     staging : path or None
-        Where new files are made before they are renamed into place; None for their own directory.
+        The directory in which new files are made before they are renamed into place; None for their own.
     is_usual_size : callable or None
         Return True if the store's files of this kind were made with the size that is expected.  It is asked about a file of
         another length: such a file is damaged then, and the size is wrong otherwise, so that no file can be read.
     advice : str
-        As of `MappedFile`.
+        As for `MappedFile`.
     repair : str
         How to rebuild a file that was cut short and has no copy; "" if nothing does.
     """
