@@ -37,8 +37,6 @@ LONG = (
     "cli/test_cli_operator.py::test_messages_name_what_can_be_typed",
     "cli/test_cli_tail.py",
     "cli/test_cli_terminal.py",
-    "cli/test_cli_topics.py::test_bench_measures_and_leaves_nothing",
-    "cli/test_cli_topics.py::test_bench_that_is_ended_leaves_nothing",
     "cli/test_cli_walk.py::test_every_kind_of_finding_has_a_next_step",
     "commitlog/test_scan_ahead.py::test_a_scan_ends_within_damage",
     "commitlog/test_scan_ahead.py::test_pieces_hold",

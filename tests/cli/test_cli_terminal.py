@@ -188,7 +188,7 @@ def test_what_no_line_holds_stands_one_below_the_other(broker):
 
 
 def test_help_is_plain_on_a_narrow_terminal():
-    for command in ([], ["tail"], ["bench"]):
+    for command in ([], ["tail"], ["topics"]):
         output, code = on_a_terminal(*command, "--help", width=60)
         assert code == 0 and "Usage: rmqstore" in output and "\x1b" not in output
 
