@@ -273,8 +273,6 @@ NIGHTLY = (
     "simulator/test_simulator.py::test_a_seed_beyond",
     "spark/test_cluster.py",
     "spark/test_command.py",
-    "spark/test_profile.py",
-    "spark/test_spark_bulk_load.py::test_every_byte_is_that_of_one_process",
     "spark/test_stream.py::test_a_killed_stream_gives_every_message_once",
     "store/test_corruption.py::test_bit_flips_are_never_silent[propcrc]",
     "store/test_corruption.py::test_truncated_files_are_never_silent[propcrc]",
