@@ -65,7 +65,6 @@ LONG = (
     "consumer/test_consumer_offset.py::test_a_kill_at_every_step",
     "consumer/test_consumer_offset.py::test_every_truncation",
     "consumer/test_consumer_offset.py::test_kill_9",
-    "consumer/test_consumer_offset.py::test_local_round_trip",
     "core/test_core.py::test_every_bit_flip_of_a_segment",
     "core/test_core.py::test_every_truncation_of_a_segment",
     "core/test_faults_in_mappings.py::test_many_mappings_come_and_go",
