@@ -1,7 +1,8 @@
-"""Groups of commands: exit codes, how a command ends, commands that are loaded when they are used.
+"""Groups of commands: exit codes, how a command ends, commands that are loaded when they are used, examples of each help.
 
-Owns the way from an exception to the end of the process; it answers nothing itself.  Invariants: no traceback reaches a
-user, and the exit code is 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
+Owns the path from an exception to the end of the process, and the examples, which tests/cli/test_cli_examples.py runs one by
+one on a real broker's store.  Invariants: no traceback reaches a user, and the exit code is 0 fine, 1 findings or nothing
+found, 2 wrong usage, 3 the store cannot be opened or read.
 """
 
 from __future__ import annotations
@@ -363,8 +364,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "spark": ("rmqstore spark count store",),
     "spark count": ("rmqstore spark count store --by topic --by day --topic Orders --topic Payments --tags paid",),
     "spark export": ("rmqstore spark export store payments --format json --topic Payments --partition-by day",),
-    "spark profile": ("rmqstore spark profile store profile",),
-    "spark query": ("rmqstore spark query store Orders CUST-1 ORD-100000 --max-num 2",),
     "spark rebuild": ("rmqstore spark rebuild store --output again -o messageDelayLevel='1s 2s 30m 1h'",),
     "sql": (
         """rmqstore sql store "select topic, count(*) as n from messages group by topic order by n desc limit 5\"""",

@@ -1,11 +1,12 @@
-"""rmqstore info: what a store is, in lines: sizes, offsets, who wrote it, which options its files tell.
+"""rmqstore info, topics and queues: what a store is, and what it holds of each topic and queue.
 
-Owns the order of the lines and their words; the figures are `rmqstore.offline.describe`'s.  It reads only, and checks
-no record: `verify` does.
+Owns the order of the lines and their words; the figures are `rmqstore.offline.describe`'s.  It reads only, and checks no
+record.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -17,9 +18,9 @@ from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
 from rmqstore.consumer.system_names import progress_kind
+from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.offline.describe import StoreDescription, describe, queue_rows
 from rmqstore.store.message_store import MessageStore
-from rmqstore.tiered import TieredStore
 
 # Damaged files that are listed one by one.
 _DAMAGED_SHOWN = 20
@@ -33,13 +34,13 @@ def info(path: str, given: Given) -> None:
     """Describe a store: geometry, log, queues, index, checkpoint, consumers."""
     description = describe(path, given.config(path, read_only=True))
     printer = Printer(given.as_json)
-    if given.tiered is None:
+    if not given.tiered:
         if given.as_json:
             printer.json_line(_info_object(description))
         else:
             _print_info(printer, description)
         return
-    with TieredStore.open(given.tiered, path) as tiered:
+    with contextlib.closing(FlatStore(given.tiered, path)) as tiered:
         if given.as_json:
             printer.json_line({**_info_object(description), "tiered": _tiered_object(tiered, description)})
         else:
@@ -47,36 +48,43 @@ def info(path: str, given: Given) -> None:
             _print_tiered(printer, tiered, description)
 
 
-def _gaps(tiered: TieredStore, description: StoreDescription) -> list[str]:
+def _gaps(tiered: FlatStore, description: StoreDescription) -> list[str]:
     begins = {(queue.topic, queue.queue_id): queue.min_queue_offset for queue in description.queues}
     return [gap.detail for gap in tiered.gaps(begins)]
 
 
-def _tiered_object(tiered: TieredStore, description: StoreDescription) -> dict[str, Any]:
+def _tiered_object(tiered: FlatStore, description: StoreDescription) -> dict[str, Any]:
     return {
         "path": tiered.path,
         "broker": tiered.broker,
-        "queues": [dataclasses.asdict(queue) for queue in tiered.queues()],
+        "queues": [
+            {
+                "topic": queue.topic, "queue_id": queue.queue_id, "min_queue_offset": queue.min_queue_offset,
+                "max_queue_offset": queue.max_queue_offset, "log_bytes": queue.log.max_offset - queue.log.min_offset,
+                "log_files": len(queue.log), "unit_files": len(queue.units),
+            }
+            for queue in tiered.queues()
+        ],
         "index_files": [
             {
                 "path": index.path, "compacted": index.compacted, "begin_timestamp": index.begin_timestamp,
                 "end_timestamp": index.end_timestamp, "slots": index.slot_num, "items": index.item_num,
             }
-            for index in reversed(tiered.flat_store.index.files)
+            for index in reversed(tiered.index.files)
         ],
         "notes": tiered.notes,
         "gaps": _gaps(tiered, description),
-        "damaged_files": [{"path": each.path, "detail": each.detail} for each in tiered.flat_store.problems],
+        "damaged_files": [{"path": each.path, "detail": each.detail} for each in tiered.problems],
     }  # fmt: skip
 
 
-def _print_tiered(printer: Printer, tiered: TieredStore, description: StoreDescription) -> None:
-    queues, files, problems = tiered.queues(), tiered.flat_store.index.files, tiered.flat_store.problems
-    size = sum(queue.log_bytes for queue in queues)
+def _print_tiered(printer: Printer, tiered: FlatStore, description: StoreDescription) -> None:
+    queues, files, problems = list(tiered.queues()), tiered.index.files, tiered.problems
+    size = sum(queue.log.max_offset - queue.log.min_offset for queue in queues)
     printer.fields(
         [
             ("tiered storage", tiered.path),
-            ("  broker", f"{tiered.broker} of cluster {tiered.flat_store.cluster}"),
+            ("  broker", f"{tiered.broker} of cluster {tiered.cluster}"),
             ("  records", f"{size} bytes ({format_size(size)})"),
             *(("  note", escape(text)) for text in tiered.notes),
             *(("  gap", escape(text)) for text in _gaps(tiered, description)),
@@ -89,7 +97,7 @@ def _print_tiered(printer: Printer, tiered: TieredStore, description: StoreDescr
         [
             (
                 queue.topic, str(queue.queue_id), str(queue.min_queue_offset), str(queue.max_queue_offset),
-                queue.max_queue_offset - queue.min_queue_offset, queue.log_files + queue.unit_files,
+                queue.max_queue_offset - queue.min_queue_offset, len(queue.log) + len(queue.units),
             )
             for queue in queues
         ],

@@ -1,7 +1,7 @@
-"""A message as a line, as text and as a JSON object.
+"""A message as a line, as text, as a JSON object, or as a format string says: ``--format '%t %k %s'``.
 
-Owns how every command shows a message, so that two commands show one message alike.  It opens nothing: the message
-comes from its caller.  Invariant: what a terminal may obey is escaped, and JSON has the bytes.
+Owns how every command shows a message, and the letters of a format, which are kcat's where it has the same thing.  Invariant:
+what a terminal may obey is escaped, line ends too in a format; JSON has the bytes.
 """
 
 from __future__ import annotations

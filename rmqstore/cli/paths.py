@@ -1,7 +1,6 @@
-"""What a wrong PATH is, and what to give instead.
+"""What a wrong PATH is and what to give instead, and what the Tab key completes.
 
-Owns the sentences for a newcomer who gave a file, an empty folder, a part of a store, or the other system's directory.
-It looks at names only, and only after a command found that it cannot work there; it never opens a store.
+It looks at names only, and never opens a store; a path is looked at after a command found that it cannot work there.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""rmqstore verify: everything that is wrong in a store, a finding a line, and how many of each kind.
+"""rmqstore verify: everything that is wrong in a store, a finding a line, how many of each kind, and what to do next.
 
-Owns the lines and the summary; the findings are `rmqstore.offline.verify`'s.  It reads only and repairs nothing.
+Owns the lines, and which command repairs which kind of finding; the findings are `rmqstore.offline.verify`'s.  It reads only.
 Invariant: a finding is printed as soon as it is known, so that an interrupted run has shown what it found.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -21,10 +22,10 @@ from rmqstore.cli.options import Given, note_assumed, path_argument, store_optio
 from rmqstore.cli.terminal import Printer, Progress, escape, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import Finding, GeometryError
+from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.offline.verify import verify
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.message_store import MessageStore
-from rmqstore.tiered import TieredStore
 
 
 def _tells_geometry(path: str) -> bool:
@@ -36,17 +37,18 @@ def _tells_geometry(path: str) -> bool:
 
 
 def _findings(path: str, config: StoreConfig | None, given: Given, progress: Progress) -> Iterator[Finding]:
-    if given.tiered is None or os.path.isdir(os.path.join(path, "commitlog")):
+    has_log = os.path.isdir(os.path.join(path, "commitlog"))
+    if has_log or not given.tiered:
         yield from verify(path, config, progress)
-    if given.tiered is not None:
-        with TieredStore.open(given.tiered, path) as tiered:
-            for text in tiered.notes:
+    if given.tiered:
+        with contextlib.closing(FlatStore(given.tiered, path)) as flat_store:
+            for text in flat_store.notes:
                 note(f"note: tiered storage: {text}")
-            yield from tiered.verify(progress)
-            if config is not None and os.path.isdir(os.path.join(path, "commitlog")):
+            yield from flat_store.verify(progress)
+            if config is not None and has_log:
                 with MessageStore.open(path, config=config, read_only=True) as store:
                     begins = {key: store.min_queue_offset(*key) for key in store.queues.keys()}
-                yield from tiered.gaps(begins)
+                yield from flat_store.gaps(begins)
 
 
 @click.command(name="verify")

@@ -1,6 +1,6 @@
-"""Files of messages: JSON lines, CSV, Arrow, Parquet, or a file for each body.
+"""The options of an export, and its files: JSON lines, CSV, Arrow, Parquet, or a file for each body.
 
-JSON lines, CSV and single files need no library; Arrow and Parquet need pyarrow.  All formats give the same rows.
+Owns which options fit together.  JSON lines, CSV and single files need no library; Arrow and Parquet need pyarrow.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from rmqstore.store.columns import (
 from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.queue_columns import chosen, rows_at
-from rmqstore.store.tiered_only import only_tiered, tiered_spans
+from rmqstore.store.results import QueryResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -326,7 +326,7 @@ class Source:
         if queue is None:
             return
         low = max(low, queue.bounds(self.log.min_offset)[0])
-        older = tiered_spans(self.store, topic, queue_id)
+        older = self.store.older.spans(topic, queue_id)
         newest = -1
 
         def on_gone(first: int, last: int) -> None:
@@ -435,14 +435,14 @@ def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: Damage,
 def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQueue, list[int]]]:
     # Log offsets of the chosen messages of one queue, some at a time.
     wanted: set[tuple[str, int, int]] | None = None
-    if selection.keys and selection.topics and store.tiered is not None:
+    if selection.keys and selection.topics:
         wanted = {
             (message.topic, message.queue_id, message.queue_offset)
             for topic in dict.fromkeys(selection.topics)
             for key in dict.fromkeys(selection.keys)
-            for message in store.tiered.find_messages(Selection((topic,), keys=(key,)))
+            for message in store.older.with_key(QueryResult(), Selection((topic,), keys=(key,), max_num=INT64_MAX))
         }
-    for queue, begin, end in only_tiered(store, selection):
+    for queue, begin, end in store.older.ranges(selection):
         for each in queue.places(begin, end, STEP):
             places = chosen(queue, each, selection)
             found = []

@@ -1,4 +1,7 @@
-"""Files of Arrow and Parquet as tables to put, with columns that agree with each other."""
+"""Files of Arrow and Parquet as tables to put, and how much memory their rows take, before they take it.
+
+A small file may stand for many gigabytes: a value that all rows share (a dictionary, a view, a run), and pages of zeros.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files of an import, opened: their bytes unpacked, their format, and where each row is in them."""
+"""Files of an import, opened; rows of JSON lines and CSV as tables to put, each error with its line.
+
+Nothing outside the folder of a list of single bodies is read because of what that list says.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Pending messages of plain queues: delay levels, retry topics and dead-letter topics.
+"""Pending messages of delay levels, retry and dead-letter topics, and transactions.
 
-Owns from which queue offset on messages of these wait: config/delayOffset.json for delay levels, the group's progress
-for retries.  It only reads.
+Owns from where on messages of these wait: config/delayOffset.json, a group's progress, the offset of the service that checks
+transactions, less the half messages that an OP message names; in RocksDB the keys of its database, completed from the log.
+It only reads.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rmqstore._core import EXT_ADDRESS_MAX
-from rmqstore.consumer.offsets_file import load_with_backup, whole_number
+from rmqstore.consumer.json_files import load_with_backup, whole_number
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from rmqstore.offline.pending_search import (

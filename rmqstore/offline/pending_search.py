@@ -1,7 +1,8 @@
-"""A search for pending messages: what it goes over, what it found, and what it could not read.
+"""A search for pending messages: how records are read, what was found, and what could not be read.
 
-Owns the state that the searches of all kinds share, and how records of a topic are come by: by its queues, and along
-the log for what no queue leads to.  It decides nothing about what waits.
+Owns the state and the rows that the searches of all kinds share: records of a topic by its queues, at places, or along the
+log for what no queue points to.  It decides nothing about what waits.  Records are decoded by the compiled core as columns;
+no Python object is made for one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""timeline: how many messages and bytes came into a log when, estimated from some of its records.
+"""How many messages and bytes came into a log when, estimated from some of its records; and those after a place, counted.
 
 A log of up to 32 MiB is scanned, and the answer is exact.  Of a longer one at most 256 records are read, however long it
 is.  Between two of them bytes are taken to have come evenly; more records are read where that may be most wrong.  How many

@@ -1,8 +1,8 @@
 """verify: everything in a store that is not as a writer leaves it, as values.
 
-Owns the order in which a store is checked, and which records are compared with which queue; `verify_log`, `verify_units`,
-`verify_entries` and `verify_settings` check the parts.  It only reads, keeps a constant working set however long the log
-is, never stops at the first finding, and answers with `Finding` values instead of exceptions.
+Owns the order in which a store is checked, the checks of the log itself, and which records are compared with which queue;
+`verify_units`, `verify_entries`, `verify_databases` and `verify_settings` check the parts.  It only reads, keeps a constant
+working set, never stops at the first finding, and answers with `Finding` values instead of exceptions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmqstore.message import MessageExt, SysFlag, body_findings, decode_java_utf
 from rmqstore.offline.compared import Compared, unread_file, unread_folder
 from rmqstore.offline.verify_databases import QueueDatabaseCheck, has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck, load_index
-from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings
+from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings, verify_waiting
 from rmqstore.offline.verify_units import QueueCheck
 from rmqstore.remedies import Sentence
 from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem
@@ -203,9 +203,6 @@ class _Checker:
         yield from self.run_parts()
         yield from self.log.lost_end()
         yield from verify_index_database(self.commit_log, self.root, self.log.end)
-        # It brings NumPy along.
-        from rmqstore.offline.verify_settings import verify_waiting
-
         yield from verify_waiting(self.commit_log, self.root)
         yield from checkpoint_findings(self.compared, self.log.end, self.last_timestamp)
         yield from settings_findings(self.compared, queues_known=self.database is None)

@@ -1,8 +1,8 @@
-"""What is wrong in the RocksDB index of a store, as findings: entries that are missing, entries that lead elsewhere, damage.
+"""What is wrong in the queues and the index that a store keeps in RocksDB, as findings.
 
-Owns the comparison of the index database with the log.  It only reads.  Both are read once, and compared entry by entry
-only where their sums differ.  What a broker leaves itself is not a finding: entries of records that the log no longer has
-(they go by the hour), and records beyond the last one that the database has, which a broker adds at its start.
+Owns the comparison of both databases with the log.  It only reads, and compares what is in a database itself: nothing is
+completed from the log.  What a broker leaves is not a finding: entries of records that the log no longer has (they go by the
+hour), and records after the last one that the index has, which a broker adds at its start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What is wrong in checkpoint and settings of a store, as findings."""
+"""What is wrong in checkpoint and settings of a store, and in what waits (timer files, timers and transactions in RocksDB).
+
+It only reads.  Which messages wait is another question, see `rmqstore.offline.pending`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,6 @@ from rmqstore.rocksdb.timers import FAMILY as TIMER_FAMILY
 from rmqstore.rocksdb.timers import read_timers
 from rmqstore.rocksdb.transactions import FAMILY as TRANSACTION_FAMILY
 from rmqstore.rocksdb.transactions import read_transactions
-from rmqstore.timer.waiting_units import waiting_units
 
 if TYPE_CHECKING:
     from rmqstore.consumer.settings_sources import SettingsKind
@@ -161,6 +163,9 @@ def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
 
 
 def _timer_files(commit_log: CommitLog, root: str) -> Iterator[Finding]:
+    # It brings NumPy along.
+    from rmqstore.timer.waiting_units import waiting_units
+
     try:
         waiting = waiting_units(root)
     except OSError as error:
