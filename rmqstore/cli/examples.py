@@ -8,7 +8,6 @@ from __future__ import annotations
 
 # By command: each line may have several shell commands.
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "bench": ("rmqstore bench .", "rmqstore bench /tmp --messages 20000 --body-size 1024 --seconds 1"),
     "completion": ('eval "$(rmqstore completion bash)"',),
     "demo": ("rmqstore demo --unpack sample", "rmqstore demo", "rmqstore demo --messages 100000 --dir /tmp"),
     "dump": (

@@ -6,6 +6,7 @@ no record: `verify` does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -15,8 +16,8 @@ import click
 from rmqstore.cli.options import Given, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, escape, format_size
 from rmqstore.consumer.system_names import progress_kind
+from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.offline.describe import StoreDescription, describe
-from rmqstore.tiered import TieredStore
 
 # Damaged files that are listed one by one.
 _DAMAGED_SHOWN = 20
@@ -30,13 +31,13 @@ def info(path: str, given: Given) -> None:
     """Describe a store: geometry, log, queues, index, checkpoint, consumers."""
     description = describe(path, given.config(path, read_only=True))
     printer = Printer(given.as_json)
-    if given.tiered is None:
+    if not given.tiered:
         if given.as_json:
             printer.json_line(_info_object(description))
         else:
             _print_info(printer, description)
         return
-    with TieredStore.open(given.tiered, path) as tiered:
+    with contextlib.closing(FlatStore(given.tiered, path)) as tiered:
         if given.as_json:
             printer.json_line({**_info_object(description), "tiered": _tiered_object(tiered, description)})
         else:
@@ -44,36 +45,43 @@ def info(path: str, given: Given) -> None:
             _print_tiered(printer, tiered, description)
 
 
-def _gaps(tiered: TieredStore, description: StoreDescription) -> list[str]:
+def _gaps(tiered: FlatStore, description: StoreDescription) -> list[str]:
     begins = {(queue.topic, queue.queue_id): queue.min_queue_offset for queue in description.queues}
     return [gap.detail for gap in tiered.gaps(begins)]
 
 
-def _tiered_object(tiered: TieredStore, description: StoreDescription) -> dict[str, Any]:
+def _tiered_object(tiered: FlatStore, description: StoreDescription) -> dict[str, Any]:
     return {
         "path": tiered.path,
         "broker": tiered.broker,
-        "queues": [dataclasses.asdict(queue) for queue in tiered.queues()],
+        "queues": [
+            {
+                "topic": queue.topic, "queue_id": queue.queue_id, "min_queue_offset": queue.min_queue_offset,
+                "max_queue_offset": queue.max_queue_offset, "log_bytes": queue.log.max_offset - queue.log.min_offset,
+                "log_files": len(queue.log), "unit_files": len(queue.units),
+            }
+            for queue in tiered.queues()
+        ],
         "index_files": [
             {
                 "path": index.path, "compacted": index.compacted, "begin_timestamp": index.begin_timestamp,
                 "end_timestamp": index.end_timestamp, "slots": index.slot_num, "items": index.item_num,
             }
-            for index in reversed(tiered.flat_store.index.files)
+            for index in reversed(tiered.index.files)
         ],
         "notes": tiered.notes,
         "gaps": _gaps(tiered, description),
-        "damaged_files": [{"path": each.path, "detail": each.detail} for each in tiered.flat_store.problems],
+        "damaged_files": [{"path": each.path, "detail": each.detail} for each in tiered.problems],
     }  # fmt: skip
 
 
-def _print_tiered(printer: Printer, tiered: TieredStore, description: StoreDescription) -> None:
-    queues, files, problems = tiered.queues(), tiered.flat_store.index.files, tiered.flat_store.problems
-    size = sum(queue.log_bytes for queue in queues)
+def _print_tiered(printer: Printer, tiered: FlatStore, description: StoreDescription) -> None:
+    queues, files, problems = list(tiered.queues()), tiered.index.files, tiered.problems
+    size = sum(queue.log.max_offset - queue.log.min_offset for queue in queues)
     printer.fields(
         [
             ("tiered storage", tiered.path),
-            ("  broker", f"{tiered.broker} of cluster {tiered.flat_store.cluster}"),
+            ("  broker", f"{tiered.broker} of cluster {tiered.cluster}"),
             ("  records", f"{size} bytes ({format_size(size)})"),
             *(("  note", escape(text)) for text in tiered.notes),
             *(("  gap", escape(text)) for text in _gaps(tiered, description)),
@@ -86,7 +94,7 @@ def _print_tiered(printer: Printer, tiered: TieredStore, description: StoreDescr
         [
             (
                 queue.topic, str(queue.queue_id), str(queue.min_queue_offset), str(queue.max_queue_offset),
-                queue.max_queue_offset - queue.min_queue_offset, queue.log_files + queue.unit_files,
+                queue.max_queue_offset - queue.min_queue_offset, len(queue.log) + len(queue.units),
             )
             for queue in queues
         ],
@@ -140,7 +148,7 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
             dict(zip(("group", "topic", "queue_id", "offset", "lag"), row)) for row in _progress_rows(description)
         ],
         "consumer_offsets_error": description.consumer_offsets_error,
-        "layout": None if description.layout is None else dataclasses.asdict(description.layout),
+        "layout": description.layout,
         "damaged_files": [{"path": path, "detail": detail} for path, detail in description.damaged_files],
         "unread": [part._asdict() for part in description.unread],
     }
@@ -175,7 +183,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             *([("not dispatched", _undispatched_text(description))] if description.undispatched else []),
             *([("queues in RocksDB", text) for text in _queue_database_texts(description)]),
             *([("RocksDB", _rocksdb_text(description))] if description.rocksdb else []),
-            *_layout_fields(description),
+            ("kept in", "; ".join(f"{name}: {where}" for name, where in description.layout.items()) or "nothing is there yet"),
             *_damaged_fields(description),
             *[("not read", escape(str(part))) for part in description.unread],
         ]
@@ -225,16 +233,6 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             left=3,
             optional="kind",
         )
-
-
-def _layout_fields(description: StoreDescription) -> list[tuple[str, str]]:
-    layout = description.layout
-    if layout is None:
-        return []
-    fields = [("kept in", "; ".join(f"{name}: {where}" for name, where in layout.parts.items()) or "nothing is there yet")]
-    if layout.written_by:
-        fields.append(("written by", f"{layout.written_by}, because of: {', '.join(layout.evidence)}"))
-    return fields
 
 
 def _lag_text(description: StoreDescription, row: tuple[str, str, int, int, int | None]) -> str | int:

@@ -174,7 +174,7 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
                 if truncated:
                     of_key = f" of {key}" if asked.several else ""
                     note(f"there are more than {max_num}{of_key}; give --max-num or a time range")
-        if given.tiered is None and os.path.exists(os.path.join(path, METADATA_FILE)):
+        if store.older.one_log and os.path.exists(os.path.join(path, METADATA_FILE)):
             note("older messages of this store are in tiered storage, which was not searched: give --tiered DIR")
         if uncovered and given.as_json:
             printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})

@@ -202,9 +202,9 @@ def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
         Printer(True).json_line({"type": "export", **value, "size": _size_of(report.output)})
         return
     if report.damaged_stretches:
-        where, check = ("the log", "") if given.tiered is None else ("the log and tiered storage", " --tiered")
+        check = " --tiered" if given.tiered else ""
         note(
-            f"{report.damaged_stretches} damaged stretches of {where} were skipped "
+            f"{report.damaged_stretches} damaged stretches were skipped "
             f"({format_size(report.damaged_size)}); rmqstore verify{check} lists them"
         )
     if report.corrupt_records:

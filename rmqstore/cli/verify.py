@@ -6,6 +6,7 @@ Invariant: a finding is printed as soon as it is known, so that an interrupted r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -21,9 +22,9 @@ from rmqstore.cli.options import Given, note_assumed, path_argument, store_optio
 from rmqstore.cli.terminal import Printer, Progress, escape, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import Finding, GeometryError
+from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.offline.verify import verify
 from rmqstore.store.message_store import MessageStore
-from rmqstore.tiered import TieredStore
 
 
 def _tells_geometry(path: str) -> bool:
@@ -35,17 +36,18 @@ def _tells_geometry(path: str) -> bool:
 
 
 def _findings(path: str, config: StoreConfig | None, given: Given, progress: Progress) -> Iterator[Finding]:
-    if given.tiered is None or os.path.isdir(os.path.join(path, "commitlog")):
+    has_log = os.path.isdir(os.path.join(path, "commitlog"))
+    if has_log or not given.tiered:
         yield from verify(path, config, progress)
-    if given.tiered is not None:
-        with TieredStore.open(given.tiered, path) as tiered:
-            for text in tiered.notes:
+    if given.tiered:
+        with contextlib.closing(FlatStore(given.tiered, path)) as flat_store:
+            for text in flat_store.notes:
                 note(f"note: tiered storage: {text}")
-            yield from tiered.verify(progress)
-            if config is not None and os.path.isdir(os.path.join(path, "commitlog")):
+            yield from flat_store.verify(progress)
+            if config is not None and has_log:
                 with MessageStore.open(path, config=config, read_only=True) as store:
                     begins = {key: store.min_queue_offset(*key) for key in store.queues.keys()}
-                yield from tiered.gaps(begins)
+                yield from flat_store.gaps(begins)
 
 
 @click.command(name="verify")

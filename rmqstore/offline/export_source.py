@@ -39,7 +39,6 @@ from rmqstore.store.columns import (
 from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.queue_columns import chosen, rows_at
-from rmqstore.store.tiered_only import tiered_spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -326,7 +325,7 @@ class Source:
         if queue is None:
             return
         low = max(low, queue.bounds(self.log.min_offset)[0])
-        older = tiered_spans(self.store, topic, queue_id)
+        older = self.store.older.spans(topic, queue_id)
         newest = -1
 
         def on_gone(first: int, last: int) -> None:

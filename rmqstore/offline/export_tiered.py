@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from rmqstore import _numpy as np
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import MessageExt
-from rmqstore.selection import Selection
+from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.sources import STEP
 from rmqstore.store.columns import Columns
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.queue_columns import chosen, rows_at
-from rmqstore.store.tiered_only import only_tiered
+from rmqstore.store.results import QueryResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,14 +28,14 @@ __all__ = ["older_batches", "older_messages"]
 def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQueue, list[int]]]:
     # Log offsets of the chosen messages of one queue, some at a time.
     wanted: set[tuple[str, int, int]] | None = None
-    if selection.keys and selection.topics and store.tiered is not None:
+    if selection.keys and selection.topics:
         wanted = {
             (message.topic, message.queue_id, message.queue_offset)
             for topic in dict.fromkeys(selection.topics)
             for key in dict.fromkeys(selection.keys)
-            for message in store.tiered.find_messages(Selection((topic,), keys=(key,)))
+            for message in store.older.with_key(QueryResult(), Selection((topic,), keys=(key,), max_num=INT64_MAX))
         }
-    for queue, begin, end in only_tiered(store, selection):
+    for queue, begin, end in store.older.ranges(selection):
         for each in queue.places(begin, end, STEP):
             places = chosen(queue, each, selection)
             found = []

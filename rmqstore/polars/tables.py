@@ -13,7 +13,7 @@ from rmqstore import _numpy as np
 from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.offline.consumer_lag import consumer_rows
-from rmqstore.offline.queue_rows import queue_rows
+from rmqstore.offline.describe import queue_rows
 from rmqstore.polars.reading import Reading
 from rmqstore.polars.scan import import_polars, scan_store
 from rmqstore.store.message_store import MessageStore
