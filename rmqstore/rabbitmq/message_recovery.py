@@ -140,9 +140,10 @@ def scan_file(path: str | os.PathLike[str], mode: str = "sequential") -> FileSca
         flags = columns[3]
         if mode == "auto" and (problem is not None or not (flags & _messages.MessageFlag.MESSAGE_WRITTEN).all()):
             found = _messages.scan_messages(region, 0, salvage)
+            more: list[np.ndarray] = [*found[:4]]
             end = found[4]
-            new = ~np.isin(found[1], columns[1])
-            columns = [np.concatenate((column, each[new])) for column, each in zip(columns, found[:4])]
+            new = ~np.isin(more[1], columns[1])
+            columns = [np.concatenate((column, each[new])) for column, each in zip(columns, more)]
             order = np.argsort(columns[1], kind="stable")
             columns = [column[order] for column in columns]
     finally:
