@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.consumer.system_names import group_kind, progress_kind
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.files.again import ask_again
 from rmqstore.files.listing import listing
@@ -371,6 +370,9 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
         where the offset is after the end of the queue.  ``waiting_since`` is when the next message was stored, ms since epoch, or
         None; ``kind`` as of `progress_kind`.
     """
+    # Imported where it is used, as few programs use it.
+    from rmqstore.consumer.system_names import progress_kind
+
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
         queue_ids.setdefault(name, []).append(queue_id)
@@ -413,6 +415,8 @@ def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """list of dict: the rows of `consumer_rows` by group: ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues without a
     known lag), ``waiting_since`` (the oldest), ``kind`` ("system" for RocketMQ's own, else "").
     """
+    from rmqstore.consumer.system_names import group_kind
+
     sums: dict[str, dict[str, Any]] = {}
     topics: dict[str, set[str]] = {}
     for row in rows:
