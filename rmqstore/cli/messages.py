@@ -184,19 +184,13 @@ class LineFormat:
 
     def __init__(self, text: str):
         self._parts: list[str | tuple[str, Callable[[MessageExt], object]]] = []
+        # A line a message, whether the format ends with one or not.
+        text = re.sub(r"(?<!\\)\\n$|\n$", "", text)
         at = 0
         for found in _PIECE.finditer(text):
             self._parts += [text[at : found.start()], self._piece(found)]
             at = found.end()
         self._parts.append(text[at:])
-        # A line a message, whether the format ends with one or not.
-        last = "".join(part if isinstance(part, str) else part[0] for part in self._parts)
-        if last.endswith("\n"):
-            while not self._parts[-1]:
-                self._parts.pop()
-            end = self._parts.pop()
-            assert isinstance(end, str)
-            self._parts.append(end.removesuffix("\n"))
 
     def _piece(self, found: re.Match[str]) -> str | tuple[str, Callable[[MessageExt], object]]:
         letter, escaped = found[1], found[2]

@@ -14,7 +14,7 @@ import sys
 
 import click
 
-from rmqstore.cli.errors import of_error
+from rmqstore.cli.errors import as_usage, of_error
 from rmqstore.cli.group import FOUND_NOTHING, orderly_end
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import (
@@ -132,13 +132,8 @@ def export_command(path: str, output: str, options: ExportOptions, selection: Se
     )  # fmt: skip
     # A bar would be among the lines.
     bar = contextlib.nullcontext() if shown else Progress("exporting", "bytes")
-    try:
-        with orderly_end(), bar as progress:
-            report = export(path, sys.stdout.buffer if to_stdout else output, selection, options, progress)
-    except StoreError:
-        raise
-    except ValueError as error:
-        raise click.UsageError(escape(str(error))) from None
+    with as_usage(), orderly_end(), bar as progress:
+        report = export(path, sys.stdout.buffer if to_stdout else output, selection, options, progress)
     _tell_export(report, to_stdout, given)
     if not report.messages:
         _tell_near_topics(path, selection.topics or (), given)
@@ -222,12 +217,8 @@ def import_command(path: str, files: tuple[str, ...], options: ImportOptions, gi
             config, ("max_hash_slot_num", "max_index_num", "mapped_file_size_consume_queue", "message_delay_level")
         )
     else:
-        try:
+        with as_usage():
             config = StoreConfig(**given.overrides())
-        except StoreError:
-            raise
-        except ValueError as error:
-            raise click.UsageError(escape(str(error))) from None
 
     options = dataclasses.replace(options, config=config, keys=options.keys or None)
 

@@ -212,17 +212,9 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 class NextSteps:
-    """Collects the kinds of findings, and says what to do about each.
+    """Collects the kinds of findings of the store at `path`, and says what to do about each.
 
-    Parameters
-    ----------
-    path : str
-        The store's root.
-    options : sequence of str
-        What was given as ``-o``; the commands to come need it too.
-    config_file : str, optional
-    tiered : str, optional
-        The folder of tiered storage.
+    The commands to come need what was given as ``-o``, ``--config`` and ``--tiered`` too.
     """
 
     def __init__(

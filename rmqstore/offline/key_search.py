@@ -50,19 +50,9 @@ def find_in_all_topics(
 ) -> AllTopicsResult:
     """Find the messages of all topics that have a key, newest first, each compared with its message.
 
-    Parameters
-    ----------
-    selection : Selection
-        One key, `index_type`, store times and `max_num`.
-    look : LogLook
-        How many bytes of the log that the index does not cover are searched.
-    topics : list of str, optional
-        As of `topics_to_ask`, for a search for several keys.
-
-    Raises
-    ------
-    StoreError, ValueError
-        As of `MessageStore.query_message`.
+    `selection` has one key, `index_type`, store times and `max_num`; `look` says how many bytes of the log that the index does not
+    cover are searched; `topics` are those of `topics_to_ask`, for a search for several keys.  Errors are those of
+    `MessageStore.query_message`.
     """
     names = topics_to_ask(store) if topics is None else topics
     max_num = selection.max_num or 0

@@ -17,7 +17,7 @@ import numpy as np
 
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
-from rmqstore.rocksdb.database import Database, is_database
+from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder
 from rmqstore.rocksdb.places import may_be_database
 from rmqstore.selection import Selection
@@ -107,16 +107,8 @@ class Search:
     def progress(self) -> dict[tuple[str, str], dict[int, int]]:
         """dict: next queue offset by (group, topic) and queue id."""
         progress, error = self.store.consumer_progress()
-        config = os.path.join(self.store.path, "config")
         if error is not None:
-            self.tell(f"consumer progress: {error}", config)
-        elif not progress:
-            for name in ("consumerOffsets", "metadata", "rdb"):
-                if is_database(os.path.join(config, name)):
-                    self.notes.append(
-                        "consumer progress was not found in the JSON file of config; "
-                        f"config/{name} is a RocksDB that may hold it"
-                    )
+            self.tell(f"consumer progress: {error}", os.path.join(self.store.path, "config"))
         return progress
 
     @property

@@ -47,14 +47,7 @@ def has_index_database(root: str) -> bool:
 
 
 def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterator[Finding]:
-    """Compare the index in RocksDB of the store at `root` with its log, which ends at phy offset `end`.
-
-    Yields
-    ------
-    Finding
-        "missing_index_entry", "bad_index_entry", "damaged_database", or "not_checked" where it cannot be read, among others as
-        rocksdict is not installed.
-    """
+    """Compare the index in RocksDB of the store at `root` with its log, which ends at phy offset `end`."""
     path = index_folder(root)
     if not may_be_database(path):
         return

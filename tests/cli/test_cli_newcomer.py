@@ -131,7 +131,7 @@ def test_words_that_are_no_command(broker, tmp_path, monkeypatch):
     for words, advice in (
         (["inof"], "Did you mean info?"),
         (["topic"], "Did you mean topics?"),
-        (["offsets", "sett"], "Did you mean set or reset?"),
+        (["offsets", "sett"], "Did you mean set?"),
         ([str(broker)], "A path comes after the command"),
         (["x" + HOSTILE], "--help"),
     ):
