@@ -33,12 +33,7 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreChangedError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
-from rmqstore.spark.batches import (
-    ReadJob,
-    piece_batches,
-    queue_piece_batches,
-    spark_arrow_schema,
-)
+from rmqstore.spark.batches import ReadJob, piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions, store_config, tells_segment_size
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, first_offset, queue_pieces, segment_path
 from rmqstore.spark.tasks import spare_collector
