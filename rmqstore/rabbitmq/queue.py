@@ -359,6 +359,17 @@ class Queue(NotCopied):
         """int: bytes of the bodies of these messages, as the index says."""
         return sum(int(index.columns().size.sum()) for index in self.indexes)
 
+    def summary(self) -> dict[str, Any]:
+        """What the front ends say of a queue; ``declared`` is None where the node's definitions are not known."""
+        return {
+            "name": self.name,
+            "index_version": self.index_version,
+            "directories": [each.name for each in self.directories],
+            "depth": self.depth,
+            "size": self.size,
+            "declared": None if self._vhost.definitions is None else self.definition is not None,
+        }
+
     @property
     def problems(self) -> list[Problem]:
         """list of Problem: what is damaged in its index files; `rmqstore.rabbitmq.verify` says more."""

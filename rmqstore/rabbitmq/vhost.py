@@ -157,6 +157,31 @@ class Vhost(NotCopied):
             if isinstance(store, MessageStore):
                 store.close()
 
+    def summary(self) -> dict[str, Any]:
+        """What the front ends say of a vhost."""
+        queues = self.queues()
+        return {
+            "name": self.name,
+            "path": self.path,
+            "layout": "pre-3.7" if self.is_pre_3_7 else "3.7",
+            "clean": self.clean,
+            "segment_entry_count": self.segment_entry_count,
+            "queues": len(queues),
+            "messages": sum(queue.depth for queue in queues),
+            "persistent_store": self._store_summary(True),
+            "transient_store": self._store_summary(False),
+        }
+
+    def _store_summary(self, persistent: bool) -> dict[str, Any] | None:
+        error = self.open_store(persistent)
+        if error is not None:
+            return {"unreadable": str(error)}
+        store = self.store(persistent)
+        if store is None:
+            return None
+        sizes = {"size": store.file_size, "valid_size": store.valid_size}
+        return {"files": len(store.files), **sizes, "clean": store.clean}
+
     # ------------------------------------------------------------------------------------------------ small files
 
     @cached_property
