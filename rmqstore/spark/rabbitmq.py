@@ -24,8 +24,7 @@ from rmqstore.rabbitmq.batches import COLUMNS, Batches, schema
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.node import find_vhosts, store_path
-from rmqstore.rabbitmq.queue import Queue
-from rmqstore.rabbitmq.queue_directory import QueueDirectory
+from rmqstore.rabbitmq.queue import Queue, QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.vhost import Vhost
 from rmqstore.spark.options import DATA_SOURCE_OPTIONS, number_of_bytes
