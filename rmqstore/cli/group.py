@@ -183,11 +183,7 @@ class _NoteHandler(logging.Handler):
 def orderly_end(clear_away: Callable[[], object] | None = None) -> Iterator[None]:
     """Lets a kill or a closed terminal end a command as Ctrl-C does, so that what is half done is cleared away.
 
-    Parameters
-    ----------
-    clear_away : callable, optional
-        Does that where the command does not come to it soon: no handler runs while a library works on, be it for minutes.
-        Another thread calls it then, and ends the process.
+    No handler runs while a library works, be it for minutes: then another thread calls `clear_away`, and ends the process.
     """
 
     def end(number: int, frame: object) -> None:

@@ -168,17 +168,7 @@ class Given:
 
 
 def gathered(kind: Callable[..., object], argument: str, *names: str) -> Callable[[_Command], _Command]:
-    """Have the command get several options as one argument.
-
-    Parameters
-    ----------
-    kind : callable
-        Makes the argument of the options, which are its keyword arguments; as a rule a dataclass.
-    argument : str
-        The argument's name.
-    *names : str
-        The options; by default the fields of the dataclass.
-    """
+    """Have the command get several options, by default the fields of the dataclass `kind`, as one argument made by `kind`."""
     taken = names or tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
 
     def decorated(function: _Command) -> _Command:
@@ -236,6 +226,9 @@ optional_topic_argument = click.argument("topic", required=False, shell_complete
 begin_option = click.option("--begin", type=TIME, help=BEGIN_HELP)
 end_option = click.option("--end", type=END_TIME, help=END_HELP)
 tags_option = click.option("--tags", help="Only these tags: 'a || b'.")
+queues_option = click.option(
+    "--queue", "queue_ids", type=click.IntRange(0, 2**31 - 1), multiple=True, help="Only this queue; repeatable."
+)
 topics_option = click.option(
     "--topic", "topics", multiple=True, help="Only this topic; repeatable.", shell_complete=complete_topic
 )
@@ -255,13 +248,7 @@ def key_type_option(help_text: str) -> Callable[[_Command], _Command]:
 
 
 def selecting(*names: str) -> Callable[[_Command], _Command]:
-    """Have the command get the options that say which messages as one `Selection`, the argument `selection`.
-
-    Parameters
-    ----------
-    *names : str
-        The options, each named like a field of `Selection`, or in the singular where it is given once.
-    """
+    """Have the command get options as one `Selection`; each is named like a field of it, in the singular where it is given once."""
     return gathered(_selection, "selection", *names)
 
 

@@ -33,7 +33,6 @@ from rmqstore.cli.options import (
     tiered_option,
     topic_argument,
 )
-from rmqstore.cli.paths import complete_queue
 from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
@@ -237,7 +236,7 @@ def _message_at(store: MessageStore, asked: _Asked, topic: str | None) -> Messag
 @click.command()
 @path_argument
 @topic_argument
-@click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0), shell_complete=complete_queue)
+@click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0))
 @click.option(
     "--begin-queue-offset", "begin_queue_offset", type=int, help="Queue offset to begin with; by default the first there is."
 )

@@ -26,6 +26,7 @@ from rmqstore.cli.options import (
     gathered,
     note_assumed,
     path_argument,
+    queues_option,
     safe_csv_option,
     selecting,
     store_options,
@@ -67,13 +68,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     help="By default what FILE's ending says, jsonl for standard output.",
 )
 @topics_option
-@click.option(
-    "--queue",
-    "queue_ids",
-    type=click.IntRange(min=0, max=2**31 - 1),
-    multiple=True,
-    help="Only this queue; repeatable.",
-)
+@queues_option
 @tags_option
 @click.option("--key", "keys", multiple=True, help="Only messages with this key or unique key; repeatable.")
 @begin_option
