@@ -21,7 +21,6 @@ from typing import IO, Any, TypeAlias
 
 import click
 
-from rmqstore.arguments import IndexType
 from rmqstore.cli.errors import as_usage, did_you_mean
 from rmqstore.cli.paths import (
     FILE_THERE,
@@ -232,19 +231,6 @@ queues_option = click.option(
 topics_option = click.option(
     "--topic", "topics", multiple=True, help="Only this topic; repeatable.", shell_complete=complete_topic
 )
-_KEY_TYPES: dict[str, IndexType] = {"key": "K", "unique": "U", "tag": "T"}
-KEY_TYPE_NAMES: dict[IndexType | None, str] = {None: "key", "K": "key", "U": "unique", "T": "tag"}
-
-
-def key_type_option(help_text: str) -> Callable[[_Command], _Command]:
-    """Return the option ``--type``, which says what keys are: the `Selection.index_type`."""
-    return click.option(
-        "--type",
-        "index_type",
-        type=click.Choice(list(_KEY_TYPES)),
-        callback=lambda ctx, param, value: None if value is None else _KEY_TYPES[value],
-        help=help_text,
-    )
 
 
 def selecting(*names: str) -> Callable[[_Command], _Command]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BOUNDS", "Bounds", "Chunk", "Input"]
 
+
 @dataclass(frozen=True)
 class Bounds:
     """How much is held at once.

@@ -118,6 +118,7 @@ def _edges(first: int, last: int, bins: int) -> list[int]:
     step = max(-(-(last - first + 1) // bins), 1)
     return list(range(first, last + 1 + step, step))
 
+
 def _spread(log: CommitLog, low: int, high: int) -> list[_Place]:
     # Places at even distances, in order.
     gap = -(-(high - low) // _PLACES)
