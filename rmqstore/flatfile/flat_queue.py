@@ -22,9 +22,7 @@ from rmqstore._core import UnitLayout, Verdict
 from rmqstore.consumequeue.unit_times import BLOCK_UNITS, UnitTimes
 from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
-from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
-from rmqstore.flatfile.flat_log import FlatLog
-from rmqstore.flatfile.metadata import FlatFileMetadata
+from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, FlatFiles, FlatLog
 from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.remedies import Sentence
@@ -198,7 +196,9 @@ class FlatQueue(NotCopied):
             return Finding(path, pos, "bad_record", detail)
         verdict, actual = found
         what = (f"a record of {actual} bytes",) if verdict is Verdict.RECORD else ("no record (", verdict, ")")
-        detail = Sentence(*what, f" where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}")
+        detail = Sentence(
+            *what, f" where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}"
+        )
         return Finding(path, pos, "bad_record", detail)
 
     def blank(self, queue_offset: int, num: int) -> Finding:

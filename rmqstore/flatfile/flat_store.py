@@ -20,11 +20,9 @@ from rmqstore.files.again import ask_again
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.open_file import is_directory
-from rmqstore.flatfile.flat_files import EXPIRED, name_prefix
-from rmqstore.flatfile.flat_index import FlatIndex
-from rmqstore.flatfile.flat_keys import FlatKeys
+from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, TieredMetadata, name_prefix
+from rmqstore.flatfile.flat_index import FlatIndex, FlatKeys
 from rmqstore.flatfile.flat_queue import FlatQueue
-from rmqstore.flatfile.metadata import FlatFileMetadata, TieredMetadata
 from rmqstore.index.key_source import SoughtKeys
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection

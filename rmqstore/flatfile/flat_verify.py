@@ -180,7 +180,9 @@ class _Verify:
     def _id(self, queue: FlatQueue) -> int:
         return self.ids_of.get(queue.topic, 0) if self.topic_ids else 0
 
-    def _records(self, queue: FlatQueue, columns: RecordColumns, covered: _Covered, indexed_to: int) -> Iterator[Finding]:
+    def _records(
+        self, queue: FlatQueue, columns: RecordColumns, covered: _Covered, indexed_to: int
+    ) -> Iterator[Finding]:
         num = columns.count
         offsets, sizes = columns.phy_offset[:num], columns.size[:num]
         queue_offsets, codes = columns.queue_offset[:num], columns.tags_code[:num]
@@ -189,7 +191,9 @@ class _Verify:
         own &= columns.queue_id[:num] == queue.queue_id
         for row in np.flatnonzero(~own).tolist():
             name = names[int(columns.topic[row])].decode("utf-8", "replace")
-            detail = f"a record of queue {name}/{int(columns.queue_id[row])} in the log of {queue.topic}/{queue.queue_id}"
+            detail = (
+                f"a record of queue {name}/{int(columns.queue_id[row])} in the log of {queue.topic}/{queue.queue_id}"
+            )
             yield Finding(*queue.log.place_of(int(offsets[row])), "wrong_queue", detail)
         for log_offset in offsets[columns.sys_flag[:num] & SysFlag.COMPRESSED.value != 0].tolist():
             message = queue.log.look_up(log_offset)
@@ -219,7 +223,11 @@ class _Verify:
         if high - low > 4 * len(rows) + _CHUNK:
             # Numbers so far apart are damage: each is looked at by itself.
             for row in rows.tolist():
-                agreed[row] = queue.unit_at(int(queue_offsets[row])) == (int(offsets[row]), int(sizes[row]), int(codes[row]))
+                agreed[row] = queue.unit_at(int(queue_offsets[row])) == (
+                    int(offsets[row]),
+                    int(sizes[row]),
+                    int(codes[row]),
+                )
             return agreed
         for places in queue.places(low, high):
             first = int(places.queue_offsets[0])
@@ -475,7 +483,14 @@ def _times_at(queue: FlatQueue, offsets: np.ndarray, sizes: np.ndarray) -> np.nd
 
 
 def _item_type(index: FlatIndexFile) -> Any:
-    fields = [("hash", ">i4"), ("topic", ">i4"), ("queue", ">i4"), ("offset", ">i8"), ("size", ">i4"), ("seconds", ">i4")]
+    fields = [
+        ("hash", ">i4"),
+        ("topic", ">i4"),
+        ("queue", ">i4"),
+        ("offset", ">i8"),
+        ("size", ">i4"),
+        ("seconds", ">i4"),
+    ]
     return np.dtype(fields if index.compacted else [*fields, ("previous", ">i4")])
 
 

@@ -10,7 +10,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.index.index_service import IndexService
-from rmqstore.store.queue_lives import DeletedTopics
+from rmqstore.store.dispatch_rules import DeletedTopics
 
 __all__ = ["Compared"]
 

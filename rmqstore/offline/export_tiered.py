@@ -16,7 +16,7 @@ from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.sources import STEP
 from rmqstore.store.columns import Columns
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_columns import chosen, rows_at
+from rmqstore.store.placed_columns import chosen, rows_at
 from rmqstore.store.results import QueryResult
 
 if TYPE_CHECKING:

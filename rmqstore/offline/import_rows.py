@@ -21,7 +21,7 @@ from rmqstore.errors import InvalidMessageError
 from rmqstore.files.open_file import open_regular
 from rmqstore.offline.import_input import BOUNDS, Chunk, Input
 from rmqstore.store.columns import import_pyarrow
-from rmqstore.store.table_rows import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key
+from rmqstore.store.table_writing import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,7 +18,7 @@ from rmqstore.selection import Selection
 from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow
 from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_columns import queue_rows, rows_at
+from rmqstore.store.placed_columns import queue_rows, rows_at
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -32,9 +32,8 @@ from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings
 from rmqstore.offline.verify_units import QueueCheck
 from rmqstore.offline.verify_unread import unread_folder
-from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.dispatch_rules import gone_text, multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
-from rmqstore.store.queue_lives import gone_text
 
 __all__ = ["Finding", "verify"]
 

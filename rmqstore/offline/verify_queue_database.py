@@ -23,8 +23,7 @@ from rmqstore.offline.verify_unread import unread_database
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
-from rmqstore.store.dispatch_rules import multi_dispatch_places, unit_rows
-from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
+from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life, multi_dispatch_places, unit_rows
 
 __all__ = ["QueueDatabaseCheck"]
 

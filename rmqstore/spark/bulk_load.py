@@ -40,7 +40,7 @@ from rmqstore.spark.mapper import Mapper, spark_mapper
 from rmqstore.spark.rebuild import rebuild_with
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.table_rows import TablePart, table_parts
+from rmqstore.store.table_writing import TablePart, table_parts
 
 if TYPE_CHECKING:
     import pyarrow as pa

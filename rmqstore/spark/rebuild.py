@@ -52,8 +52,7 @@ from rmqstore.spark.rebuild_plan import (
     RebuildPlan,
 )
 from rmqstore.spark.rebuild_records import dispatch_alone, fill_units, scan_pieces
-from rmqstore.store.dispatch_rules import without_unit
-from rmqstore.store.queue_lives import DeletedTopics
+from rmqstore.store.dispatch_rules import DeletedTopics, without_unit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

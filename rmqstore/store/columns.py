@@ -307,11 +307,7 @@ def scan_log(
 
 
 def record_batches(
-    log: CommitLog,
-    columns: Columns,
-    begin: int | None,
-    end: int | None,
-    more: Callable[[], Columns] | None = None,
+    log: CommitLog, columns: Columns, begin: int | None, end: int | None, more: Callable[[], Columns] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The chosen records from `begin` to `end` as record batches, none of them empty.
 

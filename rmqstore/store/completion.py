@@ -28,8 +28,8 @@ from rmqstore.message import MessageExt, is_queued
 from rmqstore.rocksdb.places import closed_folder
 from rmqstore.rocksdb.queues import QueueDatabase
 from rmqstore.spans import joined, without
+from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life
 from rmqstore.store.dispatcher import LogDispatcher
-from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
 from rmqstore.store.recovery import learn_delays
 
 __all__ = ["Completion", "QueueDatabaseState"]
@@ -137,7 +137,9 @@ class Completion:
             self.source.damage.append(damage)
         for topic, queue_id in () if database is None else database.last:
             if not can_name_queue(topic):
-                logger.warning("%s: queue %d of %r is not read: no queue can have this name", folder, queue_id, topic[:80])
+                logger.warning(
+                    "%s: queue %d of %r is not read: no queue can have this name", folder, queue_id, topic[:80]
+                )
         # What a record says of further queues was put there by a broker that dispatches to them.
         config = dataclasses.replace(queues.config, enable_lmq=True, enable_multi_dispatch=True)
         self._tail = CollectedQueues(root, config, queues.pool, read_only=True)

@@ -21,17 +21,17 @@ from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import decode_java_utf8
-from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem, unit_rows
-from rmqstore.store.queue_lives import DeletedTopics, QueueLife, last_beginning, life_of
+from rmqstore.store.dispatch_rules import (
+    DeletedTopics,
+    QueueLife,
+    last_beginning,
+    life_of,
+    multi_dispatch_places,
+    multi_dispatch_problem,
+    unit_rows,
+)
 
-__all__ = [
-    "CommitLogDispatcher",
-    "DispatchCounts",
-    "IndexProgress",
-    "LogDispatcher",
-    "QueueGapError",
-    "QueueKindError",
-]
+__all__ = ["CommitLogDispatcher", "DispatchCounts", "IndexProgress", "LogDispatcher", "QueueGapError", "QueueKindError"]
 
 logger = logging.getLogger(__name__)
 
@@ -415,11 +415,7 @@ class LogDispatcher(CommitLogDispatcher):
     allow_gaps = True
 
     def __init__(
-        self,
-        root: str,
-        commit_log: CommitLog,
-        queues: ConsumeQueueStore | None,
-        index_service: IndexService | None,
+        self, root: str, commit_log: CommitLog, queues: ConsumeQueueStore | None, index_service: IndexService | None
     ):
         super().__init__(commit_log, queues, index_service)
         self.deleted = DeletedTopics(root)

@@ -246,7 +246,8 @@ class Flushing:
         try:
             with self._log_lock:
                 done_or_free = self._log_flushed.wait_for(
-                    lambda: self.flushed_where >= end or self._log_turn is None, self.state.config.sync_flush_timeout / 1000
+                    lambda: self.flushed_where >= end or self._log_turn is None,
+                    self.state.config.sync_flush_timeout / 1000,
                 )
                 if self.flushed_where >= end:
                     return

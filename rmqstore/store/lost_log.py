@@ -35,10 +35,7 @@ __all__ = ["claimed_end", "end_of_known", "is_named", "lost_ranges", "lost_text"
 
 logger = logging.getLogger(__name__)
 
-_UNIT_SIZES = {
-    "consumequeue": int(UnitLayout.UNIT_SIZE),
-    "batchconsumequeue": int(BatchUnitLayout.BATCH_UNIT_SIZE),
-}
+_UNIT_SIZES = {"consumequeue": int(UnitLayout.UNIT_SIZE), "batchconsumequeue": int(BatchUnitLayout.BATCH_UNIT_SIZE)}
 _HEADER_SIZE = int(IndexLayout.INDEX_HEADER_SIZE)
 _ENTRY_SIZE = int(IndexLayout.ENTRY_SIZE)
 _FAR = 2**63 - 1
@@ -116,7 +113,9 @@ def is_named(commit_log: CommitLog, begin: int, end: int, paths: set[str | None]
     """Return True if `paths` has each segment of the phy offsets from `begin` up to but not including `end`."""
     bases = range(begin - begin % commit_log.segment_size, end, commit_log.segment_size)
     # `end` may be any number that a damaged file has.
-    return len(bases) <= len(paths) and all(os.path.join(commit_log.path, name_of_offset(base)) in paths for base in bases)
+    return len(bases) <= len(paths) and all(
+        os.path.join(commit_log.path, name_of_offset(base)) in paths for base in bases
+    )
 
 
 def lost_text(begin: int, end: int) -> str:

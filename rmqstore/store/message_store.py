@@ -30,12 +30,12 @@ from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.message import Message
-from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.condition import StoreCondition
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.log_questions import LogQuestions
 from rmqstore.store.opening import (
+    Closing,
     check_has_store,
+    close_forgotten,
     config_to_read,
     has_store,
     is_swapping,
@@ -45,9 +45,8 @@ from rmqstore.store.opening import (
     warn_of_dledger,
     warn_of_swapping,
 )
-from rmqstore.store.querying import Querying
-from rmqstore.store.queue_questions import QueueQuestions
-from rmqstore.store.reading import Reading
+from rmqstore.store.querying import LogQuestions, Querying
+from rmqstore.store.reading import QueueQuestions, Reading
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
 from rmqstore.store.results import PutResult, PutResults, PutTableResult
 from rmqstore.store.retention import RetentionReport

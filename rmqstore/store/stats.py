@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_service import IndexService
-from rmqstore.store.damage import damaged_files
+from rmqstore.store.condition import damaged_files
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.retention import used_ratio
 from rmqstore.store.store_state import StoreState

@@ -24,7 +24,7 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.rocksdb.places import queue_databases
-from rmqstore.store.agreement import Agreement
+from rmqstore.store.dispatch_rules import Agreement
 from rmqstore.store.dispatcher import LogDispatcher
 from rmqstore.store.recovery import dispatched_before_crash, look_at_queues
 

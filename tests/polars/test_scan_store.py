@@ -22,8 +22,8 @@ from rmqstore import Message, MessageStore, MissingDependencyError, StoreConfig
 from rmqstore.cli import main
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import StoreClosedError, StoreError
-from rmqstore.polars import reading as reading_module
 from rmqstore.polars import scan, scan_store, scan_tables
+from rmqstore.polars import scan as reading_module
 from rmqstore.polars.predicate import Limit, limits_of
 
 # The folder tests/polars would be found by the name alone.
@@ -525,7 +525,7 @@ def test_the_progress_of_consumers(tmp_path):
 ABANDONED = """
 import sys, threading, time
 from rmqstore import MessageStore
-from rmqstore.polars.reading import Reading
+from rmqstore.polars.scan import Reading
 
 at_work = threading.Event()
 
