@@ -15,6 +15,6 @@ def in_order(function, plan, tasks):
     return [function(plan, task) for task in tasks]
 
 
-def rebuild_with(call, path, *args, partition_bytes=None, parallelism=1, **options):
+def rebuild_with(call, path, *args, parallelism=1, **options):
     """Rebuild with tasks that `call` runs."""
-    return run(Mapper(call, parallelism), RebuildJob.of(path, *args, **options), partition_bytes)
+    return run(Mapper(call, parallelism), RebuildJob.of(path, *args, **options))

@@ -317,8 +317,6 @@ def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: Sto
     from rmqstore.spark.mapper import Mapper
     from rmqstore.spark.rebuild import rebuild, rebuild_with
 
-    piece = 32 << 20 if not setting.quick else 1 << 20
-
     def run(work: Callable[[str], Any]) -> Callable[[], Outcome]:
         def once() -> Outcome:
             output = os.path.join(folder, "rebuilt")
@@ -339,7 +337,7 @@ def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: Sto
         return pool.map(_call, [(function, plan, task) for task in tasks], chunksize=1)
 
     def in_processes(output: str) -> Any:
-        return rebuild_with(Mapper(mapper, CORES), RebuildJob.of(path, config=config, output=output), piece)
+        return rebuild_with(Mapper(mapper, CORES), RebuildJob.of(path, config=config, output=output))
 
     base = f"{CORES} processes without Spark"
     yield Work(
@@ -348,9 +346,7 @@ def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: Sto
         "messages",
         n,
         {
-            "rmqstore.spark.rebuild": run(
-                lambda output: rebuild(spark, path, config=config, output=output, partition_bytes=piece)
-            ),
+            "rmqstore.spark.rebuild": run(lambda output: rebuild(spark, path, config=config, output=output)),
             base: run(in_processes),
             "rmqstore.rebuild, one process": run(lambda output: rmqstore.rebuild(path, config=config, output=output)),
         },

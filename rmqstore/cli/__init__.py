@@ -4,7 +4,7 @@ Owns the list of commands; each lies in a module of its own, which is loaded whe
 from the package's public functions.  Invariants:
 
 - Only ``import``, ``rebuild``, ``recover``, ``offsets set``, ``offsets reset``, ``spark rebuild`` and ``rabbitmq import`` write
-  into a store (and ``demo`` and ``bench``, into one of their own); every other command opens read-only.
+  into a store (and ``demo``, into one of its own); every other command opens read-only.
 - Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
 - Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
@@ -27,7 +27,6 @@ __all__ = ["main"]
 
 # By name: module, attribute, and the first sentence of its help (a test holds it equal), so that a list of commands loads none.
 _COMMANDS = {
-    "bench": ("rmqstore.cli.bench", "bench", "Measure what this machine and the disk of DIR do with a store."),
     "completion": (
         "rmqstore.cli.completion",
         "completion",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 # By command: each line may have several shell commands.
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "bench": ("rmqstore bench .", "rmqstore bench /tmp --messages 20000 --body-size 1024 --seconds 1"),
     "completion": ('eval "$(rmqstore completion bash)"',),
     "demo": ("rmqstore demo --unpack sample", "rmqstore demo", "rmqstore demo --messages 100000 --dir /tmp"),
     "dump": (
@@ -90,8 +89,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "spark": ("rmqstore spark count store",),
     "spark count": ("rmqstore spark count store --by topic --by day --topic Orders --topic Payments --tags paid",),
     "spark export": ("rmqstore spark export store payments --format json --topic Payments --partition-by day",),
-    "spark profile": ("rmqstore spark profile store profile",),
-    "spark query": ("rmqstore spark query store Orders CUST-1 ORD-100000 --max-num 2",),
     "spark rebuild": ("rmqstore spark rebuild store --output again -o messageDelayLevel='1s 2s 30m 1h'",),
     "sql": (
         """rmqstore sql store "select topic, count(*) as n from messages group by topic order by n desc limit 5\"""",

@@ -148,7 +148,7 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
             dict(zip(("group", "topic", "queue_id", "offset", "lag"), row)) for row in _progress_rows(description)
         ],
         "consumer_offsets_error": description.consumer_offsets_error,
-        "layout": None if description.layout is None else dataclasses.asdict(description.layout),
+        "layout": description.layout,
         "damaged_files": [{"path": path, "detail": detail} for path, detail in description.damaged_files],
         "unread": [part._asdict() for part in description.unread],
     }
@@ -183,7 +183,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             *([("not dispatched", _undispatched_text(description))] if description.undispatched else []),
             *([("queues in RocksDB", text) for text in _queue_database_texts(description)]),
             *([("RocksDB", _rocksdb_text(description))] if description.rocksdb else []),
-            *_layout_fields(description),
+            ("kept in", "; ".join(f"{name}: {where}" for name, where in description.layout.items()) or "nothing is there yet"),
             *_damaged_fields(description),
             *[("not read", escape(str(part))) for part in description.unread],
         ]
@@ -233,16 +233,6 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             left=3,
             optional="kind",
         )
-
-
-def _layout_fields(description: StoreDescription) -> list[tuple[str, str]]:
-    layout = description.layout
-    if layout is None:
-        return []
-    fields = [("kept in", "; ".join(f"{name}: {where}" for name, where in layout.parts.items()) or "nothing is there yet")]
-    if layout.written_by:
-        fields.append(("written by", f"{layout.written_by}, because of: {', '.join(layout.evidence)}"))
-    return fields
 
 
 def _lag_text(description: StoreDescription, row: tuple[str, str, int, int, int | None]) -> str | int:

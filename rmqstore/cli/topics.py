@@ -14,7 +14,7 @@ from rmqstore.cli.group import nothing
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, format_size, note
-from rmqstore.offline.queue_rows import queue_rows
+from rmqstore.offline.describe import queue_rows
 from rmqstore.store.message_store import MessageStore
 
 bytes_option = click.option(

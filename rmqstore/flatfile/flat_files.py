@@ -24,7 +24,7 @@ from typing import Any
 from rmqstore import _core, _read
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
-from rmqstore.consumer.fastjson import parse_fastjson
+from rmqstore.consumer.json_files import parse_fastjson
 from rmqstore.errors import CorruptionError, Finding, OffsetOutOfRangeError
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied

@@ -2,8 +2,7 @@
 
 All of them take a path, beside a broker that runs or one that died; only `rebuild` and `importing` write.
 
-- `describe`: a store in one look; `layout`: what it keeps where, and which versions may have written it
-- `queue_rows`: one row a queue, for the command line and SQL
+- `describe`: a store in one look, and one row a queue; `layout`: what it keeps where, and what nothing reads
 - `key_search`: messages by key where nobody knows the topic; `consumer_lag`: how far consumer groups are, and their sums
 - `single_file`: one file of a store alone, recognised and read
 - `settings`: a broker's topics, groups, offsets and pop records

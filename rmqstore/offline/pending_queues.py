@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rmqstore._core import EXT_ADDRESS_MAX
-from rmqstore.consumer.offsets_file import load_with_backup, whole_number
+from rmqstore.consumer.json_files import load_with_backup, whole_number
 from rmqstore.errors import CorruptionError
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from rmqstore.offline.pending_rows import PendingSource, Records, Waiting, int32_property

@@ -30,7 +30,7 @@ from rmqstore._core import (
 )
 from rmqstore.commitlog.log_walk import Blank, Damage
 from rmqstore.config import StoreConfig
-from rmqstore.consumer.fastjson import parse_fastjson
+from rmqstore.consumer.json_files import parse_fastjson
 from rmqstore.errors import StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFile, offset_of_name
@@ -209,7 +209,7 @@ class StoreFile:
         """What a file of settings holds, as JSON has it."""
         with open(self.path, "rb") as file:
             text = file.read().decode("utf-8", "replace")
-        return _plain(parse_fastjson(text, self.path))
+        return parse_fastjson(text, self.path)
 
     def index_file(self, overrides: Mapping[str, Any]) -> IndexFile:
         """The index file, open read-only; its geometry is what it tells itself and `overrides` say.
@@ -221,15 +221,6 @@ class StoreFile:
         """
         config = StoreConfig.infer(self.path, read_only=True, **overrides)
         return IndexFile.open(self.path, config, read_only=True)
-
-
-def _plain(value: Any) -> Any:
-    # Names may be numbers or objects there; fractions keep their digits in a Decimal.
-    if isinstance(value, dict):
-        return {name if isinstance(name, str) else str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return value if value is None or isinstance(value, (bool, int, str)) else float(value)
 
 
 def identify(path: str | os.PathLike[str]) -> StoreFile:

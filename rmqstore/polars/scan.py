@@ -19,7 +19,7 @@ from rmqstore.errors import InvalidMessageError, MissingDependencyError, OffsetO
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import is_light_queue, parse_message_id
 from rmqstore.offline.consumer_lag import consumer_rows
-from rmqstore.offline.queue_rows import queue_rows
+from rmqstore.offline.describe import queue_rows
 from rmqstore.polars.predicate import Limit, limits_of
 from rmqstore.store.columns import DEFAULT_COLUMNS, import_pyarrow, scan_schema
 from rmqstore.store.message_store import MessageStore

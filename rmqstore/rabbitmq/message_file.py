@@ -15,7 +15,7 @@ import numpy as np
 from rmqstore._core import Region
 from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import _messages
-from rmqstore.rabbitmq.directory import map_file
+from rmqstore.rabbitmq.layout import map_file
 from rmqstore.rabbitmq.problem import Problem
 
 __all__ = ["FileScan", "copy_bytes", "refer", "scan_file", "stop_problem"]

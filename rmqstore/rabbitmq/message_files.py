@@ -25,7 +25,7 @@ from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import full_disk, naming_errors, unread_format, with_path
 from rmqstore.rabbitmq import _messages
-from rmqstore.rabbitmq.directory import lock_directory, map_file
+from rmqstore.rabbitmq.layout import lock_directory, map_file
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
 from rmqstore.remedies import OpenReadOnly, Sentence
 

@@ -21,7 +21,7 @@ from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import naming_errors
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, forget_clean_state, read_clean_state
-from rmqstore.rabbitmq.directory import map_file
+from rmqstore.rabbitmq.layout import map_file
 from rmqstore.rabbitmq.message_file import copy_bytes, refer, stop_problem
 from rmqstore.rabbitmq.message_files import RDT, MessageFiles
 from rmqstore.rabbitmq.problem import Problem, unreadable_file

@@ -26,7 +26,7 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import REPAIR
-from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError
+from rmqstore.errors import ChecksumError, CorruptionError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.sources import Part
@@ -48,7 +48,6 @@ __all__ = [
     "piece_batches",
     "queue_piece_batches",
     "spark_arrow_schema",
-    "without_marks",
 ]
 
 logger = logging.getLogger(__name__)
@@ -61,23 +60,6 @@ _INT32_MAX = 2**31 - 1
 _ADVICE = "option corrupt=skip passes over it, corrupt=report shows it"
 # As many milliseconds as 64 bits hold in microseconds.
 _MOST_MS = (2**63 - 1) // 1000
-
-
-def without_marks(rows: Any, path: str | None = None) -> Any:
-    """pyarrow.RecordBatch or pyarrow.Table: rows that are to be written, without the column ``_corrupt``.
-
-    Raises
-    ------
-    InvalidMessageError
-        A row is marked there; the error names `path`.
-    """
-    if CORRUPT_COLUMN not in rows.schema.names:
-        return rows
-    if rows.column(CORRUPT_COLUMN).null_count < rows.num_rows:
-        raise InvalidMessageError(
-            f"rows are marked in column {CORRUPT_COLUMN}; leave them out: where({CORRUPT_COLUMN} is null)", path
-        )
-    return rows.drop_columns([CORRUPT_COLUMN])
 
 
 def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) -> pa.Schema:

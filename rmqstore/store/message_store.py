@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     # Imported where they are used, as few programs use them.
     from rmqstore.consumer.consumer import Consumer
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
-    from rmqstore.consumer.local_offsets import LocalOffsets
     from rmqstore.flatfile.flat_store import FlatStore
 
 __all__ = ["MessageStore"]
@@ -498,8 +497,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         max_num: int = 32,
         consume_from: Literal["first", "last", "progress"] | Moment = "first",
         timeout: float | None = None,
-        offsets: ConsumerOffsets | LocalOffsets | None = None,
-        broker: str = "",
+        offsets: ConsumerOffsets | None = None,
     ) -> Consumer:
         """Iterate over the messages of a topic from where the group stopped, and wait for new ones.
 
@@ -520,11 +518,9 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             `offsets`, at the group's progress in the store (`consumer_offsets`), which is not changed, or else the oldest.
         timeout : float, optional
             Seconds after which iteration ends if there is no message; 0 = do not wait; by default it waits forever.
-        offsets : ConsumerOffsets or LocalOffsets, optional
+        offsets : ConsumerOffsets, optional
             Where progress is kept instead of `consumer_offsets`; a reader of a store that another process writes to needs one,
             opened with ``read_only=False``.  It is persisted every `flush_consumer_offset_interval` ms and at the end.
-        broker : str
-            The broker's name, for `LocalOffsets`.
 
         Raises
         ------
@@ -536,7 +532,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         from rmqstore.consumer.consumer import Consumer, Progress, Wanted
 
         self._state.check_open()
-        topic, group, broker = one_text(topic, "topic"), one_text(group, "group"), one_text(broker, "broker")
+        topic, group = one_text(topic, "topic"), one_text(group, "group")
         chosen = whole_numbers(queue_ids, "queue_ids", -(2**31), 2**31 - 1)
         if offsets is None:
             if self.read_only:
@@ -549,5 +545,5 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             self.consumer_offsets.check_writable()
         wanted = Wanted(chosen, given_tags(tags), whole_number(max_num, "max_num"), consume_from, timeout)
         interval = None if offsets is None else self.config.flush_consumer_offset_interval
-        progress = Progress(self.consumer_offsets if offsets is None else offsets, group, topic, broker, interval)
+        progress = Progress(self.consumer_offsets if offsets is None else offsets, group, topic, interval)
         return Consumer(self, wanted, progress)

@@ -87,8 +87,6 @@ def test_every_example_runs(line, place, tmp_path, monkeypatch):
         line += " --messages 2000"
     elif words[:2] == ["rmqstore", "demo"] and "--unpack" not in words:
         line = f"rmqstore demo --messages 2000 --dir {tmp_path}"
-    elif words[:2] == ["rmqstore", "bench"]:
-        line = line.replace("/tmp", str(tmp_path)) + " --messages 1000 --seconds 0.1 -o mappedFileSizeCommitLog=4194304"
     endless = "-f" in words or words[1] == "serve"
     each = line.split(" && ")
     if not endless and not any(re.search(r"^(?!rmqstore )|[|;&><$]", part.replace("||", "")) for part in each):
