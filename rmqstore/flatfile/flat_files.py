@@ -59,15 +59,7 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class FlatFileMetadata:
-    """What the metadata say of one flat file.
-
-    Attributes
-    ----------
-    base_offset, size : int
-        Bytes.
-    begin_timestamp, end_timestamp : int
-        Store times of its first and last record, ms since epoch.
-    """
+    """What the metadata say of one flat file."""
 
     base_offset: int
     size: int
@@ -79,15 +71,8 @@ class FlatFileMetadata:
 class TieredMetadata:
     """The metadata of a broker's tiered storage.
 
-    Attributes
-    ----------
-    path : str
-        The file that was read.
-    flat_files : dict
-        By kind (``"COMMIT_LOG"``, ``"CONSUME_QUEUE"``, ``"INDEX"``) and path (``"broker/topic/queue id"``): what is said of
-        each flat file, by base offset.
-    topic_ids : dict of int to str
-        The topics by the numbers that index files have for them.
+    `flat_files` has by kind ("COMMIT_LOG", "CONSUME_QUEUE", "INDEX") and place ("broker/topic/queue id") the files by base offset;
+    `topic_ids` the topics by the numbers in index files.
     """
 
     path: str
@@ -106,13 +91,7 @@ class TieredMetadata:
 
     @classmethod
     def load(cls, store_path: str | os.PathLike[str]) -> TieredMetadata | None:
-        """TieredMetadata or None: of the local store at `store_path`; None where it has none.
-
-        Raises
-        ------
-        CorruptionError
-            Neither the file nor its backup can be read: both are damaged, or the system does not give them out.
-        """
+        """Return the metadata of the local store at `store_path`, None if it has none; CorruptionError if nothing can be read."""
         path = os.path.join(store_path, METADATA_FILE)
         failure: CorruptionError | None = None
         for each in (path, path + _BACKUP):
@@ -201,29 +180,10 @@ class Hole:
 
 
 class FlatFiles(NotCopied):
-    """Files of one directory as one stream.
+    """Files of one directory as one stream of bytes, from `min_offset` to `max_offset` with what is known to be missing.
 
-    Parameters
-    ----------
-    path : path
-        The directory; it need not exist.
-    pool : MappedFilePool
-    metadata : mapping of int to FlatFileMetadata, optional
-        What the broker says of these files, by base offset.
-    goes_on : bool
-        A file that was deleted since it was listed is a hole from then on, and no error: for whoever goes over all of
-        them, and tells what it did not come to.
-
-    Attributes
-    ----------
-    holes : list of Hole
-        Ascending.
-    problems : list of Finding
-        What is not as a broker leaves it, holes included.
-    unreadable : Finding or None
-        That the directory cannot be listed.
-    min_offset, max_offset : int
-        Where the stream begins and ends in bytes, with what is known to be missing.
+    With `goes_on`, a file that was deleted since it was listed is a hole and no error: for passes over all files.  `problems` are
+    findings of all that is not as a broker leaves it, holes included.
     """
 
     read_only = True
@@ -371,12 +331,9 @@ class FlatFiles(NotCopied):
         return next((hole for hole in self.holes if hole.begin <= offset < hole.end), None)
 
     def region_of(self, offset: int) -> tuple[_core.Region, int] | None:
-        """(Region, int) or None: the mapped file that holds `offset`, and the file's base offset.
+        """Return the mapped file that holds `offset`, and its base offset; None for none.
 
-        Raises
-        ------
-        OffsetOutOfRangeError
-            Its broker deleted the file since it was listed, and this does not go on.
+        OffsetOutOfRangeError if its broker deleted it since it was listed, unless this `goes_on`.
         """
         mapped_file = self.find(offset)
         if mapped_file is None:

@@ -66,14 +66,7 @@ def flat_index_hash(topic: str, key: str) -> int:
 
 
 class IndexItem(NamedTuple):
-    """One entry: where a message with a key of this hash lies.
-
-    Attributes
-    ----------
-    hash, topic_id, queue_id, log_offset, size : int
-    seconds : int
-        From the file's begin timestamp to the store time; maybe negative.
-    """
+    """One entry: the place of a message with a key of this hash; `seconds` from the file's begin, maybe negative."""
 
     hash: int
     topic_id: int
@@ -84,24 +77,7 @@ class IndexItem(NamedTuple):
 
 
 class FlatIndexFile(NotCopied):
-    """One index file.
-
-    Parameters
-    ----------
-    mapped_file : MappedFile
-    compacted : bool
-    slot_num : int, optional
-        Of an unsealed file, where another file of the broker tells it.
-
-    Attributes
-    ----------
-    magic, slot_num, item_num : int
-    begin_timestamp, end_timestamp : int
-        ms since epoch.
-    used_slots : int
-    damage : Finding or None
-        Why not all of its items can be looked up.
-    """
+    """One index file; `damage` is why not all of its items can be looked up."""
 
     def __init__(self, mapped_file: MappedFile, *, compacted: bool, slot_num: int | None = None):
         self.file, self.compacted = mapped_file, compacted
@@ -273,24 +249,7 @@ class FlatIndexFile(NotCopied):
 
 
 class FlatIndex(NotCopied):
-    """All index files of a broker.
-
-    Parameters
-    ----------
-    path : path
-        The folder of those that were uploaded.
-    local_path : path or None
-        The root of the broker's local store, which has the others; None where it is not known.
-    pool : MappedFilePool
-    metadata : mapping, optional
-        As of `FlatFiles`.
-
-    Attributes
-    ----------
-    uploaded : FlatFiles
-    files : list of FlatIndexFile
-        Newest first.
-    """
+    """All index files of a broker, newest first: those that were uploaded, and those in the local store, if it is known."""
 
     def __init__(
         self,
@@ -400,17 +359,7 @@ _KEYLESS = 256
 
 
 class FlatKeys:
-    """The index of one queue, a `KeySource` whose log is that of the queue.
-
-    Parameters
-    ----------
-    queue : FlatQueue
-    index : FlatIndex
-    topic_ids : mapping of int to str
-        The topics by the numbers in index items; empty without metadata.
-    queue_ids : set of int
-        The queues of the topic.
-    """
+    """The index of one queue, a `KeySource` whose log is that of the queue; `topic_ids` is empty without metadata."""
 
     def __init__(self, queue: FlatQueue, index: FlatIndex, topic_ids: Mapping[int, str], queue_ids: Set[int]):
         self.queue, self.log, self.index = queue, queue.log, index

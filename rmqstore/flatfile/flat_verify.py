@@ -49,16 +49,7 @@ _MASK = 2**64 - 1
 
 
 def verify_flat(flat_store: FlatStore, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-    """Look for everything that is wrong in tiered storage.
-
-    Parameters
-    ----------
-    flat_store : FlatStore
-        Of its own, which goes on, with an `on_damage` that raises nothing: every place is told here.  What retention takes
-        meanwhile is a warning.
-    progress : callable, optional
-        Called with (bytes of records done, bytes in all), now and then and at the end.
-    """
+    """Look for everything that is wrong in a `FlatStore` that `goes_on` and whose `on_damage` raises nothing."""
     yield from _Verify(flat_store, progress).run()
 
 

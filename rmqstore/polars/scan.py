@@ -143,15 +143,7 @@ _over = False
 
 
 class Reading:
-    """The frames that one query reads from a store; an iterator.
-
-    Parameters
-    ----------
-    source, config
-        As of `scan_store`: a store that is only known by its path is open while it is read.
-    frames : callable
-        Called with the open store, returns the frames.
-    """
+    """The frames that one query reads from a store; an iterator."""
 
     def __init__(
         self,

@@ -50,15 +50,9 @@ _DIGITS = 19
 
 
 class UnitRows(NamedTuple):
-    """Which rows of columns leave units.
+    """The rows of columns that leave units, and those of them that are inner batches, as arrays of bool; row numbers of others.
 
-    Attributes
-    ----------
-    queued, batches : bool array, shape (count,)
-        The records that leave a unit in their queue, and those of them that are inner batches.
-    bad_batches, further : int64 array
-        Row numbers of those with the flag of an inner batch and without a number of messages, so that one of the two is damaged,
-        and of those that name further queues.
+    `bad_batches` have the flag of an inner batch and no number of messages; `further` name further queues.
     """
 
     queued: np.ndarray
@@ -83,11 +77,7 @@ def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:
 
 
 def names_further_queue(message: MessageExt, name: str, number: int | None = None) -> bool:
-    """bool: a record names this further queue, whatever the config says and wherever in it.
-
-    See `multi_dispatch_places`.  With `number`: as its message of this queue offset, as far as the record says one for
-    each queue, and each but once.
-    """
+    """bool: a record names this further queue, whatever the config says and wherever in it."""
     names, numbers = _further_lists(message)
     if name not in names or number is None:
         return name in names
@@ -98,10 +88,7 @@ def names_further_queue(message: MessageExt, name: str, number: int | None = Non
 
 
 def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:
-    """list of (str, int): the further queues that a record names, each with its queue offset there; the queue id is 0.
-
-    Those that cannot be are left out: `multi_dispatch_problem` tells of them.
-    """
+    """list of (str, int): the further queues that a record names, each with its queue offset there; the queue id is 0."""
     return [(name, int(number)) for name, number in _named_places(message, config) if _is_place(name, number)]
 
 
@@ -182,16 +169,9 @@ def database_life(
 
 
 def last_beginning(queue_offsets: np.ndarray, nums: np.ndarray, end: int, *, alone: bool) -> int:
-    """The last row at which the offsets of a queue begin again from 0, -1 for none.
+    """Return the last row at which the offsets of a queue begin again from 0, -1 for none.
 
-    Parameters
-    ----------
-    queue_offsets, nums : integer arrays
-        Of records of one queue in the order of the log, and how many messages each holds.
-    end : int
-        Where the queue ends before the first of them, 0 without units.
-    alone : bool
-        Believe it of the last row too, after which none goes on from 0.
+    `end` is where the queue ends before the rows.  With `alone` the last row counts too, after which none continues from 0.
     """
     begins = -1
     for row in np.flatnonzero(queue_offsets == 0).tolist():
@@ -211,15 +191,7 @@ def last_beginning(queue_offsets: np.ndarray, nums: np.ndarray, end: int, *, alo
 
 
 class DeletedTopics:
-    """Which topics were deleted, as the broker's settings say.
-
-    Parameters
-    ----------
-    root : str
-        The store's directory.
-    kept : container of str
-        Topics that have queues elsewhere than in files.
-    """
+    """Which topics were deleted, as the broker's settings say."""
 
     def __init__(self, root: str, kept: Container[str] = ()):
         self.root = root
@@ -229,7 +201,7 @@ class DeletedTopics:
         self._were_read = False
 
     def is_deleted(self, topic: str) -> bool:
-        """bool: the broker does not list the topic, and it has no queue.
+        """Return True if the broker does not list the topic, and it has no queue.
 
         False where the settings are missing or cannot be read whole, and for names that brokers do not list.
         """
@@ -281,20 +253,7 @@ def gone_text(records: dict[str, int]) -> str:
 
 
 class Agreement:
-    """Whether the queues hold already, exactly, what records leave behind in them; it only reads.
-
-    Parameters
-    ----------
-    commit_log : CommitLog
-    queues : ConsumeQueueStore
-    plain : dict of (str, int) to PlainQueue
-        Queues that were found in order and may be compared without being opened.
-
-    Attributes
-    ----------
-    ends : dict of (str, int) to int
-        For every queue that was compared the number after the last unit that was found right.
-    """
+    """Whether the queues hold already, exactly, what records leave behind in them; it only reads."""
 
     def __init__(
         self,
@@ -309,9 +268,9 @@ class Agreement:
         self._deleted = DeletedTopics(queues.root)
 
     def holds(self, columns: RecordColumns) -> bool:
-        """bool: every unit is there, says what its record needs, and follows the one before.
+        """Return True if every unit is there, agrees with its record, and follows the one before.
 
-        False also where it takes a dispatcher to tell: batch queues, records that are in several queues.
+        False also where only a dispatcher can tell: batch queues, records that are in several queues.
         """
         chosen, odd = columns.queued()
         if odd:

@@ -30,13 +30,8 @@ logger = logging.getLogger(__name__)
 class IndexSurvey:
     """What is sound in the index files, found without changing them, and the cut that follows from it.
 
-    A file that became full has been flushed, and the checkpoint says so.  All others may lack pages after a crash: the
-    oldest of them that does is where the index ends, as entries follow the order of the log.
-
-    Attributes
-    ----------
-    kept_end : int
-        phy offset of the last entry that will stay, -1 if none does.
+    A file that became full has been flushed, and the checkpoint says so.  All others may lack pages after a crash.  `kept_end` is
+    the phy offset of the last entry that will stay, -1 for none.
     """
 
     def __init__(self, commit_log: CommitLog, index_service: IndexService, checkpoint: Checkpoint, clean: bool):
@@ -177,20 +172,9 @@ FAR = 2**63 - 1
 
 @dataclass(slots=True)
 class Judgement:
-    """The scanned part of the log: whole ranges, what is between them, where it ends, and what agrees with it.
+    """The scanned part of the log, in phy offsets: ranges of whole records, and the damage between them (offset, size, verdict).
 
-    Attributes
-    ----------
-    begin, end : int
-        Phy offsets of the first record, and of the end of the log.
-    ranges : list of (int, int)
-        Whole records, begin and end of each range.
-    damage : list of (int, int, str)
-        What is between them: offset, size, verdict.
-    records, last_record : int
-        Their number, and the phy offset of the last, -1 without any.
-    dispatch_from : int
-        Where the first record begins that queues or index lack something of, as far as was compared; `FAR` for none.
+    `dispatch_from` is the first record that queues or index lack something of; `FAR` for none.
     """
 
     begin: int
@@ -208,19 +192,7 @@ class Judgement:
 
 
 class LogJudge:
-    """Reads the log of one store, CRCs included, and judges it.
-
-    Parameters
-    ----------
-    commit_log : CommitLog
-    agreement : Agreement
-        Compares records with the queues.
-    index : IndexSurvey or None
-    newest_unit_end : int
-        Where the newest record that a queue points to ends.
-    clean : bool
-        The last user closed the store in order.
-    """
+    """Reads the log of one store, CRCs included, and judges it."""
 
     def __init__(
         self, commit_log: CommitLog, agreement: Agreement, index: IndexSurvey | None, newest_unit_end: int, clean: bool
@@ -235,20 +207,7 @@ class LogJudge:
         self._search_limit = 0
 
     def judge(self, begin: int, marked_end: int, mode: str) -> Judgement:
-        """Judge the log from `begin` on.
-
-        Parameters
-        ----------
-        marked_end : int
-            Where the checkpoint says that the log ends.
-        mode : {"strict", "truncate", "skip"}
-            As for `recover`.
-
-        Raises
-        ------
-        CorruptionError
-            The log is damaged in the middle and the mode is "strict".
-        """
+        """Judge the log from `begin` on."""
         judged = Judgement(begin, begin)
         at = start = begin
         while True:

@@ -41,16 +41,7 @@ class QueueDamage(Protocol):
 
 
 class LocalQueue:
-    """A queue and its log.
-
-    Parameters
-    ----------
-    queue : ConsumeQueue or BatchConsumeQueue
-        In files, in RocksDB, or in memory.
-    log : CommitLog
-    damage : QueueDamage, optional
-        By default what goes is named in a warning.
-    """
+    """A queue and its log."""
 
     def __init__(self, queue: AnyConsumeQueue, log: CommitLog, damage: QueueDamage | None = None):
         self.queue, self.log, self.damage = queue, log, damage
@@ -189,14 +180,7 @@ def judge(log: CommitLog, phy_offset: int, size: int) -> Verdict | None:
 def refuse_light_queues(
     commit_log: CommitLog, find: Callable[[str, int], AnyConsumeQueue | None], topics: Iterable[str] | None
 ) -> None:
-    """Raise UnsupportedFormatError where one of `topics` is a light queue: no message has it as its own topic.
-
-    Parameters
-    ----------
-    find : callable
-        Called with a topic and a queue id; returns the queue.
-    topics : iterable of str, optional
-    """
+    """Raise UnsupportedFormatError where one of `topics` is a light queue: no message has it as its own topic."""
     for topic in topics or ():
         queue = find(topic, 0) if is_light_queue(topic) else None
         if queue is None:

@@ -51,19 +51,10 @@ class Outside(NamedTuple):
 
 
 def end_of_known(commit_log: CommitLog, end: int, checkpoint: Checkpoint, clean: bool) -> int:
-    """int: from this phy offset on, whatever leads there leads to something that the log had and has no more.
+    """Return the phy offset from which on units point to what the log had and lost.
 
-    Parameters
-    ----------
-    end : int
-        Where the log ends.
-    clean : bool
-        The last user closed the store in order.
-
-    Notes
-    -----
-    Lost power takes the end of the newest segment, and leaves units that lead there.  What the checkpoint says was forced, and
-    a segment that is not there, goes otherwise.
+    Lost power takes the end of the newest segment, and leaves units that point there.  What the checkpoint counts as forced, and
+    a segment that is missing, went otherwise.
     """
     end = _end_of_bytes(commit_log, end)
     newest = commit_log.last_store_timestamp() or 0
@@ -129,19 +120,9 @@ def lost_text(begin: int, end: int) -> str:
 def refuse_loss(
     commit_log: CommitLog, end: int, kinds: Iterable[str], drop_units: int = 0, *, replaced: bool = True
 ) -> None:
-    """Raise LostLogError unless `drop_units` is the number of units and entries that lead outside the log.
+    """Raise LostLogError unless `drop_units` is the number of units and entries that point outside the log.
 
-    Parameters
-    ----------
-    commit_log : CommitLog
-    end : int
-        As of `end_of_known`.
-    kinds : iterable of {"index", "consumequeue"}
-        What is to be cut or replaced.
-    drop_units : int
-        How many may go.
-    replaced : bool
-        They are replaced as a whole.  Otherwise only what leads behind the log is cut.
+    With `replaced`, files of `kinds` are replaced as a whole; otherwise only what points behind the log is cut.
     """
     found = list(units_outside(commit_log, end, kinds, replaced=replaced))
     num = sum(each.num for each in found)

@@ -250,16 +250,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Closing:
-    """Closes the parts of one store, once.
-
-    Attributes
-    ----------
-    upkeep : Upkeep or None
-        Its threads; None before they run, and read-only.
-    store_lock : StoreLock or None
-    done : bool
-        Everything was given back.
-    """
+    """Closes the parts of one store, once."""
 
     def __init__(self, state: StoreState, flushing: Flushing):
         self.state, self.flushing = state, flushing

@@ -106,15 +106,7 @@ def read_places(queue: QueueSource, columns: Columns, places: Places) -> tuple[l
 
 
 def queue_batches(parts: Iterable[Part], columns: Columns, selection: Selection) -> Iterator[pa.RecordBatch]:
-    """Yield the chosen messages of these parts of queues, in their order.
-
-    Parameters
-    ----------
-    columns : Columns
-        Of the same selection, with ``by_place``.
-    selection : Selection
-        Of it the tags, the phy offsets, and `max_num`: batches end with as many rows at least.
-    """
+    """Yield the chosen messages of these parts of queues, in their order."""
     left = INT64_MAX if selection.max_num is None else selection.max_num
     units = ((part.queue, each) for part in parts for each in part.queue.places(part.begin, part.end))
     for queue, each in units if left > 0 else ():
@@ -144,21 +136,7 @@ def query_schema(columns: Iterable[str] | None = None, views: bool = False) -> p
 
 
 class AskedKeys:
-    """The keys of a question as columns, and what is asked about them.
-
-    Parameters
-    ----------
-    keys, topics
-        As of `MessageStore.query_table`.
-    selection : Selection
-        Of it the store times, `index_type`, and `max_num` for each key.
-
-    Attributes
-    ----------
-    column : pyarrow.Array
-        The texts of the keys.
-    sought : SoughtKeys
-    """
+    """The keys of a question as columns, and what is asked about them."""
 
     def __init__(self, keys: Any, topics: Any, selection: Selection):
         pa = import_pyarrow()
@@ -175,10 +153,7 @@ class AskedKeys:
 
 
 def first_places(log: CommitLog, source: KeySource, sought: SoughtKeys, max_num: int) -> Candidates:
-    """Return where the records are that have the keys, of each key at most `max_num`, each once and in the order of the index.
-
-    The index is told of candidates that are wrong.
-    """
+    """Return where the records are that have the keys, of each key at most `max_num`, each once and in the order of the index."""
     candidates = source.candidates(sought)
     if candidates.falling:
         taken = sought.matching(log, candidates, max_num)[1]

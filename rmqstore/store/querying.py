@@ -124,10 +124,7 @@ class Querying:
     def until_trusted(
         self, ask: Callable[[tuple[tuple[int, int], ...]], T], look: LogLook, index_type: str | None
     ) -> T:
-        """Return the answer of `ask`, which takes the parts of the log that no index covers.
-
-        It is asked again where an index turns out to be damaged: the log has what that hides.
-        """
+        """Return the answer of `ask`, which takes the parts of the log that no index covers."""
         assert self.index_service is not None
         while True:
             uncovered = self.look_at_log(look, index_type)
@@ -199,10 +196,7 @@ class Querying:
         return found
 
     def compared(self, selection: Selection, phy_offsets: list[int]) -> Iterator[MessageExt | None]:
-        """Yield for each candidate its message, or None where the record does not have the key, or is of another time.
-
-        The index is told of candidates that are wrong.
-        """
+        """Yield for each candidate its message, or None where the record does not have the key, or is of another time."""
         log, source = self.commit_log, self.source
         sought, candidates = SoughtKeys.of(selection), Candidates.of([0] * len(phy_offsets), phy_offsets)
         if _is_replaced(selection):

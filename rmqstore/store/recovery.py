@@ -463,10 +463,7 @@ def _cut_log(commit_log: CommitLog, end: int) -> tuple[int, int]:
 
 
 def look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int], PlainQueue]]:
-    """Where the newest record that a unit points at ends, and the queues that are in order.
-
-    Those are not opened: there may be a hundred thousand of them.
-    """
+    """Where the newest record that a unit points at ends, and the queues that are in order."""
     newest, found = -1, {}
     for topic, queue_id in queues.keys():
         plain = queues.plain(topic, queue_id)

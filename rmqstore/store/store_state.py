@@ -193,11 +193,7 @@ _T = TypeVar("_T")
 class Older:
     """What a store has besides its log: nothing.  `rmqstore.store.tiered.Tiered` has what is in tiered storage.
 
-    Attributes
-    ----------
-    one_log : bool
-        Phy offsets are places in the commit log.  Otherwise each queue of tiered storage counts its own.
-    flat_store : FlatStore or None
+    With `one_log`, phy offsets are places in the commit log; otherwise each queue of tiered storage counts its own.
     """
 
     one_log = True
@@ -257,24 +253,8 @@ class Older:
 class StoreState(StateFields):
     """The files of one store, and whether they may be read and written.
 
-    Attributes
-    ----------
-    lock : threading.RLock
-        The append lock; nobody who holds it waits for a flush.
-    poison : BaseException or None
-        The write that failed.
-    appender : Appender or None
-        Appends one plain message; None while the store takes no writes.
-    last_store_timestamp : int
-        Of the newest message, ms since epoch.
-    older : Older
-        The messages that the log no longer has.
-    waiting : int
-        How many wait for `arrived`, which is told of every put.
-    lost_log : tuple of (int, int)
-        As of `MessageStore.lost_log`.
-    others
-        As of `StateFields`.
+    `lock` is the append lock; it is never held while waiting for a flush.  `poison` is the write that failed.  `appender` is None
+    while the store takes no writes.
     """
 
     appender: Appender | None
@@ -423,10 +403,7 @@ class StoreState(StateFields):
             logger.error("%s takes no more writes: %s", self.path, error if str(error) else type(error).__name__)
 
     def refresh(self, *, uploads: bool = False) -> None:
-        """Take in what another process did since, see `MessageStore.refresh`.
-
-        Tiered storage is listed at most once a second, unless `uploads` asks for what was uploaded in the meantime.
-        """
+        """Take in what another process did since, see `MessageStore.refresh`."""
         self.check_open()
         if self.read_only:
             self.learn()

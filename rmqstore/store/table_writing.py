@@ -54,22 +54,7 @@ _V6_BITS = (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value
 def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: bool, max_rows: int) -> list[TablePart]:
     """Cut a table into parts of at most `max_rows` rows whose columns have the types that the core reads.
 
-    Parameters
-    ----------
-    table : pyarrow.Table, pyarrow.RecordBatch, or anything with Arrow's C stream or C array interface
-        Columns of `TABLE_COLUMNS`.
-    literals : mapping of str to value
-        Columns that have one value for all rows; None values are left out.
-    keep_timestamps : bool
-        Take the store timestamps from the table.
-
-    Raises
-    ------
-    InvalidMessageError
-        An unknown column, ``key`` where no query gave it or no other column holds the keys, one that is given twice, none
-        for the topic, a value that its column cannot hold, or a row that is marked as corrupt.
-    TypeError
-        A column of a type that cannot hold it.
+    `literals` are columns with one value for all rows.  InvalidMessageError and TypeError name the column that cannot be put.
     """
     pa = import_pyarrow()
     if isinstance(table, pa.RecordBatch):
@@ -209,15 +194,7 @@ def _list_of_view(pa: Any, chunk: pa.Array) -> pa.Array:
 
 
 class TablePart:
-    """Some rows of a table that is to be put.
-
-    Attributes
-    ----------
-    num : int
-        Rows.
-    plain : bool
-        False when it is known that the core does not take them all.
-    """
+    """Some rows of a table that is to be put."""
 
     def __init__(
         self,
@@ -237,13 +214,7 @@ class TablePart:
     # ------------------------------------------------------------------------------------------------- for the core
 
     def rows(self) -> TableRows:
-        """The part as the core reads it.
-
-        Raises
-        ------
-        InvalidMessageError
-            A host that is none.
-        """
+        """The part as the core reads it."""
         hosts: list[bytes] = []
         born_host, store_host = self._hosts("born_host", hosts), self._hosts("store_host", hosts)
         keys = self.columns.get("keys")
@@ -338,13 +309,7 @@ class TablePart:
         return NumberColumn(places, valid)
 
     def store_timestamps(self) -> np.ndarray:
-        """int64 array: store times in ms since epoch, one a row, or none if the store gives them.
-
-        Raises
-        ------
-        InvalidMessageError
-            One is missing.
-        """
+        """int64 array: store times in ms since epoch, one a row, or none if the store gives them."""
         if not self._keep_timestamps:
             return np.empty(0, np.int64)
         times, valid = _number_column(self.columns["store_timestamp"], self.num)
@@ -355,13 +320,7 @@ class TablePart:
     # --------------------------------------------------------------------------------------------------- single rows
 
     def validate(self) -> None:
-        """Look at every offset and text; Arrow itself, which reads single rows, does not survive unsound ones.
-
-        Raises
-        ------
-        InvalidMessageError
-            A column is not sound.
-        """
+        """Look at every offset and text; Arrow itself, which reads single rows, does not survive unsound ones."""
         for name, column in self.columns.items():
             try:
                 column.validate(full=True)

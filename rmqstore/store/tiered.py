@@ -50,17 +50,7 @@ _Decoded = tuple[list["pa.RecordBatch"], Places]
 
 
 class FlatScan:
-    """Decodes messages of tiered storage in order, on further threads ahead of the caller where there is more than a little.
-
-    Parameters
-    ----------
-    selection : Selection
-    options : ColumnOptions
-    crc_check : int
-        See `CommitLog.crc_check`.
-    check_open : callable
-        Raises when the store was closed.
-    """
+    """Decodes messages of tiered storage in order, on further threads ahead of the caller where there is more than a little."""
 
     def __init__(self, selection: Selection, options: ColumnOptions, crc_check: int, check_open: Callable[[], object]):
         self.selection, self.options, self.crc_check, self.check_open = selection, options, crc_check, check_open
@@ -166,13 +156,9 @@ def key_rows_table(
     keys: Sequence[str],
     options: ColumnOptions,
 ) -> pa.Table:
-    """pyarrow.Table: as of `MessageStore.query_table`, of messages that were found.
+    """Return a table like `MessageStore.query_table`, of messages that were found.
 
-    Parameters
-    ----------
-    rows : sequence of (int, (str, int) or None, int)
-        For each message the number of its key, the queue of tiered storage that has it or None for the local log, and its
-        offset in that log.
+    A row is the number of a key, the queue of tiered storage that has the message (None: the log), and the offset in that log.
     """
     made = Columns(dataclasses.replace(options, batch_size=max(len(rows), 1)), log.crc_check)
     pa = made.pa
@@ -365,19 +351,9 @@ def _are_believed(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None
 
 
 def in_log(log: CommitLog, queues: Sequence[tuple[FlatQueue, AnyConsumeQueue | None]]) -> list[list[Span]]:
-    """For each queue of tiered storage the queue offsets of the messages that a scan of the local log gives.
+    """Return for each queue of tiered storage the queue offsets that a scan of the local log reads, ascending and apart.
 
-    Units say it where that is certain.  Otherwise the log is gone over once for all queues, as far as there is doubt.
-
-    Parameters
-    ----------
-    queues : sequence of (FlatQueue, queue or None)
-        Each with the local queue of the same topic and number.
-
-    Returns
-    -------
-    list of list of (int, int)
-        Queue offsets, the first and one after the last; ascending and apart.
+    Where units leave doubt, the log is scanned once for all queues.
     """
     found: list[list[Span]] = []
     doubted: dict[tuple[bytes, int], list[Span]] = {}

@@ -32,18 +32,9 @@ logger = logging.getLogger(__name__)
 
 
 class Task(NamedTuple):
-    """Something to be done again and again; times in ms.
+    """Something to be done repeatedly: ms from the end of one run to the next (0: never), and to the first if that differs.
 
-    Attributes
-    ----------
-    name : str
-        For logs.
-    interval : int
-        From the end of one run to the start of the next; 0 = never.
-    run : callable
-        Takes the owner.  If it returns an int, that is the interval until it runs again.
-    first : int or None
-        When it runs for the first time, counted from the start; None = after `interval`.
+    `run` takes the owner; an int that it returns is the interval until the next run.
     """
 
     name: str
@@ -53,16 +44,7 @@ class Task(NamedTuple):
 
 
 class Housekeeping:
-    """A thread that runs `tasks` on `owner` until `stop`, or until nobody else holds `owner`.
-
-    Parameters
-    ----------
-    owner : object
-        What the tasks are about; only a weak reference is kept.
-    tasks : iterable of Task
-    name : str
-        Of the thread.
-    """
+    """A thread that runs `tasks` on `owner`, weakly referenced, until `stop` or until `owner` is garbage."""
 
     def __init__(self, owner: object, tasks: Iterable[Task], name: str):
         self._owner = weakref.ref(owner)
@@ -152,11 +134,7 @@ _MOST_QUEUES = 64
 
 
 class _Window:
-    """What is known of one end.
-
-    Where it was at the last look and in which file, up to where pages are ready, and how much is expected to be written
-    until they are made ready again.
-    """
+    """One end: its place and file at the last look, up to where pages are ready, and how much is expected to be written."""
 
     __slots__ = ("end", "expected", "file", "ready")
 
@@ -178,17 +156,7 @@ class _Window:
 
 
 class PopulateAhead:
-    """The pages ahead of the ends of a store's log, queues and newest index file.
-
-    Parameters
-    ----------
-    log : MappedFileQueue
-        The segments.
-    queues : ConsumeQueueStore
-    index_service : IndexService or None
-    size : int
-        Bytes ahead of each end at most.
-    """
+    """The pages ahead of the ends of a store's log, queues and newest index file."""
 
     def __init__(self, log: MappedFileQueue, queues: ConsumeQueueStore, index_service: IndexService | None, size: int):
         self.size = size
@@ -280,16 +248,7 @@ _HOLD_INTERVAL = 10_000
 
 
 class Upkeep:
-    """The threads of a store that is open for writing, and their tasks.
-
-    Parameters
-    ----------
-    state : StoreState
-    flushing : Flushing
-    writing : Writing
-        Which a full disk stops, and space starts again.
-    store_lock : StoreLock
-    """
+    """The threads of a store that is open for writing, and their tasks."""
 
     def __init__(self, state: StoreState, flushing: Flushing, writing: Writing, store_lock: StoreLock):
         self.state, self.flushing, self.writing = state, flushing, writing

@@ -75,13 +75,7 @@ class Prepared:
 
 
 class LongWay:
-    """What a message needs that is not plain, step by step; the caller holds the append lock from `place` on.
-
-    Attributes
-    ----------
-    hosts : dict of str to bytes
-        Hosts as records hold them, which the core fills as well.
-    """
+    """What a message needs that is not plain, step by step; the caller holds the append lock from `place` on."""
 
     def __init__(self, state: StoreState):
         self.config = state.config
@@ -299,12 +293,7 @@ _NO_TIMESTAMPS = array("q")
 class Writing:
     """Puts messages into one store.
 
-    Attributes
-    ----------
-    rows : RowBatch or None
-        Plain messages are checked and laid out in here, under the append lock; None where every message goes the long way.
-    columns : RecordColumns
-        What is dispatched goes through these.
+    Plain messages are laid out in `rows` under the append lock; None where every message goes the long way.
     """
 
     def __init__(self, state: StoreState, flushing: Flushing):
