@@ -46,7 +46,7 @@ from rmqstore.store.opening import (
     warn_of_swapping,
 )
 from rmqstore.store.querying import LogQuestions, Querying
-from rmqstore.store.reading import QueueQuestions, Reading
+from rmqstore.store.reading import QueueQuestions, queue_gets
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
 from rmqstore.store.results import PutResult, PutResults, PutTableResult
 from rmqstore.store.retention import RetentionReport
@@ -120,7 +120,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         self._flushing = Flushing(state)
         self.older = state.older = older_of(state, tiered)
         self.tiered = self.older.flat_store
-        self._reading, self._querying = Reading(state), Querying(state)
+        state.queue_gets, self._querying = queue_gets(state), Querying(state)
         # A store that is only read has no use for these, nor for the NumPy in them.
         self._writing = None if read_only else Writing(state, self._flushing)
         self._closing = Closing(state, self._flushing)

@@ -32,33 +32,23 @@ __all__ = [
     "newest_first",
     "query_schema",
     "queue_batches",
-    "queue_rows",
     "read_places",
     "rows_at",
     "text_buffers",
 ]
 
 
-def rows_at(log: LogSource, columns: Columns, phy_offsets: np.ndarray) -> tuple[list[pa.RecordBatch], np.ndarray]:
-    """Return the chosen records at these offsets as batches, and the numbers of the offsets that became rows."""
-    return _rows(log, columns, phy_offsets)
-
-
-def queue_rows(queue: QueueSource, columns: Columns, places: Places) -> tuple[list[pa.RecordBatch], np.ndarray]:
-    """Return the chosen records at these places of a queue as batches, and the numbers of the places that became rows.
-
-    A row whose record is another message is marked as corrupt.
-    """
-    return _rows(queue.log, columns, places.phy_offsets, queue, places)
-
-
-def _rows(
+def rows_at(
     log: LogSource,
     columns: Columns,
     phy_offsets: np.ndarray,
     queue: QueueSource | None = None,
     places: Places | None = None,
 ) -> tuple[list[pa.RecordBatch], np.ndarray]:
+    """Return the chosen records at these offsets as batches, and the numbers of the offsets that became rows.
+
+    With the places of a queue, a row whose record is another message is marked as corrupt.
+    """
     topic = None if queue is None else encode_java_utf8(queue.topic)
     batches = []
     taken = np.zeros(len(phy_offsets), np.uint8)
@@ -98,7 +88,7 @@ def chosen(queue: QueueSource, places: Places, selection: Selection) -> Places:
 
 def read_places(queue: QueueSource, columns: Columns, places: Places) -> tuple[list[pa.RecordBatch], Places]:
     """Return the chosen records at these places as batches, and the places at which no record of its size begins."""
-    batches, rows = queue_rows(queue, columns, places)
+    batches, rows = rows_at(queue.log, columns, places.phy_offsets, queue, places)
     if len(rows) == len(places):
         return batches, Places.none()
     left = places[np.setdiff1d(np.arange(len(places)), rows, assume_unique=True)]
