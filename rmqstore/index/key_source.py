@@ -72,11 +72,15 @@ class SoughtKeys:
 
     def __init__(self, texts: KeyTexts, selection: Selection, pairs: Callable[[], Iterable[tuple[str, str]]]):
         self.texts, self.selection, self.pairs = texts, selection, pairs
+        # Text that was replaced while it was decoded cannot be compared as bytes.
+        self.by_text = False
 
     @classmethod
     def of(cls, selection: Selection) -> SoughtKeys:
         """Return the one key of a selection."""
-        return cls.of_pairs([(selection.topic, selection.key)], selection)
+        sought = cls.of_pairs([(selection.topic, selection.key)], selection)
+        sought.by_text = "\ufffd" in selection.topic or "\ufffd" in selection.key
+        return sought
 
     @classmethod
     def of_pairs(cls, pairs: list[tuple[str, str]], selection: Selection) -> SoughtKeys:
@@ -91,7 +95,9 @@ class SoughtKeys:
 
     def at_any_time(self) -> SoughtKeys:
         """Return the same keys, whatever the store time."""
-        return SoughtKeys(self.texts, self.selection.at_any_time(), self.pairs)
+        sought = SoughtKeys(self.texts, self.selection.at_any_time(), self.pairs)
+        sought.by_text = self.by_text
+        return sought
 
     def matching(
         self,
@@ -119,6 +125,11 @@ class SoughtKeys:
         """
         batches = []
         numbers, phy_offsets = candidates.numbers, candidates.phy_offsets
+        if self.by_text:
+            messages = map(log.look_up, phy_offsets.tolist())
+            has_key = np.array([message is not None and self.selection.has(message) for message in messages], bool)
+            has_key[np.flatnonzero(has_key)[max_num:]] = False
+            return [], has_key
         taken = np.zeros(len(candidates), np.uint8)
         out = ArrowColumns((), 1 << 30) if out is None else out
         low, high = self.selection.times

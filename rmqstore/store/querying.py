@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rmqstore import _numpy as np
 from rmqstore import _read
 from rmqstore._core import KeyKind
 from rmqstore._read import KeyQuery, query_first
@@ -174,10 +173,9 @@ class Querying:
         self.commit_log.refresh()
 
     def _exactly(self, selection: Selection, uncovered: tuple[tuple[int, int], ...]) -> QueryResult:
-        if _is_replaced(selection):
-            return self.by_text(selection, uncovered)
         source, log, max_num = self.source, self.commit_log, min(selection.max_num or 0, INT64_MAX - 1)
-        if source is self.files:
+        sought = SoughtKeys.of(selection)
+        if source is self.files and not sought.by_text:
             assert self.index_service is not None
             found = _read.find_messages(
                 self.index_service.newest_first(), self._region_of, selection.topic, selection.key,
@@ -187,7 +185,7 @@ class Querying:
             if found is not None:
                 found._uncovered = uncovered
                 return found
-        places = first_places(log, source, SoughtKeys.of(selection), max_num + 1)
+        places = first_places(log, source, sought, max_num + 1)
         found = QueryResult(truncated=len(places) > max_num, uncovered=uncovered)
         for phy_offset in newest_first(places[:max_num]).phy_offsets.tolist():
             message = log.look_up(phy_offset)
@@ -199,13 +197,8 @@ class Querying:
         """Yield for each candidate its message, or None where the record does not have the key, or is of another time."""
         log, source = self.commit_log, self.source
         sought, candidates = SoughtKeys.of(selection), Candidates.of([0] * len(phy_offsets), phy_offsets)
-        if _is_replaced(selection):
-            messages = map(log.look_up, phy_offsets)
-            taken = np.array([message is not None and selection.has(message) for message in messages], bool)
-            self.files.doubt(sought, candidates[~taken])
-        else:
-            taken = sought.matching(log, candidates)[1]
-            source.doubt(sought, candidates[~taken])
+        taken = sought.matching(log, candidates)[1]
+        source.doubt(sought, candidates[~taken])
         for phy_offset, is_taken in zip(phy_offsets, taken.tolist()):
             yield log.look_up(phy_offset) if is_taken else None
 
@@ -241,25 +234,6 @@ class Querying:
             # No entry of a file says anything about tags.
             return tuple(without(self.commit_log.min_offset, self.commit_log.max_offset, self.database.covered()))
         return self.files.uncovered
-
-    def by_text(self, selection: Selection, uncovered: tuple[tuple[int, int], ...] = ()) -> QueryResult:
-        """As `query`, by decoded texts: one that was replaced while it was decoded cannot be compared as bytes."""
-        low, high = selection.times
-        result = QueryResult(uncovered=uncovered)
-        sought, has_key = SoughtKeys.of(selection), selection.at_any_time().has
-        for phy_offset in dict.fromkeys(self.source.candidates(sought).phy_offsets.tolist()):
-            message = self.commit_log.look_up(phy_offset)
-            if message is None or not has_key(message):
-                self.files.doubt(sought, Candidates.of([0], [phy_offset]))
-                continue
-            if not low <= message.store_timestamp <= high:
-                continue
-            if len(result) >= (selection.max_num or 0):
-                result.truncated = True
-                break
-            result.append(message)
-        result.sort(key=lambda message: -message.phy_offset)
-        return result
 
     def like_java(self, selection: Selection) -> QueryResult:
         """RocketMQ's queryMessage."""
@@ -345,11 +319,6 @@ def java_times(selection: Selection) -> tuple[float, float]:
     """(float, float): the times of a question as RocketMQ is asked: from 0 on, without an end."""
     low = 0 if selection.begin is None else exact_milliseconds(selection.begin, "begin", up=True)
     return low, INT64_MAX if selection.end is None else exact_milliseconds(selection.end, "end")
-
-
-def _is_replaced(selection: Selection) -> bool:
-    # Text that was replaced while it was decoded cannot be compared as bytes.
-    return "\ufffd" in selection.topic or "\ufffd" in selection.key
 
 
 def _offset(offset: int | None, name: str) -> int | None:
