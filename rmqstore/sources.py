@@ -33,6 +33,7 @@ __all__ = [
     "Places",
     "Pulled",
     "QueueSource",
+    "fill_from",
     "in_one_file",
     "located",
     "without_record",
@@ -291,10 +292,14 @@ def in_one_file(num: int, found: tuple[Region, int] | None) -> Iterator[Located]
         yield slice(0, num), [found[0]], np.array(found[1:], np.int64), np.zeros(num, np.int32)
 
 
-def without_record(log: LogSource, places: Places) -> np.ndarray:
-    """Return the numbers of the places at which no record of its size begins."""
+def fill_from(log: LogSource, places: Places, out: ArrowColumns) -> np.ndarray:
+    """Fill `out` with the records at places; return as an array of bool which places have a record of their size."""
     taken = np.zeros(len(places), np.uint8)
-    out = ArrowColumns((), 1 << 30)
     for part, regions, bases, numbers in log.located(places.phy_offsets):
         out.fill_at(regions, bases, numbers, places.phy_offsets[part], places.sizes[part], taken[part])
-    return np.flatnonzero(taken == 0)
+    return taken.view(np.bool_)
+
+
+def without_record(log: LogSource, places: Places) -> np.ndarray:
+    """Return the numbers of the places at which no record of its size begins."""
+    return np.flatnonzero(~fill_from(log, places, ArrowColumns((), 1 << 30)))

@@ -27,7 +27,7 @@ from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
-from rmqstore.sources import STEP, Places, Pulled, without_record
+from rmqstore.sources import STEP, Places, Pulled, fill_from, without_record
 from rmqstore.spans import without
 
 __all__ = ["FlatQueue"]
@@ -327,12 +327,10 @@ class FlatQueue(NotCopied):
         out.choose([encode_java_utf8(self.topic)], [self.queue_id])
         found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
         for places in self.places(begin, end, BLOCK_UNITS):
-            taken = np.zeros(len(places), np.uint8)
-            for part, regions, bases, numbers in self.log.located(places.phy_offsets):
-                out.fill_at(regions, bases, numbers, places.phy_offsets[part], places.sizes[part], taken[part])
+            taken = fill_from(self.log, places, out)
             num, parts, _ = out.take()
             stored, said = (np.frombuffer(parts[name][0], np.int64)[:num] for name in out.columns)
-            numbers = places.queue_offsets[taken != 0]
+            numbers = places.queue_offsets[taken]
             right = said == numbers
             rest = places.queue_offsets[~np.isin(places.queue_offsets, numbers[right])]
             reached = begin

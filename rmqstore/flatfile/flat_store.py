@@ -310,34 +310,6 @@ class FlatStore(NotCopied):
             if begin < end < low:
                 yield queue.gap(end, low)
 
-    def verify(self, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-        """Look for everything that is wrong: files, units against records, index items against records; nothing is changed.
-
-        Parameters
-        ----------
-        progress : callable, optional
-            Called with (bytes of records done, bytes in all), now and then and at the end.
-
-        Yields
-        ------
-        Finding
-        """
-        # Imported here because it needs this module.
-        from rmqstore.flatfile.flat_verify import verify_flat
-
-        own = FlatStore(
-            self.path,
-            self.store_path,
-            cluster=self.cluster,
-            broker=self.broker,
-            on_damage=lambda finding: None,
-            goes_on=True,
-        )
-        try:
-            yield from verify_flat(own, progress)
-        finally:
-            own.close()
-
     # ------------------------------------------------------------------------------------------------ state, closing
 
     def load(self) -> None:

@@ -11,6 +11,7 @@ each other in KEYS.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from array import array
 from collections.abc import Callable, Iterator
@@ -49,8 +50,26 @@ _MASK = 2**64 - 1
 
 
 def verify_flat(flat_store: FlatStore, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-    """Look for everything that is wrong in a `FlatStore` that `goes_on` and whose `on_damage` raises nothing."""
-    yield from _Verify(flat_store, progress).run()
+    """Look for everything that is wrong: files, units against records, index items against records; nothing is changed.
+
+    Parameters
+    ----------
+    flat_store : FlatStore
+        The folders are read again, by another one.
+    progress : callable, optional
+        Called with (bytes of records done, bytes in all), now and then and at the end.
+
+    Yields
+    ------
+    Finding
+    """
+    cluster, broker, path = flat_store.cluster, flat_store.broker, flat_store.path
+    # Every place is a finding, and none ends the others.
+    own = FlatStore(
+        path, flat_store.store_path, cluster=cluster, broker=broker, on_damage=lambda finding: None, goes_on=True
+    )
+    with contextlib.closing(own):
+        yield from _Verify(own, progress).run()
 
 
 class _Verify:

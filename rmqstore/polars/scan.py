@@ -21,7 +21,8 @@ from rmqstore.message import is_light_queue, parse_message_id
 from rmqstore.offline.consumer_lag import consumer_rows
 from rmqstore.offline.describe import queue_rows
 from rmqstore.polars.predicate import Limit, limits_of
-from rmqstore.store.columns import DEFAULT_COLUMNS, import_pyarrow, scan_schema
+from rmqstore.selection import Selection
+from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, import_pyarrow, scan_schema
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ def _batches(
             yield found
             return
     # Polars' own texts are views too, so that nothing is copied on the way.
-    yield from store.scan(names, batch_size=rows, views=True, **_choice(limits))
+    yield from store.scan_selected(_selected(limits), ColumnOptions(names, rows, views=True))
 
 
 def _places(limits: dict[str, Limit]) -> list[int] | None:
@@ -467,26 +468,27 @@ def _times(limits: dict[str, Limit]) -> tuple[int | None, int | None]:
     return limit.low, limit.high
 
 
-def _choice(limits: dict[str, Limit]) -> dict[str, Any]:
-    # What a scan can be told of the limits.
+def _selected(limits: dict[str, Limit]) -> Selection:
+    # What a scan can choose by, of the limits.
     begin, end = _times(limits)
-    choice: dict[str, Any] = {"begin": begin, "end": end}
-    for name in ("topic", "tags"):
-        texts = _texts(limits, name) if name in limits else None
-        # "" and "*" are not tags to a subscription.
-        if texts is not None and not (name == "tags" and {"", "*"} & set(texts)):
-            choice[name] = texts
+    topics, tags = (_texts(limits, name) if name in limits else None for name in ("topic", "tags"))
+    # "" and "*" are not tags to a subscription.
+    tags = None if tags is None or {"", "*"} & set(tags) else tags
+    queue_ids: Iterable[int] | None = None
     if "queue_id" in limits:
         limit = limits["queue_id"]
         if limit.values is not None:
-            choice["queue_id"] = [each for each in limit.values if each in _INT32]
+            queue_ids = limit.values
         elif limit.low is not None and limit.high is not None and limit.high - limit.low < _QUEUES:
-            choice["queue_id"] = [each for each in range(limit.low, limit.high + 1) if each in _INT32]
-    if "phy_offset" in limits:
-        places = limits["phy_offset"]
-        low, high = (places.low, places.high) if places.values is None else (min(places.values), max(places.values))
-        if low is not None:
-            choice["begin_phy_offset"] = min(max(low, 0), _INT64_MAX)
-        if high is not None:
-            choice["end_phy_offset"] = min(max(high + 1, 0), _INT64_MAX)
-    return choice
+            queue_ids = range(limit.low, limit.high + 1)
+    places = limits.get("phy_offset", Limit())
+    low, high = (places.low, places.high) if places.values is None else (min(places.values), max(places.values))
+    return Selection(
+        topics=None if topics is None else tuple(topics),
+        queue_ids=None if queue_ids is None else tuple(each for each in queue_ids if each in _INT32),
+        tags=None if tags is None else tuple(tags),
+        begin=begin,
+        end=end,
+        begin_phy_offset=None if low is None else min(max(low, 0), _INT64_MAX),
+        end_phy_offset=None if high is None else min(max(high + 1, 0), _INT64_MAX),
+    )

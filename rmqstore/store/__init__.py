@@ -3,7 +3,7 @@
 Nothing here prints, and a read-only open writes nothing (I7).
 
 - `message_store`: the public API: open, put, flush, close
-- `reading`, `querying`: its questions about queues, keys and the log; `condition`: damage, numbers, progress; `results`: answers
+- `reading`, `querying`: its questions about queues, keys and the log; `stats`: damage, numbers, progress; `results`: answers
 - `store_state`: what the parts share: files, the append lock, whether they may be read and written
 - `writing`: putting messages, both entry points, and what makes a message plain; `table_writing`: the rows of an Arrow table
 - `columns`: messages as Arrow columns, and the scan of the log; `placed_columns`: those at given places, of queues and keys
@@ -17,5 +17,4 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `lost_log`: units and entries that point outside the log
 - `dispatch_rules`: which units and entries a record leaves, and whether queues have them already; `dispatcher`: writing them
 - `undispatched`: units in memory for records that a broker stored and did not dispatch; `completion`: those for RocksDB
-- `stats`: plain numbers of an open store, read from its files
 """

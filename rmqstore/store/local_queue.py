@@ -20,7 +20,7 @@ from rmqstore.consumequeue.unit_times import BLOCK_UNITS
 from rmqstore.errors import OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.message import MessageExt, is_light_queue
 from rmqstore.selection import INT64_MAX, Selection
-from rmqstore.sources import STEP, Places, Pulled
+from rmqstore.sources import STEP, Places, Pulled, fill_from
 from rmqstore.spans import Span
 
 __all__ = ["EXAMINED", "LocalQueue", "QueueDamage", "judge", "refuse_light_queues"]
@@ -142,12 +142,10 @@ class LocalQueue:
                 places = each.where(each.are_real)
                 if len(places):
                     passed.reach(int(places.phy_offsets[0]))
-                taken = np.zeros(len(places), np.uint8)
-                for part, regions, bases, numbers in self.log.located(places.phy_offsets):
-                    out.fill_at(regions, bases, numbers, places.phy_offsets[part], places.sizes[part], taken[part])
+                taken = fill_from(self.log, places, out)
                 num, parts, _ = out.take()
                 stored = np.frombuffer(parts["store_timestamp"][0], np.int64)[:num]
-                found.append((places.queue_offsets[taken != 0], stored))
+                found.append((places.queue_offsets[taken], stored))
             return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
         spans = self.queue.spans(begin, end, backward=newest)

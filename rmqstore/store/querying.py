@@ -601,8 +601,7 @@ class LogQuestions:
             The store was closed, also while reading.  Arrow's stream interface passes errors as text only: other libraries
             raise their own exception with that text.
         """
-        state = self._state
-        state.check_open()
+        self._state.check_open()
         batch_size = whole_number(batch_size, "batch_size")
         if not 1 <= batch_size <= 1 << 30:
             raise ValueError(f"batch_size is {batch_size} rows; give 1 to 2**30")
@@ -611,6 +610,14 @@ class LogQuestions:
             begin_phy_offset=_offset(begin_phy_offset, "begin_phy_offset"),
             end_phy_offset=_offset(end_phy_offset, "end_phy_offset"),
         )
-        refuse_light_queues(self.commit_log, state.queue, selection.topics)
-        options = ColumnOptions(columns, batch_size, views, read_dictionary)
-        return state.older.scan(selection, options, use_threads=use_threads)
+        return self.scan_selected(
+            selection, ColumnOptions(columns, batch_size, views, read_dictionary), use_threads=use_threads
+        )
+
+    def scan_selected(
+        self, selection: Selection, options: ColumnOptions, *, use_threads: bool = True
+    ) -> pa.RecordBatchReader:
+        """Read the messages of a selection as `scan` does; of it topics, queue ids, tags, store times and phy offsets."""
+        self._state.check_open()
+        refuse_light_queues(self.commit_log, self._state.queue, selection.topics)
+        return self._state.older.scan(selection, options, use_threads=use_threads)
