@@ -18,8 +18,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError, OffsetOutOfRangeError
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import is_light_queue, parse_message_id
-from rmqstore.offline.consumer_lag import consumer_rows
-from rmqstore.offline.describe import queue_rows
+from rmqstore.offline.describe import consumer_rows, queue_rows
 from rmqstore.polars.predicate import Limit, limits_of
 from rmqstore.selection import Selection
 from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, import_pyarrow, scan_schema

@@ -1,7 +1,7 @@
 """The message files of a directory: which there are, what is in use in them, and where each message lies.
 
 Owns the table of locations with its reference counts, the sizes of the files and their sums, the descriptors, the file
-that is appended to, and the failure that ends writing.  It never decides that files are merged (`merging`) and never
+that is appended to, and the failure that ends writing.  It never decides that files are merged and never
 reads what a crash left (`message_recovery`).  It is not thread-safe: `MessageStore` has the lock.
 
 Invariants: only the highest file is appended to; the sums are those of the summaries; a file that nobody refers to
