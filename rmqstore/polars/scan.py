@@ -215,7 +215,6 @@ _PLACES, _QUEUES, _QUESTIONS = 256, 64, 65536
 _QUEUE_ROWS = 1 << 20
 _INT32 = range(-(2**31), 2**31)
 _INT64_MAX = 2**63 - 1
-_INT64_MIN = -(2**63)
 
 
 def import_polars(what: str = "a LazyFrame needs", extra: str = "polars") -> Any:
