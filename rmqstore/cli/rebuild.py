@@ -29,8 +29,8 @@ from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_con
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.offline.timeline import LostMessages, messages_behind
 from rmqstore.rocksdb.places import PLACES, queue_databases
+from rmqstore.store.dispatch_rules import gone_text
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_lives import gone_text
 from rmqstore.store.recovery import RECOVERY_MODES
 
 drop_units_option = click.option(

@@ -32,10 +32,9 @@ from rmqstore.offline.verify_entries import IndexCheck, load_index
 from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings, verify_waiting
 from rmqstore.offline.verify_units import QueueCheck
 from rmqstore.remedies import Sentence
-from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.dispatch_rules import gone_text, multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
-from rmqstore.store.queue_lives import gone_text
 
 __all__ = ["Finding", "verify"]
 

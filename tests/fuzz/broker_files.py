@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 
 from rmqstore.errors import CorruptionError, Finding
 from rmqstore.files.mapped_file import MappedFile
+from rmqstore.flatfile.flat_files import TieredMetadata
 from rmqstore.flatfile.flat_index import FlatIndexFile
-from rmqstore.flatfile.metadata import TieredMetadata
 from rmqstore.rocksdb import index, pop_records, queues, settings, timers, transactions
 from rmqstore.timer.waiting_units import waiting_units
 

@@ -27,8 +27,7 @@ from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.files.stream_files import Handling
-from rmqstore.store.housekeeping import Housekeeping, Task
-from rmqstore.store.populating import PopulateAhead
+from rmqstore.store.upkeep import Housekeeping, PopulateAhead, Task
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGESIZE")
