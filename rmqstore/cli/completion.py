@@ -89,7 +89,7 @@ def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) 
     path = _argument(ctx, "path", 0)
     if not path:
         return []
-    from rmqstore.config.progress_files import progress_file
+    from rmqstore.config.places import progress_file
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.errors import StoreError
 

@@ -24,9 +24,9 @@ from rmqstore.cli.paths import FILE_THERE, FOLDER_THERE, STORE_PATH, check_store
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, escape, note
 from rmqstore.config import StoreConfig
 from rmqstore.config.broker_conf import read_java_properties, values_of_lines
-from rmqstore.config.log_folder import refuse_other_log
+from rmqstore.config.places import refuse_other_log
 from rmqstore.errors import StoreError
-from rmqstore.files.again import ask_again
+from rmqstore.files.listing import ask_again
 from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore

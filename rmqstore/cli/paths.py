@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rmqstore.cli.errors import CannotOpenError, of_error
-from rmqstore.config.dledger import without_log
+from rmqstore.config.places import without_log
 from rmqstore.files.listing import is_empty, listing
 from rmqstore.files.open_file import is_directory
 

@@ -77,14 +77,8 @@ Result = TypeVar("Result")
 class Piece(Generic[Job, Result]):
     """A piece of the log that another thread works at, from a place where a whole record seems to begin.
 
-    Attributes
-    ----------
-    begin : int
-        Offset in bytes.
-    job : object
-        What the work is done with.
-    work : callable
-        Does it, in whichever thread it is called.
+    - `job`: what the work is done with.
+    - `work`: does it, in whichever thread it is called.
     """
 
     begin: int
@@ -124,16 +118,10 @@ class Piece(Generic[Job, Result]):
 class Division(NamedTuple):
     """How a log is cut into pieces, and who works at them.
 
-    Attributes
-    ----------
-    size, search : int
-        About how long a piece is, and how far after that the next record is searched for, in bytes.
-    threads : int
-        How many threads work at most, on as many usable processors.
-    caller_works : bool
-        The caller is one of them: it waits by `result_of`.
-    ahead : int or None
-        How many pieces are worked at or wait for the caller; None for one more than there are threads.
+    - `size`, `search`: about how long a piece is, and how far after that the next record is searched for, in bytes.
+    - `threads`: how many threads work at most, on as many usable processors.
+    - `caller_works`: the caller is one of them: it waits by `result_of`.
+    - `ahead`: how many pieces are worked at or wait for the caller; None for one more than there are threads.
     """
 
     size: int
@@ -150,23 +138,11 @@ class Pieces(Generic[Job, Result]):
     certain only once the way from record to record comes by, so that the work at a piece counts if the caller comes to its
     begin, and is thrown away otherwise.  No piece goes beyond a segment.
 
-    Parameters
-    ----------
-    files : MappedFileQueue
-        The segments.
-    end : int
-        Where the caller will stop.
-    make : callable
-        Makes a job; only one piece at a time has it.
-    division : Division
-        How the log is cut, and how many threads work.
-    worth_it : bool
-        Cut the log in pieces at all.
-
-    Attributes
-    ----------
-    thread_num : int
-        How many threads may work; with one there are none, but pieces begin in the same places.
+    - `end`: where the caller will stop.
+    - `make`: makes a job; only one piece at a time has it.
+    - `division`: how the log is cut, and how many threads work.
+    - `worth_it`: cut the log in pieces at all.
+    - `thread_num`: how many threads may work; with one there are none, but pieces begin in the same places.
     """
 
     def __init__(
@@ -265,11 +241,8 @@ class Pieces(Generic[Job, Result]):
     def launch(self, work: Callable[[Job, _core.Region, int, int, int], Result]) -> None:
         """Let threads work at what lies ahead.
 
-        Parameters
-        ----------
-        work : callable
-            Called with a job, the region of a segment, the bounds of a piece as positions in it, and the offset of the
-            region's first byte.
+        - `work`: called with a job, the region of a segment, the bounds of a piece as positions in it, and the offset of the
+          region's first byte.
         """
         self._read_ahead()
         while self.thread_num > 1 and self._next >= 0 and len(self._pieces) < self._ahead:

@@ -120,11 +120,6 @@ def parse_java_properties(text: str, path: str | None = None) -> Iterator[tuple[
 
     Comments begin with # or !; a name ends at =, : or white space; a backslash at the end of a line joins the next one;
     escapes are those of Java.  A name may come several times; the last one counts for Java.
-
-    Raises
-    ------
-    ValueError
-        A damaged unicode escape; names file and line.
     """
     where = f"{path}, line " if path else "line "
     lines = enumerate(re.split(r"\r\n|\r|\n", text), 1)

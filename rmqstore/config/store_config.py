@@ -208,7 +208,7 @@ class StoreConfig:
 
     @classmethod
     def infer(cls, path: str | os.PathLike[str], *, read_only: bool = False, **overrides: Any) -> StoreConfig:
-        """Find the geometry of the store in `path` from its files; nothing is written, locked or mapped.
+        """Find the geometry of the store in `path` from its files; nothing is written or locked.
 
         Sizes come from the files' lengths, slot and entry counts of the index from header, slots and entries,
         `enabled_append_prop_crc` and `store_host` from the first record, `index_tags` from looking up the tags of the

@@ -59,10 +59,7 @@ class BatchConsumeQueue(UnitQueue):
     def units(self, number: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Read up to `count` units, beginning with this one, as they are stored and within its file.
 
-        Returns
-        -------
-        (int64 array, int32 array, int64 array)
-            phy offsets, sizes, base queue offsets; empty where there is no file.
+        - Returns (int64 array, int32 array, int64 array): phy offsets, sizes, base queue offsets; empty where there is no file.
         """
         mapped_file = self._file_of_unit(number) if number < self.unit_num else None
         if mapped_file is None:
@@ -271,10 +268,7 @@ class BatchConsumeQueue(UnitQueue):
     def numbered(self, number: int, count: int, reached: int | None = None) -> Iterator[tuple[int, Unit]]:
         """As `read`, from the unit with this number on, which was written, with the number of each.
 
-        Parameters
-        ----------
-        reached : int, optional
-            Where the unit before it ends.
+        - `reached`: where the unit before it ends.
         """
         torn = self.torn_units()
         last = min(self.unit_num, number - number % self.units_per_file + self.units_per_file, number + count)

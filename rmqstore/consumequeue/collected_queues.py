@@ -22,10 +22,7 @@ _COLUMNS = 5
 class CollectedUnits:
     """Units of one queue, by queue offset.
 
-    Attributes
-    ----------
-    begin, end : int
-        Queue offset of the first one, and after the last one; 0 and 0 without any.
+    - `begin`, `end`: queue offset of the first one, and after the last one; 0 and 0 without any.
     """
 
     def __init__(self) -> None:
@@ -73,8 +70,8 @@ class CollectedUnits:
         return tuple(each[low:high] for each in part)
 
 
-class CollectedQueue(ConsumeQueue):
-    """A simple queue that collects its units."""
+class _Collecting:
+    # What both kinds of queues do that collect their units and have no files.
 
     def __init__(self, topic: str, queue_id: int):
         self.topic, self.queue_id = topic, queue_id
@@ -84,10 +81,8 @@ class CollectedQueue(ConsumeQueue):
     def load(self) -> None:
         """Nothing: it has no files."""
 
-    @property
-    def unit_num(self) -> int:
-        """int: queue offset after the last unit."""
-        return self.units_there.end
+    def close(self) -> None:
+        """Nothing: it has no files."""
 
     def last_record(self) -> Unit | None:
         """The newest unit, None without any."""
@@ -101,6 +96,15 @@ class CollectedQueue(ConsumeQueue):
         """Forget every unit, like `UnitQueue.begin_again`."""
         self._last = None
         return self.units_there.clear()
+
+
+class CollectedQueue(_Collecting, ConsumeQueue):
+    """A simple queue that collects its units."""
+
+    @property
+    def unit_num(self) -> int:
+        """int: queue offset after the last unit."""
+        return self.units_there.end
 
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
         """Take one unit."""
@@ -127,38 +131,14 @@ class CollectedQueue(ConsumeQueue):
         self._last = Unit(first + count - 1, *(int(each[-1]) for each in columns))
         return count
 
-    def close(self) -> None:
-        """Nothing: it has no files."""
 
-
-class CollectedBatchQueue(BatchConsumeQueue):
+class CollectedBatchQueue(_Collecting, BatchConsumeQueue):
     """A batch queue that collects its units."""
-
-    def __init__(self, topic: str, queue_id: int):
-        self.topic, self.queue_id = topic, queue_id
-        self.units_there = CollectedUnits()
-        self._last: Unit | None = None
-
-    def load(self) -> None:
-        """Nothing: it has no files."""
 
     @property
     def max_queue_offset(self) -> int:
         """int: queue offset of the next message."""
         return 0 if self._last is None else self._last.queue_offset + self._last.num
-
-    def last_record(self) -> Unit | None:
-        """The newest unit, None without any."""
-        return self._last
-
-    def first_record(self) -> Unit | None:
-        """The oldest unit, None without any."""
-        return self.units_there.first()
-
-    def begin_again(self) -> int:
-        """Forget every unit, like `UnitQueue.begin_again`."""
-        self._last = None
-        return self.units_there.clear()
 
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
         """Take one unit."""
@@ -167,9 +147,6 @@ class CollectedBatchQueue(BatchConsumeQueue):
         self.units_there.add(*(np.array([value], np.int64) for value in unit))
         self._last = unit
         return True
-
-    def close(self) -> None:
-        """Nothing: it has no files."""
 
 
 class CollectedQueues(ConsumeQueueStore):

@@ -22,7 +22,6 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE, UNIT_SIZE, Unit, UnitQueue
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, name_of_offset
-from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.sources import STEP, OnGone, Places
 from rmqstore.spans import Span
 
@@ -74,23 +73,6 @@ class ConsumeQueue(UnitQueue):
         super().load()
         if self.ext is not None:
             self.ext.load()
-
-    @property
-    def in_memory(self) -> bool:
-        """bool: as of every queue, the extension included."""
-        return self.files.in_memory
-
-    @in_memory.setter
-    def in_memory(self, value: bool) -> None:
-        self.files.in_memory = value
-        if self.ext is not None:
-            self.ext.files.in_memory = value
-
-    def let_go(self) -> None:
-        """As every queue does, the extension included."""
-        self.files.let_go()
-        if self.ext is not None:
-            self.ext.files.let_go()
 
     def tidy(self) -> None:
         """As every queue does; the extension's files too."""
@@ -236,11 +218,7 @@ class ConsumeQueue(UnitQueue):
     def differing_tags(self, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
         """int64 array: which units, from `queue_offset` on in one file, give other tags codes or times than the records.
 
-        Parameters
-        ----------
-        columns : RecordColumns
-        rows : int64 array
-            One row a unit; there must be as many units.
+        - `rows`: one row a unit; there must be as many units.
         """
         codes = self.units(queue_offset, len(rows))[2]
         tags_codes = columns.tags_code[rows]
@@ -439,10 +417,7 @@ class ConsumeQueue(UnitQueue):
         Those that are there already are left as they are.  What lies between the end of the queue and `queue_offset` is
         filled with pre-fill units, which readers pass over, so that every later unit has its place.
 
-        Returns
-        -------
-        int
-            How many were written.
+        - Returns int: how many were written.
         """
         skip = min(max(self.unit_num - queue_offset, 0), len(phy_offsets))
         number = queue_offset + skip
@@ -505,10 +480,7 @@ class ConsumeQueue(UnitQueue):
         Holes at the end, and pre-fill units there, are cut off instead.  Who opens the queue again finds the same end then:
         it takes a place that nobody wrote to for the end of the newest file.
 
-        Returns
-        -------
-        int
-            How many units were written.
+        - Returns int: how many units were written.
         """
         filled, is_end = 0, True
         for base in reversed(self.files.offsets):
@@ -559,23 +531,6 @@ class ConsumeQueue(UnitQueue):
         if self.ext is not None and self.config.enable_consume_queue_ext:
             self.ext.make_room(count)
 
-    def forget_prepared(self) -> None:
-        """As every queue does, in the extension too."""
-        super().forget_prepared()
-        if self.ext is not None:
-            self.ext.files.prepared.forget()
-
-    def file_lists(self) -> list[MappedFileQueue]:
-        """Return the lists of its files, that of the extension included."""
-        return [self.files] if self.ext is None else [self.files, self.ext.files]
-
-    def mapped_files(self) -> Iterator[MappedFile]:
-        """The queue's files, then those of the extension."""
-        yield from super().mapped_files()
-        if self.ext is not None:
-            for base in self.ext.files.offsets:
-                yield self.ext.files.file(base)
-
     def delete_before(self, min_phy_offset: int) -> int:
         """As every queue does; the extension goes as far as the units that point into it."""
         deleted = super().delete_before(min_phy_offset)
@@ -586,17 +541,6 @@ class ConsumeQueue(UnitQueue):
             if len(addresses):
                 self.ext.files.delete_before(int(addresses[0]) - EXT_ADDRESS_BASE)
         return deleted
-
-    def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
-        """As every queue does; the extension's files too."""
-        files = super().take_dirty(least_pages)
-        return files if self.ext is None else files + self.ext.files.take_dirty()
-
-    def close(self) -> None:
-        """As every queue does; the extension too."""
-        super().close()
-        if self.ext is not None:
-            self.ext.files.close()
 
 
 def _are_real(phy_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -21,9 +21,8 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError, StoreClosedError
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, MemoryFile
 from rmqstore.files.mapped_file_queue import MappedFileQueue
-from rmqstore.files.memory_file import MemoryFile
 from rmqstore.rocksdb.queues import LastUnit, QueueDatabase, Units
 
 __all__ = ["STRETCH_UNITS", "DatabaseQueues", "UnitStream"]
@@ -122,25 +121,12 @@ class UnitStream(MappedFileQueue):
 class DatabaseQueues:
     """The queues of one store that are in RocksDB, or only in the log.
 
-    Parameters
-    ----------
-    root, path : str
-        The directories of the store and of the database.
-    database : QueueDatabase or None
-        None where it cannot be read, so that everything comes from the log.
-    config : StoreConfig
-    pool : MappedFilePool
-    log_bounds : callable
-        Gives where the log begins, and where its last segment ends; units that point elsewhere are stale.
-    batch_num : callable
-        By phy offset and size: how many messages an inner batch holds, 0 for a record that is none, or not there.
-    complete : callable
-        Collects the units of the records between two phy offsets, both None for the whole log, and calls `add`.
-
-    Attributes
-    ----------
-    damage : list of CorruptionError
-        What of the database could not be read; the log was gone over for it.
+    - `root`, `path`: the directories of the store and of the database.
+    - `database`: None where it cannot be read, so that everything comes from the log.
+    - `log_bounds`: gives where the log begins, and where its last segment ends; units that point elsewhere are stale.
+    - `batch_num`: by phy offset and size: how many messages an inner batch holds, 0 for a record that is none, or not there.
+    - `complete`: collects the units of the records between two phy offsets, both None for the whole log, and calls `add`.
+    - `damage`: what of the database could not be read; the log was gone over for it.
     """
 
     def __init__(

@@ -30,13 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a consumer reads of a topic, and how long it waits; the parameters of `MessageStore.consume`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A value of another kind, or out of range.
-    """
+    """What a consumer reads of a topic, and how long it waits; the parameters of `MessageStore.consume`."""
 
     queue_ids: Sequence[int] | None
     tags: str | Iterable[str] | None
@@ -64,12 +58,7 @@ class Wanted:
 class Progress:
     """The progress of one group in a topic, wherever it is kept.
 
-    Parameters
-    ----------
-    offsets : ConsumerOffsets
-    group, topic : str
-    interval : int or None
-        After how many ms it is persisted; None where the store does that.
+    - `interval`: after how many ms it is persisted; None where the store does that.
     """
 
     def __init__(self, offsets: ConsumerOffsets, group: str, topic: str, interval: int | None):

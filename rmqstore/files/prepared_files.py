@@ -36,13 +36,7 @@ class PreparedFiles:
         return len(self._paths)
 
     def prepare(self, count: int = 1) -> None:
-        """Allocate files until `count` wait.
-
-        Raises
-        ------
-        OSError
-            The disk is full, …; what waited before still does.
-        """
+        """Allocate files until `count` wait."""
         while len(self._paths) < count:
             self._paths.append(MappedFile.allocate(self.folder, self.size))
 
@@ -58,15 +52,7 @@ class PreparedFiles:
 
         It is allocated on disk unless it did not wait and `pool` is sparse.
 
-        Parameters
-        ----------
-        head : bytes, optional
-            The first bytes, which are on disk before the file has its name.
-
-        Raises
-        ------
-        OSError
-            The file exists already, the disk is full, …; nothing is left behind, and what waited still does.
+        - `head`: the first bytes, which are on disk before the file has its name.
         """
         path = os.fspath(path)
         directory = os.path.dirname(path) or "."

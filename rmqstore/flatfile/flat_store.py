@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreError
-from rmqstore.files.again import ask_again
-from rmqstore.files.listing import listing
+from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.open_file import is_directory
 from rmqstore.flatfile.flat_files import EXPIRED, name_prefix

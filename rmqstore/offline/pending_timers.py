@@ -14,10 +14,10 @@ import numpy as np
 from rmqstore._core import java_string_hash
 from rmqstore.offline.pending_rows import PendingSource, Records, Waiting, int32_property, records_at, rows
 from rmqstore.offline.pending_search import Problem, Search, taken_down
-from rmqstore.rocksdb.timers import StoredTimers, read_timers
+from rmqstore.rocksdb.waiting import StoredTimers, read_timers
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.texts import format_time
-from rmqstore.timer.timer_log import MAGIC_DELETE, MAGIC_ROLL
+from rmqstore.timer.timer_files import MAGIC_DELETE, MAGIC_ROLL
 from rmqstore.timer.waiting_units import WaitingUnits, waiting_units
 
 __all__ = ["search_timers"]

@@ -22,7 +22,7 @@ from rmqstore.offline.pending_rows import (
     records_in_log,
 )
 from rmqstore.offline.pending_search import Problem, Search, chosen_records, taken_down
-from rmqstore.rocksdb.transactions import StoredTransactions, read_transactions
+from rmqstore.rocksdb.waiting import StoredTransactions, read_transactions
 from rmqstore.store.columns import import_pyarrow
 
 __all__ = ["search_transactions"]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.files.again import ask_again
+from rmqstore.files.listing import ask_again
 from rmqstore.offline.describe import QueueDescription
 from rmqstore.store.message_store import MessageStore
 

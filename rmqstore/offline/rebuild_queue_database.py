@@ -18,7 +18,7 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.config.dledger import refuse_dledger
+from rmqstore.config.places import refuse_dledger
 from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, CollectedQueue, CollectedQueues
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
@@ -38,8 +38,7 @@ from rmqstore.offline.rebuild_swap import (
 )
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
-from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
-from rmqstore.rocksdb.queues import Units
+from rmqstore.rocksdb.queues import QueueDatabaseWriter, Units
 from rmqstore.store.dispatcher import LogDispatcher
 
 __all__ = ["rebuild_queue_database"]

@@ -24,7 +24,7 @@ from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, t
 from rmqstore.consumer.system_names import is_system_group, is_system_topic
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX
-from rmqstore.rocksdb.pop_records import PopRecord, has_pop_records, pop_records
+from rmqstore.rocksdb.waiting import PopRecord, has_pop_records, pop_records
 
 __all__ = ["Settings", "SourceDescription", "settings"]
 

@@ -36,9 +36,7 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFile, offset_of_name
 from rmqstore.index.index_file import IndexFile
 from rmqstore.message import MessageExt
-from rmqstore.timer.timer_checkpoint import TimerCheckpoint
-from rmqstore.timer.timer_log import STORED, UNIT_SIZE
-from rmqstore.timer.timer_wheel import TimerWheel
+from rmqstore.timer.timer_files import STORED, UNIT_SIZE, TimerCheckpoint, TimerWheel
 
 __all__ = ["KINDS", "StoreFile", "identify"]
 

@@ -97,7 +97,7 @@ def settings_findings(compared: Compared, queues_known: bool) -> Iterator[Findin
         The files of queues say where queues end.
     """
     from rmqstore.consumer.settings_sources import settings_sources
-    from rmqstore.rocksdb.pop_records import has_pop_records, pop_records
+    from rmqstore.rocksdb.waiting import has_pop_records, pop_records
 
     kinds: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
     for kind in kinds:

@@ -15,10 +15,7 @@ from rmqstore.offline.verify_unread import unread_database
 from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
 from rmqstore.rocksdb.places import may_be_database
-from rmqstore.rocksdb.timers import FAMILY as TIMER_FAMILY
-from rmqstore.rocksdb.timers import read_timers
-from rmqstore.rocksdb.transactions import FAMILY as TRANSACTION_FAMILY
-from rmqstore.rocksdb.transactions import read_transactions
+from rmqstore.rocksdb.waiting import TIMER_FAMILY, TRANSACTION_FAMILY, read_timers, read_transactions
 from rmqstore.timer.waiting_units import waiting_units
 
 __all__ = ["verify_waiting"]

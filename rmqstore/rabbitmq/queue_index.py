@@ -28,7 +28,7 @@ from rmqstore.errors import (
 )
 from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.unclosed import ClosedAtExit
+from rmqstore.files.store_lock import ClosedAtExit
 from rmqstore.rabbitmq._core import ENTRY_PERSISTENT, MAX_SEQ_ID
 from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry
 from rmqstore.rabbitmq.index_directory import IndexDirectory

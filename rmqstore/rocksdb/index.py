@@ -119,24 +119,8 @@ def parse_entry(key: bytes, value: bytes) -> IndexEntry | None:
 class IndexDatabase:
     """The entries of one database, as they were when it was opened.
 
-    Parameters
-    ----------
-    root : path
-        The store's directory.
-
-    Attributes
-    ----------
-    path : str
-    last_offset : int
-        Phy offset of the last record of which all entries are there, -1 where there is none.
-    has_entries : bool
-    log_damage : str or None
-        As of `Database`: later entries are missing, and `last_offset` is one before them.
-
-    Raises
-    ------
-    CorruptionError, FileNotFoundError, MissingDependencyError, PermissionError
-        As of `Database`.
+    - `last_offset`: phy offset of the last record of which all entries are there, -1 where there is none.
+    - `log_damage`: as of `Database`: later entries are missing, and `last_offset` is one before them.
     """
 
     def __init__(self, root: str | os.PathLike[str]):
@@ -169,22 +153,10 @@ class IndexDatabase:
             if key not in _SPECIAL:
                 yield key, value
 
-    def of_hour(self, hour: int, topic: str, kind: IndexKind, text: str) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of the entries of one hour whose texts begin with `text` and ``@``; a longer text may follow."""
-        return self._database.prefixed(_LONG.pack(hour) + _prefix(topic, kind, text))
-
     def find(self, topic: str, kind: IndexKind, text: str, begin: int = 0, end: int = _MAX) -> Iterator[int]:
         """Phy offsets of the entries with exactly this text, by hour.
 
-        Parameters
-        ----------
-        begin, end : int
-            Store times in ms, inclusive; the hours of these are gone over as a whole.
-
-        Raises
-        ------
-        CorruptionError
-            A block is damaged; what came before was given.
+        - `begin`, `end`: store times in ms, inclusive; the hours of these are gone over as a whole.
         """
         prefix = _prefix(topic, kind, text)
         hour, last = max(begin, 0) // HOUR * HOUR, end // HOUR * HOUR

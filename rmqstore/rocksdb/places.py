@@ -67,13 +67,7 @@ def closed_folder(path: str | os.PathLike[str]) -> OSError | None:
 
 
 def state_of_files(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
-    """Return name, length and time of the files that change when a broker writes into the database at `path`.
-
-    Raises
-    ------
-    OSError
-        The directory exists and cannot be listed.
-    """
+    """Return name, length and time of the files that change when a broker writes into the database at `path`."""
     found = []
     for entry in listing(path, lambda entry: entry.name == "CURRENT" or entry.name.endswith((".sst", ".log"))).existing():
         # A broker deletes files while this runs.

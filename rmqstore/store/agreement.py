@@ -12,7 +12,7 @@ from rmqstore import _numpy as np
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.consumequeue.queue_look import PlainQueue
 from rmqstore.message import decode_java_utf8
 from rmqstore.store.dispatch_rules import unit_rows
 from rmqstore.store.queue_lives import DeletedTopics, life_of

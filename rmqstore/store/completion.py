@@ -115,7 +115,7 @@ class Completion:
             logger.warning("%s: %s; the queues are made from the log", error.path, error.message)
             database, damage = None, error
         except OSError as error:
-            if not (queues.pass_over and is_unreadable(error)):
+            if not (queues.read_only and is_unreadable(error)):
                 raise
             text = (
                 f"the RocksDB database of the queues cannot be read ({error.strerror or error}): let this user read it, or "

@@ -22,13 +22,11 @@ from rmqstore._core import StoreParts
 from rmqstore.arguments import Moment, Recovery, given_tags, one_text, whole_number, whole_numbers
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.config.dledger import refuse_dledger
-from rmqstore.config.log_folder import refuse_other_log
+from rmqstore.config.places import refuse_dledger, refuse_other_log
 from rmqstore.errors import ReadOnlyError, StoreError
 from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.store_lock import StoreLock
-from rmqstore.files.unclosed import ClosedAtExit
+from rmqstore.files.store_lock import ClosedAtExit, StoreLock
 from rmqstore.message import Message
 from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.condition import StoreCondition

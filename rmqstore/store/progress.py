@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from rmqstore.config import StoreConfig
-from rmqstore.config.progress_files import other_progress_file, progress_file
+from rmqstore.config.places import other_progress_file, progress_file
 from rmqstore.errors import StoreError
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ class GroupProgress:
         """ConsumerOffsets: read when it is first asked for, see `MessageStore.consumer_offsets`."""
         with self._lock:
             if self._offsets is None:
-                from rmqstore.consumer.settings_sources import DatabaseOffsets
+                from rmqstore.consumer.settings_sources import offsets_in_databases
 
                 # In doubt the file that was written last is read, and none is written.
                 lmq = None if "enable_lmq" in self.config.assumed else self.config.enable_lmq
-                self._offsets = DatabaseOffsets.of_store(self.path, lmq=lmq) or self._of_file(lmq)
+                self._offsets = offsets_in_databases(self.path, lmq) or self._of_file(lmq)
             return self._offsets
 
     def _of_file(self, lmq: bool | None) -> ConsumerOffsets:

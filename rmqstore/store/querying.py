@@ -128,8 +128,7 @@ class Querying:
             return QueryOffsetResult([], 0, 0)
         self._follow_index()
         if self._asks_database():
-            found = self._database_like_java(selection)
-            return QueryOffsetResult([message.phy_offset for message in reversed(found)], 0, 0)
+            return QueryOffsetResult([message.phy_offset for message in Querying.query(self, selection, LogLook())], 0, 0)
         low, high = (int(max(min(each, INT64_MAX), INT64_MIN)) for each in java_times(selection))
         text = selection.index_text
         return self.index_service.query_offset(selection.topic, text, selection.max_num or 0, low, high)
@@ -206,13 +205,6 @@ class Querying:
         database = self.database
         return database.is_used() or database.damage is not None or database.missing is not None
 
-    def _database_like_java(self, selection: Selection) -> QueryResult:
-        low, high = (int(max(min(each, INT64_MAX), INT64_MIN)) for each in java_times(selection))
-        max_num = min(selection.max_num or 0, self.config.max_msgs_num_batch)
-        found = self.database.like_java(dataclasses.replace(selection, max_num=max_num), low, high)
-        messages = [self.commit_log.look_up(phy_offset) for phy_offset in found]
-        return QueryResult([message for message in messages if message is not None])
-
     def whole_log(self) -> tuple[tuple[int, int], ...]:
         """tuple of (int, int): the one stretch that is the log, or none."""
         low, high = self.commit_log.min_offset, self.commit_log.max_offset
@@ -257,7 +249,8 @@ class Querying:
         self.state.check_open()
         self._follow_index()
         if self._asks_database():
-            return self._database_like_java(selection)
+            # The quirks of RocketMQ's queries there are not imitated: this is the exact answer, in ascending order.
+            return QueryResult(Querying.query(self, selection, LogLook())[::-1])
         messages: list[MessageExt] = []
         for _ in range(3):
             offsets = self.offsets(dataclasses.replace(selection, begin=low, end=high)).phy_offsets

@@ -25,8 +25,8 @@ from rmqstore.errors import (
     StoreError,
     StorePoisonedError,
 )
-from rmqstore.files.again import ask_again
 from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.listing import ask_again
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.os_errors import is_not_a_file, is_unreadable
 from rmqstore.index.database_index import DatabaseIndex
@@ -88,7 +88,7 @@ class StoreState(StateFields):
         self.read_only = read_only
         self.pool = MappedFilePool(config.max_mapped_files)
         self.commit_log = CommitLog(path, config, self.pool, read_only=read_only)
-        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only, pass_over=True)
+        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only)
         self.index_service: IndexService | None = (
             IndexService(path, config, read_only=read_only) if config.message_index_enable else None
         )

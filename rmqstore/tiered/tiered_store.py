@@ -24,7 +24,7 @@ from rmqstore.arguments import (
     whole_number,
 )
 from rmqstore.errors import Finding
-from rmqstore.files.again import ask_again
+from rmqstore.files.listing import ask_again
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rmqstore.errors import CorruptionError
-from rmqstore.timer.timer_checkpoint import TimerCheckpoint
-from rmqstore.timer.timer_log import MAGIC_DELETE, UNIT, TimerLog
-from rmqstore.timer.timer_wheel import TimerWheel
+from rmqstore.timer.timer_files import MAGIC_DELETE, UNIT, TimerCheckpoint, TimerLog, TimerWheel
 
 __all__ = ["WaitingUnits", "waiting_units"]
 
@@ -27,24 +25,14 @@ _TOLD = 20
 class WaitingUnits:
     """What the files of a timer say about what waits.
 
-    Attributes
-    ----------
-    units : array of `UNIT`
-        Those that have not fired, recalls among them, in the order of their positions.
-    doubtful : array of `UNIT`
-        Those that a chain of waiting units leads to although their own time is another one; `time` is that of the
-        chain.
-    checkpoint : TimerCheckpoint or None
-    last_unit : numpy.void or None
-        The last unit of the timer log, waiting or not.
-    wheel : str or None
-        The file of the wheel that was compared.
-    present : bool
-        There is a timer log, a wheel or a checkpoint at all.
-    problems : list of CorruptionError
-        Files and places that cannot be read, or cannot be right.
-    notes : list of str
-        What differs without anything being lost.
+    - `units`: those that have not fired, recalls among them, in the order of their positions.
+    - `doubtful`: those that a chain of waiting units leads to although their own time is another one; `time` is that of the
+      chain.
+    - `last_unit`: the last unit of the timer log, waiting or not.
+    - `wheel`: the file of the wheel that was compared.
+    - `present`: there is a timer log, a wheel or a checkpoint at all.
+    - `problems`: files and places that cannot be read, or cannot be right.
+    - `notes`: what differs without anything being lost.
     """
 
     units: np.ndarray
@@ -60,15 +48,8 @@ class WaitingUnits:
 def waiting_units(root: str | os.PathLike[str], from_time: int | None = None) -> WaitingUnits:
     """The units that wait in the timer files of the store at `root`.
 
-    Parameters
-    ----------
-    from_time : int, optional
-        Units fire at or after it (ms since epoch); by default the checkpoint's last read time, 0 without a checkpoint.
-
-    Raises
-    ------
-    OSError
-        The directory cannot be read.
+    - `from_time`: units fire at or after it (ms since epoch); by default the checkpoint's last read time, 0 without a
+      checkpoint.
     """
     root = os.fspath(root)
     found = WaitingUnits(np.empty(0, UNIT), np.empty(0, UNIT))

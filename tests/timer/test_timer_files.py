@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from pending_stores import BLANK, SLOT, UNIT, TimerFiles, listed, unpack
 
 from rmqstore.errors import CorruptionError
-from rmqstore.timer.timer_checkpoint import TimerCheckpoint
-from rmqstore.timer.timer_log import TimerLog
-from rmqstore.timer.timer_wheel import TimerWheel
+from rmqstore.timer.timer_files import TimerCheckpoint, TimerLog, TimerWheel
 from rmqstore.timer.waiting_units import waiting_units
 
 NOW = 1_795_424_507_000

@@ -1,8 +1,8 @@
-"""timerlog/: the units that stand for the messages in a broker's time wheel.
+"""The three files of a broker's timer: config/timercheck, timerlog/ and timerwheel, or a snapshot of it.
 
-Owns the layout of a unit and of a file's blank end, and the search for units that fire at or after a time.  It reads
-files in pieces, never as a whole, never maps them, and trusts no number in them: a damaged unit is told and the rest is
-read.
+Owns their layouts, the search for units that fire at or after a time, and the choice among several wheels.  It reads files in
+pieces, never maps them, and trusts no number in them: a damaged unit is a problem, and the rest is read.  A wheel lags behind
+the timer log, by a second in the file and by ten in snapshots, so it is what the log is compared with, not the truth.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
+import struct
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from rmqstore.errors import CorruptionError
 from rmqstore.files.listing import listing
-from rmqstore.files.open_file import written_extents
-from rmqstore.timer.timer_checkpoint import TIME_UNIT
+from rmqstore.files.open_file import open_regular, written_extents
 
-__all__ = ["MAGIC_DEFAULT", "MAGIC_DELETE", "MAGIC_ROLL", "STORED", "UNIT", "UNIT_SIZE", "TimerLog"]
+__all__ = [
+    "MAGIC_DEFAULT", "MAGIC_DELETE", "MAGIC_ROLL", "SLOT", "STORED", "UNIT", "UNIT_SIZE", "TimerCheckpoint",
+    "TimerLog", "TimerWheel",
+]  # fmt: skip
 
 UNIT_SIZE = 52
 MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
@@ -56,18 +60,9 @@ class _Piece(NamedTuple):
 class TimerLog:
     """The files of ``timerlog/``, in the order of their positions.
 
-    Parameters
-    ----------
-    folder : str or os.PathLike
-        It need not exist.
-
-    Attributes
-    ----------
-    folder : str
-    problems : list of CorruptionError
-        What was found damaged so far; the rest is read all the same.
-    last : numpy.void or None
-        The last unit, of type `UNIT`, as soon as `units` came over it.
+    - `folder`: it need not exist.
+    - `problems`: what was found damaged so far; the rest is read all the same.
+    - `last`: the last unit, of type `UNIT`, as soon as `units` came over it.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -236,3 +231,144 @@ class TimerLog:
 
 def _shown(unit: np.void) -> str:
     return ", ".join(f"{name} {int(unit[name])}" for name in STORED.names or ())
+
+
+_STORED_SLOT = np.dtype([("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("number", ">i4"), ("magic", ">i4")])
+SLOT = np.dtype([("index", "i8"), ("time", "i8"), ("first", "i8"), ("last", "i8"), ("number", "i4"), ("magic", "i4")])
+"""A slot as it is handed out: its index in the wheel, its time in units of the precision, the first and the last
+position in the timer log, messages less recalls, magic."""
+
+# Slots that are read at once.
+_SLOTS_READ = 1 << 17
+_NAME = "timerwheel"
+
+
+class TimerWheel:
+    """The used slots of a wheel.
+
+    - `slot_num`: slots of the wheel, used or not.
+    - `slots`: those that are not all zero, in the order of the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = os.fspath(path)
+        found = []
+        at = 0
+        with open(open_regular(self.path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size or size % _STORED_SLOT.itemsize:
+                raise CorruptionError(f"a time wheel of {size} bytes: slots have {_STORED_SLOT.itemsize}", self.path, 0)
+            self.slot_num = size // _STORED_SLOT.itemsize
+            # Nearly all of a wheel is zeros, most of which were never written.
+            for begin, end in written_extents(file.fileno(), 0, size) or ((0, size),):
+                at, last = max(at, begin // _STORED_SLOT.itemsize), -(-end // _STORED_SLOT.itemsize)
+                file.seek(at * _STORED_SLOT.itemsize)
+                while at < last and len(stored := np.fromfile(file, _STORED_SLOT, min(_SLOTS_READ, last - at))):
+                    used = np.flatnonzero(stored.view("u8").reshape(-1, 4).any(axis=1))
+                    slots = np.empty(len(used), SLOT)
+                    slots["index"] = at + used
+                    for name in _STORED_SLOT.names or ():
+                        slots[name] = stored[name][used]
+                    found.append(slots)
+                    at += len(stored)
+        self.slots = np.concatenate(found) if found else np.empty(0, SLOT)
+
+    @property
+    def end(self) -> int:
+        """int: the last position in the timer log that a slot leads to, -1 without any."""
+        return int(self.slots["last"].max(initial=-1))
+
+    @classmethod
+    def newest(cls, root: str | os.PathLike[str]) -> tuple[TimerWheel | None, list[CorruptionError]]:
+        """The wheel of the store at `root` that counts, and what is wrong with others.
+
+        With ``timerWheelSnapshotFlush`` a broker leaves ``timerwheel`` zero and writes ``timerwheel.<position>``, of
+        which the largest position counts; the one that leads furthest into the timer log is taken.
+
+        - Returns (TimerWheel or None, list of CorruptionError): None where there is no wheel that can be read.
+        """
+        root = os.fspath(root)
+        problems: list[CorruptionError] = []
+        snapshots = []
+        for name in listing(root).checked().names:
+            stem, _, position = name.partition(".")
+            if stem == _NAME and position.isascii() and position.isdigit() and len(position) < 20:
+                snapshots.append((int(position), name))
+        newest: TimerWheel | None = None
+        for _, name in sorted(snapshots, reverse=True):
+            newest = _read(os.path.join(root, name), problems)
+            if newest is not None:
+                break
+        wheel = _read(os.path.join(root, _NAME), problems)
+        if wheel is not None and (newest is None or wheel.end > newest.end):
+            newest = wheel
+        return newest, problems
+
+
+def _read(path: str, problems: list[CorruptionError]) -> TimerWheel | None:
+    try:
+        return TimerWheel(path)
+    except FileNotFoundError:
+        return None
+    except CorruptionError as error:
+        problems.append(error)
+    except OSError as error:
+        problems.append(CorruptionError(f"the time wheel cannot be read: {error.strerror or error}", path, 0))
+    return None
+
+
+_FIELDS = struct.Struct(">7q")
+# No broker says that it fired what is due in the year 2248.
+_LATEST = 1 << 43
+# Every precision that a broker takes (timerPrecisionMs: 100, 200, 500, 1000) is a multiple of it, so that all its times
+# are.
+TIME_UNIT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCheckpoint:
+    """The fields of ``config/timercheck``.
+
+    - `last_read_time`: everything that fires before it has fired, ms since epoch.
+    - `last_timer_log_flush_pos`: how far the timer log was on the disk, bytes.
+    - `last_timer_queue_offset`, `master_timer_queue_offset`: the queue offset of ``rmq_sys_wheel_timer`` that is taken in next,
+      here and at the master.
+    - `state_version`, `timestamp`, `counter`: the data version; `timestamp` in ms since epoch.
+    """
+
+    last_read_time: int
+    last_timer_log_flush_pos: int
+    last_timer_queue_offset: int
+    master_timer_queue_offset: int
+    state_version: int = 0
+    timestamp: int = 0
+    counter: int = 0
+
+    @property
+    def taken_in(self) -> int:
+        """int: the queue offset up to which both this broker and its master took records in."""
+        return min(self.last_timer_queue_offset, self.master_timer_queue_offset)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TimerCheckpoint | None:
+        """TimerCheckpoint or None: of the file at `path`; None where there is none."""
+        path = os.fspath(path)
+        try:
+            with open(open_regular(path), "rb") as file:
+                data = file.read(_FIELDS.size)
+        except FileNotFoundError:
+            return None
+        if len(data) < _FIELDS.size:
+            raise CorruptionError(
+                f"the timer's checkpoint has {len(data)} bytes instead of {_FIELDS.size} or more", path, 0
+            )
+        found = cls(*_FIELDS.unpack(data))
+        for number, name in enumerate(cls.__slots__[:4]):
+            if getattr(found, name) < 0:
+                raise CorruptionError(f"{name} of the timer's checkpoint is {getattr(found, name)}", path, 8 * number)
+        if found.last_read_time % TIME_UNIT or found.last_read_time >= _LATEST:
+            what = f"no multiple of {TIME_UNIT} ms" if found.last_read_time < _LATEST else "which cannot be"
+            raise CorruptionError(
+                f"last_read_time of the timer's checkpoint is {found.last_read_time}, {what}", path, 0
+            )
+        return found
