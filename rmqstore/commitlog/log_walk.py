@@ -217,6 +217,17 @@ class LogWalk:
         """int: offset after the last record."""
         return self.files.wrote_where
 
+    def _segment_of(self, at: int, stop: int) -> tuple[_core.Region | None, int, bool]:
+        # The segment that holds `at`, and its first offset.  Or None, where the next one that is there begins, and whether the
+        # segment was deleted since it was listed; then what is older went too.
+        mapped_file = self.files.find(at)
+        if mapped_file is None:
+            return None, min([base for base in self.files.offsets if base > at] + [stop]), False
+        try:
+            return mapped_file.region, mapped_file.file_from_offset, False
+        except OffsetOutOfRangeError:
+            return None, max(mapped_file.file_from_offset + self.segment_size, self.files.min_offset), True
+
     def _bounds(self, begin: int | None, end: int | None) -> tuple[int, int]:
         # Where a pass begins and stops that was asked for these offsets.
         low, high = max(self.files.min_offset, 0), self.files.wrote_where
@@ -382,23 +393,15 @@ class LogWalk:
         num, search = 1, None
         while at < stop:
             passed.reach(at)
-            mapped_file = self.files.find(at)
-            if mapped_file is None:
-                following = [base for base in self.files.offsets if base > at]
-                until = min(following[0], stop) if following else stop
+            region, base, is_gone = self._segment_of(at, stop)
+            if region is None and is_gone:
+                on_gone(at, min(base, stop))
+            elif region is None:
                 if on_missing is not None:
-                    on_missing(at, until)
-                yield Damage(at, until - at, Verdict.EMPTY)
-                at = until
-                continue
-            base = mapped_file.file_from_offset
-            try:
-                region = mapped_file.region
-            except OffsetOutOfRangeError:
-                # It expired meanwhile, and so did what is older.
-                until = max(base + self.segment_size, self.files.min_offset)
-                on_gone(at, min(until, stop))
-                at = until
+                    on_missing(at, base)
+                yield Damage(at, base - at, Verdict.EMPTY)
+            if region is None:
+                at = base
                 continue
             messages, pos = _read.read_messages(
                 region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check
@@ -442,22 +445,11 @@ class LogWalk:
         search = None
         while at < stop:
             passed.reach(at)
-            mapped_file = self.files.find(at)
-            if mapped_file is None:
-                until = min((base for base in self.files.offsets if base > at), default=stop)
+            region, base, _ = self._segment_of(at, stop)
+            if region is None:
                 if on_damage is not None:
-                    on_damage(at, until, None)
-                at = until
-                continue
-            base = mapped_file.file_from_offset
-            try:
-                region = mapped_file.region
-            except OffsetOutOfRangeError:
-                # It expired meanwhile, and so did what is older.
-                until = max(base + self.segment_size, self.files.min_offset)
-                if on_damage is not None:
-                    on_damage(at, until, None)
-                at = until
+                    on_damage(at, base, None)
+                at = base
                 continue
             limit = min(stop, at + SCAN_WINDOW) - base
             pos, verdict = columns.fill(region, at - base, limit, base)

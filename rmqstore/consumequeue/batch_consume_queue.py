@@ -83,23 +83,10 @@ class BatchConsumeQueue(UnitQueue):
         number = self.first_unit_at_or_after(min_phy_offset)
         return max(self.unit_of(number).queue_offset, 0) if number < self.unit_num else self.max_queue_offset
 
-    def bounds(self, min_phy_offset: int) -> tuple[int, int]:
-        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
-        high = self.max_queue_offset
-        return min(self.min_queue_offset(min_phy_offset), high), high
-
     def unit(self, queue_offset: int) -> Unit | None:
         """The unit whose record holds the message with this queue offset, None if there is none."""
         number = self._number_of(queue_offset)
         return None if number is None else self.unit_of(number)
-
-    def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
-        """As every queue does."""
-        number = self._number_of(queue_offset)
-        mapped_file = None if number is None else self._file_of_unit(number)
-        if number is None or mapped_file is None:
-            return None
-        return mapped_file, number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset
 
     def places(self, begin: int, end: int, on_gone: OnGone | None = None) -> Iterator[Places]:
         """As every queue does; unit by unit, as a damaged one may have any queue offset."""

@@ -163,19 +163,15 @@ class ConsumeQueue(UnitQueue):
 
     def unit(self, queue_offset: int) -> Unit | None:
         """The unit at `queue_offset`, None if there is none or only a pre-fill unit."""
-        if not self.first_unit <= queue_offset < self.unit_num:
+        place = self.place_of(queue_offset)
+        if place is None:
             return None
-        mapped_file = self._file_of_unit(queue_offset)
-        if mapped_file is None:
-            return None
-        phy_offset, size, tags_code = _core.read_unit(
-            mapped_file.region, queue_offset * UNIT_SIZE - mapped_file.file_from_offset
-        )
-        return (
-            None
-            if (phy_offset, size) == (0, PRE_FILL_SIZE) or size <= 0
-            else Unit(queue_offset, phy_offset, size, tags_code)
-        )
+        phy_offset, size, tags_code = _core.read_unit(place[0].region, place[1])
+        is_real = size > 0 and (phy_offset, size) != (0, PRE_FILL_SIZE)
+        return Unit(queue_offset, phy_offset, size, tags_code) if is_real else None
+
+    def _number_of(self, queue_offset: int) -> int | None:
+        return queue_offset if self.first_unit <= queue_offset < self.unit_num else None
 
     def units(self, queue_offset: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Up to `count` units from `queue_offset` on, none beyond the file in which it lies.
@@ -234,16 +230,6 @@ class ConsumeQueue(UnitQueue):
                 places = places[count + 1 :]
         return np.flatnonzero(differ)
 
-    def bounds(self, min_phy_offset: int) -> tuple[int, int]:
-        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
-        known = self.min_for
-        high = self.files.wrote_where // UNIT_SIZE
-        if known is not None and known[0] == min_phy_offset:
-            low = known[1]
-        else:
-            low = self.first_unit_at_or_after(min_phy_offset)
-        return low if low < high else high, high
-
     def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:
         """As every queue does; the units are those of `units`."""
         files = self.files
@@ -266,11 +252,6 @@ class ConsumeQueue(UnitQueue):
         ):
             if (phy, size) != (0, PRE_FILL_SIZE):
                 yield Unit(i, phy, size, tags)
-
-    def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
-        """As every queue does."""
-        mapped_file = self._file_of_unit(queue_offset) if self.first_unit <= queue_offset < self.unit_num else None
-        return None if mapped_file is None else (mapped_file, queue_offset * UNIT_SIZE - mapped_file.file_from_offset)
 
     def path_of(self, queue_offset: int) -> tuple[str, int | None]:
         """As every queue does."""

@@ -237,6 +237,15 @@ class UnitQueue(NotCopied, _core.QueueFields):
         return self.files.wrote_where // self.unit_size
 
     @property
+    def max_queue_offset(self) -> int:
+        """int: queue offset of the next message."""
+        raise NotImplementedError
+
+    def min_queue_offset(self, min_phy_offset: int) -> int:
+        """int: queue offset of the first message that the log still holds; `max_queue_offset` if it holds none."""
+        raise NotImplementedError
+
+    @property
     def first_unit(self) -> int:
         """int: number of the first unit for which there is a file."""
         return max(self.files.min_offset, 0) // self.unit_size
@@ -291,8 +300,20 @@ class UnitQueue(NotCopied, _core.QueueFields):
         """Return the unit of the record that has the message with this queue offset; None for none, and for a pre-fill unit."""
         raise NotImplementedError
 
+    def bounds(self, min_phy_offset: int) -> tuple[int, int]:
+        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
+        high = self.max_queue_offset
+        return min(self.min_queue_offset(min_phy_offset), high), high
+
     def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
         """Return the file that has the unit for this queue offset, and the unit's position in it; None for no unit."""
+        number = self._number_of(queue_offset)
+        mapped_file = None if number is None else self._file_of_unit(number)
+        if number is None or mapped_file is None:
+            return None
+        return mapped_file, number * self.unit_size - mapped_file.file_from_offset
+
+    def _number_of(self, queue_offset: int) -> int | None:
         raise NotImplementedError
 
     def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:

@@ -7,7 +7,6 @@ the timer log, by a second in the file and by ten in snapshots, so it is what th
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import os
 import struct
@@ -89,7 +88,6 @@ class TimerLog:
         for (base, path, size), (following, _, _) in zip(self._files, self._files[1:]):
             if base + size != following:
                 self._tell(f"the file ends at {base + size} and the next one begins at {following}", path, size)
-        self._bases = [base for base, _, _ in self._files]
 
     def __bool__(self) -> bool:
         """bool: there is a file."""
@@ -115,7 +113,7 @@ class TimerLog:
         return np.concatenate(found) if found else np.empty(0, UNIT)
 
     def _of_file(self, base: int, path: str, size: int, from_time: int) -> list[np.ndarray]:
-        found, rest, is_last = [], size // UNIT_SIZE, base == self._bases[-1]
+        found, rest, is_last = [], size // UNIT_SIZE, base == self._files[-1][0]
         zeros_from: int | None = None
         with open(path, "rb") as file:
             at = 0
@@ -198,32 +196,6 @@ class TimerLog:
             units[name] = stored[name][chosen]
         self.last = units[-1].copy()
         return [units if time[last] >= from_time else units[:-1]]
-
-    def unit(self, position: int) -> np.void | None:
-        """numpy.void or None: the unit at `position`; None where no file holds a whole one."""
-        number = bisect.bisect_right(self._bases, position) - 1
-        if number < 0:
-            return None
-        base, path, size = self._files[number]
-        if (position - base) % UNIT_SIZE or position - base + UNIT_SIZE > size:
-            return None
-        try:
-            with open(path, "rb") as file:
-                file.seek(position - base)
-                stored = np.fromfile(file, STORED, 1)
-        except OSError:
-            return None
-        if not len(stored) or stored["magic"][0] in (0, _BLANK_MAGIC):
-            return None
-        one = stored[0]
-        unit = np.zeros(1, UNIT)
-        unit["position"], unit["prev"], unit["magic"] = position, one["prev"], one["magic"]
-        with np.errstate(over="ignore"):
-            unit["time"] = np.int64(one["write_time"]) + np.int64(one["delay"])
-        for name in ("phy_offset", "record_size", "topic_hash"):
-            unit[name] = one[name]
-        found: np.void = unit[0]
-        return found
 
     def _tell(self, what: str, path: str, pos: int) -> None:
         self.problems.append(CorruptionError(f"timer log: {what}", path, pos))

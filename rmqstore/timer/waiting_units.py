@@ -2,8 +2,6 @@
 
 Owns the rule which units wait.  The timer log is the truth: a unit waits if its slot fires at or after the checkpoint's
 last read time, even where the wheel, which lags, does not lead to it.  Chains and wheel are what the log is compared with.
-A chain only leads to smaller positions, so each walk ends; what a chain leads to although its own time is another one
-is handed out as a doubt, for whoever can look at its record.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ class WaitingUnits:
     """What the files of a timer say about what waits.
 
     - `units`: those that have not fired, recalls among them, in the order of their positions.
-    - `doubtful`: those that a chain of waiting units leads to although their own time is another one; `time` is that of the
-      chain.
     - `last_unit`: the last unit of the timer log, waiting or not.
     - `wheel`: the file of the wheel that was compared.
     - `present`: there is a timer log, a wheel or a checkpoint at all.
@@ -36,7 +32,6 @@ class WaitingUnits:
     """
 
     units: np.ndarray
-    doubtful: np.ndarray
     checkpoint: TimerCheckpoint | None = None
     last_unit: np.void | None = None
     wheel: str | None = None
@@ -52,7 +47,7 @@ def waiting_units(root: str | os.PathLike[str], from_time: int | None = None) ->
       checkpoint.
     """
     root = os.fspath(root)
-    found = WaitingUnits(np.empty(0, UNIT), np.empty(0, UNIT))
+    found = WaitingUnits(np.empty(0, UNIT))
     path = os.path.join(root, "config", "timercheck")
     try:
         found.checkpoint = TimerCheckpoint.load(path)
@@ -76,13 +71,12 @@ def waiting_units(root: str | os.PathLike[str], from_time: int | None = None) ->
     found.problems += problems
     found.present |= bool(log) or wheel is not None or bool(found.problems)
     slots = _Slots(found.units)
-    strays = _check_chains(slots, log)
+    _check_chains(slots, log)
     if wheel is not None:
         found.wheel = wheel.path
         _check_wheel(slots, wheel, from_time, found)
     elif len(found.units):
         found.notes.append("there is no time wheel to compare the timer log with")
-    found.doubtful = np.array(strays, UNIT) if strays else np.empty(0, UNIT)
     found.problems += log.problems
     return found
 
@@ -94,8 +88,6 @@ class _Slots:
         # They come in the order of positions.
         order = np.argsort(units["time"], kind="stable")
         self.units = units[order]
-        # Units of a log come in the order of positions; to find one.
-        self.positions = units["position"]
         times = self.units["time"]
         self.is_first = np.ones(len(units), bool)
         self.is_first[1:] = times[1:] != times[:-1]
@@ -103,59 +95,20 @@ class _Slots:
         self.ends = np.append(self.starts[1:], len(units))
         self.times = times[self.starts]
 
-    def has(self, position: int) -> bool:
-        place = int(np.searchsorted(self.positions, position))
-        return place < len(self.positions) and int(self.positions[place]) == position
-
-
-def _check_chains(slots: _Slots, log: TimerLog) -> list[np.void]:
-    # Each unit leads to the one before it in its slot, the first to none.  What a wrong one leads to is followed.
+def _check_chains(slots: _Slots, log: TimerLog) -> None:
+    # Each unit leads to the one before it in its slot, the first to none.
     units = slots.units
     expected = np.full(len(units), -1, np.int64)
     expected[1:] = units["position"][:-1]
     expected[slots.is_first] = -1
-    strays = _Strays(slots, log)
     wrong = np.flatnonzero(units["prev"] != expected)
-    for number, place in enumerate(wrong.tolist()):
-        unit = units[place]
-        position = int(unit["position"])
-        if number < _TOLD:
-            log.problems.append(
-                CorruptionError(
-                    f"timer log: the unit at {position} leads to {int(unit['prev'])}; the one before it in its slot "
-                    f"is at {int(expected[place])}",
-                    log.folder,
-                    position,
-                )
-            )
-        elif number == _TOLD:
-            log.problems.append(
-                CorruptionError(f"timer log: {len(wrong) - _TOLD} more units lead elsewhere", log.folder, position)
-            )
-        strays.follow(unit)
-    return strays.units
-
-
-class _Strays:
-    # Units of no slot that wrong ones lead to.  No unit is visited twice by all walks together.
-
-    def __init__(self, slots: _Slots, log: TimerLog):
-        self._slots, self._log = slots, log
-        self._seen: set[int] = set()
-        self.units: list[np.void] = []
-
-    def follow(self, wrong: np.void) -> None:
-        position, limit = int(wrong["prev"]), int(wrong["position"])
-        # Positions strictly decrease.
-        while 0 <= position < limit and position not in self._seen and not self._slots.has(position):
-            self._seen.add(position)
-            unit = self._log.unit(position)
-            if unit is None:
-                return
-            stray = unit.copy()
-            stray["time"] = wrong["time"]
-            self.units.append(stray)
-            position, limit = int(unit["prev"]), position
+    for place in wrong[:_TOLD].tolist():
+        position, prev = int(units["position"][place]), int(units["prev"][place])
+        text = f"the unit at {position} leads to {prev}; the one before it in its slot is at {int(expected[place])}"
+        log.problems.append(CorruptionError(f"timer log: {text}", log.folder, position))
+    if len(wrong) > _TOLD:
+        text = f"timer log: {len(wrong) - _TOLD} more units lead elsewhere"
+        log.problems.append(CorruptionError(text, log.folder, int(units["position"][wrong[_TOLD]])))
 
 
 def _check_wheel(slots: _Slots, wheel: TimerWheel, from_time: int, found: WaitingUnits) -> None:
