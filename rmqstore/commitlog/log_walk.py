@@ -326,16 +326,6 @@ class LogWalk:
                 return
             at = until
 
-    def scan_columns(
-        self, begin: int, end: int, columns: RecordColumns, *, check_crc: bool = True
-    ) -> Iterator[tuple[int, Verdict | None]]:
-        """Fill `columns` again and again with the records from `begin` to `end`; `stretches` up to the first damage.
-
-        - Yields (int, Verdict or None): where the stretch ends, and the verdict on it.
-        """
-        for stretch in self.stretches(begin, end, columns, check_crc=check_crc, resume=False):
-            yield stretch.end, stretch.verdict
-
     def entries(
         self,
         begin: int | None = None,

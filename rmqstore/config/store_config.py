@@ -136,10 +136,10 @@ class StoreConfig:
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             _check_kind(item.name, item.type, getattr(self, item.name))
-        for name, low, high in _BOUNDS:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ValueError(f"{name} is {value}: give a number from {low} to {high}")
+        for item in dataclasses.fields(self):
+            low, high = _LEAST.get(item.name, 0), _MOST.get(item.name, _MAX_FILE_SIZE)
+            if item.type == "int" and not low <= (value := getattr(self, item.name)) <= high:
+                raise ValueError(f"{item.name} is {value}: give a number from {low} to {high}")
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise ValueError(f"flush_disk_type is {self.flush_disk_type!r}: give 'ASYNC_FLUSH' or 'SYNC_FLUSH'")
         for hour in self.delete_when.split(";"):
@@ -248,49 +248,23 @@ def _check_kind(name: str, annotation: Any, value: object) -> None:
         raise ValueError(f"{name} is {value!r}: give {'an' if annotation == 'int' else 'a'} {annotation}")
 
 
-_BOUNDS: tuple[tuple[str, int, int], ...] = (
+# Numbers are 0 to 2**31 - 1, but for these.
+_LEAST = {
     # A segment holds at least the smallest record (92 bytes) and the 8 bytes of a blank.
-    ("mapped_file_size_commit_log", 100, _MAX_FILE_SIZE),
-    ("mapped_file_size_consume_queue", 1, _MAX_FILE_SIZE),
-    ("mapper_file_size_batch_consume_queue", 1, _MAX_FILE_SIZE),
+    "mapped_file_size_commit_log": 100,
+    "mapped_file_size_consume_queue": 1,
+    "mapper_file_size_batch_consume_queue": 1,
     # One unit without a bitmap (20 bytes) and the 4 bytes that must stay after it.
-    ("mapped_file_size_consume_queue_ext", 24, _MAX_FILE_SIZE),
-    ("max_hash_slot_num", 1, 2**31 - 1),
+    "mapped_file_size_consume_queue_ext": 24,
+    "max_hash_slot_num": 1,
     # Entry 0 is never used, so that fewer than two entries hold nothing.
-    ("max_index_num", 2, 2**31 - 1),
-    ("max_message_size", 1, _MAX_FILE_SIZE),
-    *(
-        (name, 0, 2**31 - 1)
-        for name in (
-            "flush_interval_commit_log",
-            "flush_commit_log_least_pages",
-            "flush_commit_log_thorough_interval",
-            "flush_interval_consume_queue",
-            "flush_consume_queue_least_pages",
-            "flush_consume_queue_thorough_interval",
-            "sync_flush_timeout",
-            "flush_consumer_offset_interval",
-            "file_reserved_time",
-            "clean_resource_interval",
-            "delete_commit_log_files_interval",
-            "populate_ahead_size",
-        )
-    ),
-    *(
-        (name, 1, 2**31 - 1)
-        for name in (
-            "consumer_offset_update_version_step",
-            "max_msgs_num_batch",
-            "delete_file_batch_max",
-            "max_mapped_files",
-        )
-    ),
-    *(
-        (name, 0, 100)
-        for name in (
-            "disk_max_used_space_ratio",
-            "disk_space_clean_forcibly_ratio",
-            "disk_space_warning_level_ratio",
-        )
-    ),
+    "max_index_num": 2,
+    "max_message_size": 1,
+    "consumer_offset_update_version_step": 1,
+    "max_msgs_num_batch": 1,
+    "delete_file_batch_max": 1,
+    "max_mapped_files": 1,
+}
+_MOST = dict.fromkeys(
+    ("disk_max_used_space_ratio", "disk_space_clean_forcibly_ratio", "disk_space_warning_level_ratio"), 100
 )

@@ -408,22 +408,6 @@ class MappedFile(NotCopied):
             return False
         return True
 
-    @staticmethod
-    def populate_allocated(path: str, size: int, length: int) -> None:
-        """Make the first `size` bytes of a file that `allocate` made ready, which is `length` bytes long and has no name yet.
-
-        The pages stay in the page cache; whoever maps the file then has it cheaper.
-        """
-        fd = open_regular(path, os.O_RDWR)
-        try:
-            region = Region.map(fd, length, True)
-        finally:
-            os.close(fd)
-        try:
-            region.populate(0, min(size, length))
-        finally:
-            region.close()
-
     def take_dirty(self) -> bool:
         """Whether anything was written since this was last asked; `flush` then forces it.  Ask while nobody writes."""
         if self in self.pool.dirty:
