@@ -539,12 +539,12 @@ _DECISIVE_RECORDS = 16
 def _records(segment: _File, segment_size: int, read_only: bool) -> Iterator[MessageExt]:
     # The records of a segment from its start up to the first bytes that are not a record.  Readers learn of a segment that cannot
     # be read when it is asked for.
-    size = min(segment.size, segment_size)
-    if not size:
-        return
     try:
         descriptor = open_regular(segment.path)
         try:
+            size = min(os.fstat(descriptor).st_size, segment_size)
+            if not size:
+                return
             region = Region.map(descriptor, size)
         finally:
             os.close(descriptor)

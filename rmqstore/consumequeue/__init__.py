@@ -7,6 +7,5 @@ A unit is what a record left there: nothing here reads the log.
   `unit_queue`: what they share, and finding a unit by store time, where clocks went back
 - `consume_queue_store`: all queues of a store, opened at their first use
 - `queue_look`: a look at a queue in its files, which stays unopened; a first one when a store is opened
-- `database_queues`: queues in RocksDB, served as ordinary ones in memory
-- `collected_queues`: units that only the log has
+- `database_queues`: queues in RocksDB, served as ordinary ones in memory; units that only the log has
 """

@@ -26,8 +26,7 @@ from rmqstore.offline.pending_search import (
 from rmqstore.rocksdb.waiting import StoredTimers, read_timers
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.texts import format_time
-from rmqstore.timer.timer_files import MAGIC_DELETE, MAGIC_ROLL
-from rmqstore.timer.waiting_units import WaitingUnits, waiting_units
+from rmqstore.timer.timer_files import MAGIC_DELETE, MAGIC_ROLL, WaitingUnits, waiting_units
 
 __all__ = ["search_timers"]
 

@@ -161,7 +161,7 @@ def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
 
 def _timer_files(commit_log: CommitLog, root: str) -> Iterator[Finding]:
     # It brings NumPy along.
-    from rmqstore.timer.waiting_units import waiting_units
+    from rmqstore.timer.timer_files import waiting_units
 
     try:
         waiting = waiting_units(root)

@@ -19,7 +19,7 @@ from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_index import FlatIndexFile
 from rmqstore.flatfile.metadata import TieredMetadata
 from rmqstore.rocksdb import index, queues, settings, waiting
-from rmqstore.timer.waiting_units import waiting_units
+from rmqstore.timer.timer_files import waiting_units
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="rmqstore-fuzz-")
 PATH = "somewhere"

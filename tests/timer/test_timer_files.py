@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pending_stores import BLANK, SLOT, UNIT, TimerFiles, listed, unpack
 
 from rmqstore.errors import CorruptionError
-from rmqstore.timer.timer_files import TimerCheckpoint, TimerLog, TimerWheel
-from rmqstore.timer.waiting_units import waiting_units
+from rmqstore.timer.timer_files import TimerCheckpoint, TimerLog, TimerWheel, waiting_units
 
 NOW = 1_795_424_507_000
 
