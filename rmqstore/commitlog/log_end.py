@@ -121,7 +121,10 @@ class LogEnd(LogWalk):
                     break
                 if newest < 0:
                     newest = self._newest_before(end)
-                if _core.check_record(region, found, base, 0)[2] < newest and base + found >= self._marked_end():
+                # What RocketMQ left behind a cut is older than what comes before it.  So is what was put after the clock was set
+                # back: of that the mark in the checkpoint says how far the log went.
+                is_older = _core.check_record(region, found, base, 0)[2] < newest
+                if is_older and base + found >= marked_end(os.path.dirname(self.files.path)):
                     return end
                 pos, verdict, num, last = _dispatch.walk(region, found, region.size, base)
                 if num:
@@ -129,11 +132,6 @@ class LogEnd(LogWalk):
                 end = base + (region.size if verdict == Verdict.BLANK else pos)
                 after = end + (verdict != Verdict.BLANK)
         return end
-
-    def _marked_end(self) -> int:
-        # What RocketMQ left behind a cut is older than what comes before it.  So is what was put after the clock was set back:
-        # that is told by whoever had the log so far, and leaves nothing behind a cut.
-        return marked_end(os.path.dirname(self.files.path))
 
     def _begins_empty(self, base: int) -> bool:
         return _core.check_record(self.files.file(base).region, 0, base, 0)[0] is Verdict.EMPTY

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -73,7 +73,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece(Generic[Job, Result]):
     """A piece of the log that another thread works at, from a place where a whole record seems to begin.
 
@@ -95,19 +95,19 @@ class Piece(Generic[Job, Result]):
         """object or None: what the work gave, waited for; None if it raised, as it will again in the caller, or will not."""
         return None if self._done.exception() is not None else self._done.result()
 
-    def worked_at_here(self) -> Piece[Job, Result] | None:
-        """Piece or None: this one with the work done in the thread of the caller; None if another has begun."""
+    def work_here(self) -> bool:
+        """Do the work in the thread of the caller; False where it is done, or another thread has begun."""
         if not self._done.cancel():
-            return None
+            return False
         # Imported here for the same reason as in `Pieces._executor`.
         from concurrent.futures import Future
 
-        done: Future[Result] = Future()
+        self._done = Future()
         try:
-            done.set_result(self.work())
+            self._done.set_result(self.work())
         except Exception as error:
-            done.set_exception(error)
-        return replace(self, _done=done)
+            self._done.set_exception(error)
+        return True
 
     def abandon(self) -> None:
         """See that nobody works at it any more; who does is waited for."""
@@ -192,15 +192,11 @@ class Pieces(Generic[Job, Result]):
         """object or None: `Piece.result` of a piece that `come_to` gave; while another thread works at it, so does the
         caller at a later one.
         """
-        here = piece.worked_at_here()
-        if here is not None:
-            return here.result()
-        for place, later in enumerate(self._pieces):
-            if piece.is_done:
-                break
-            worked_at = later.worked_at_here()
-            if worked_at is not None:
-                self._pieces[place] = worked_at
+        if not piece.work_here():
+            for later in self._pieces:
+                if piece.is_done:
+                    break
+                later.work_here()
         return piece.result()
 
     def put_back(self, job: Job) -> None:

@@ -144,7 +144,10 @@ class BatchConsumeQueue(UnitQueue):
             begin = begin + len(phy_offsets) if len(phy_offsets) else self.next_file_unit(begin)
 
     def backward(self, begin: int, end: int) -> Iterator[Unit]:
-        """As every queue does; it ends before a unit that is gone."""
+        """Yield the units from queue offset `begin` up to but not including `end`, the newest first.
+
+        It ends before a unit that is gone.
+        """
         while end > begin:
             unit = self.unit(end - 1)
             if unit is None:
@@ -153,7 +156,10 @@ class BatchConsumeQueue(UnitQueue):
             end = min(unit.queue_offset, end - 1)
 
     def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
-        """As every queue does: all of them, as units have no place that follows from their queue offset."""
+        """Yield parts of these queue offsets that can be read alone, of about `step` messages each.
+
+        All of them, as units have no place that follows from their queue offset.
+        """
         if begin < end:
             yield begin, end
 
@@ -344,11 +350,7 @@ class BatchConsumeQueue(UnitQueue):
         return -1 if number is None else self._read(number)[3]
 
     def sound_end(self, min_phy_offset: int) -> int:
-        """As every queue does: units are found by their own fields, so they are of use up to the first odd one."""
-        return self.consistent_num()
-
-    def consistent_num(self) -> int:
-        """int: number of the first unit that does not go on from the one before: offsets rise, batches join."""
+        """Return the number of the first unit that does not follow the one before: offsets rise, batches join."""
         previous: tuple[int, ...] | None = None
         for number in range(self.first_unit, self.unit_num):
             unit = self._read(number)
@@ -360,7 +362,10 @@ class BatchConsumeQueue(UnitQueue):
         return self.unit_num
 
     def repair(self, unit: Unit, store_timestamp: int) -> bool:
-        """As every queue does; found by its record's phy offset, or else by its queue offset."""
+        """Write a unit that is there again if it is not this one; True if it was written.
+
+        Found by its record's phy offset, or else by its queue offset.
+        """
         queue_offset, phy_offset, size, tags_code, num = unit
         number = self.first_unit
         for base in self.files.offsets:

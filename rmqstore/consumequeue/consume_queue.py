@@ -103,7 +103,10 @@ class ConsumeQueue(UnitQueue):
         return self.ext is None
 
     def sound_end(self, min_phy_offset: int) -> int:
-        """As every queue does: where a unit has a part of its phy offset, or no entry of its own in the extension."""
+        """Return the number of the first unit that lost power may have left in part, `unit_num` for none.
+
+        Where a unit has a part of its phy offset, or no entry of its own in the extension.
+        """
         return min(self.whole_end(), self.first_unresolved(min_phy_offset))
 
     def whole_end(self) -> int:
@@ -303,14 +306,14 @@ class ConsumeQueue(UnitQueue):
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
 
     def backward(self, begin: int, end: int) -> Iterator[Unit]:
-        """As every queue does."""
+        """Yield the units from queue offset `begin` up to but not including `end`, the newest first."""
         while begin < end:
             first = max(begin, end - _BACK, end - 1 - (end - 1) % self.units_per_file)
             yield from reversed(list(self.read(first, end - first)))
             end = first
 
     def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
-        """As every queue does."""
+        """Yield parts of these queue offsets that can be read alone, of about `step` messages each."""
         for at in range(begin, end, step):
             yield at, min(at + step, end)
 
@@ -489,7 +492,7 @@ class ConsumeQueue(UnitQueue):
         return filled
 
     def repair(self, unit: Unit, store_timestamp: int) -> bool:
-        """As every queue does; its place is before the end."""
+        """Write a unit that is there again if it is not this one; True if it was written; its place is before the end."""
         queue_offset, phy_offset, size, tags_code, _ = unit
         mapped_file = self._file_of_unit(queue_offset)
         if mapped_file is None:

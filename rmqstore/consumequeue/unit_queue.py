@@ -51,10 +51,6 @@ class Unit(NamedTuple):
     num: int = 1
 
 
-def _ignored(queue: UnitQueue, number: int) -> None:
-    pass
-
-
 class UnitQueue(NotCopied, _core.QueueFields):
     """What simple and batch queues share: files of units, found by number."""
 
@@ -296,10 +292,6 @@ class UnitQueue(NotCopied, _core.QueueFields):
 
     # ------------------------------------------------------------------------------------------------ by queue offset
 
-    def unit(self, queue_offset: int) -> Unit | None:
-        """Return the unit of the record that has the message with this queue offset; None for none, and for a pre-fill unit."""
-        raise NotImplementedError
-
     def bounds(self, min_phy_offset: int) -> tuple[int, int]:
         """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
         high = self.max_queue_offset
@@ -335,14 +327,6 @@ class UnitQueue(NotCopied, _core.QueueFields):
         """
         raise NotImplementedError
 
-    def backward(self, begin: int, end: int) -> Iterator[Unit]:
-        """Yield the units from queue offset `begin` up to but not including `end`, the newest first."""
-        raise NotImplementedError
-
-    def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
-        """Yield parts of these queue offsets that can be read alone, of about `step` messages each."""
-        raise NotImplementedError
-
     # -------------------------------------------------------------------------------------------- compared with records
 
     def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
@@ -351,10 +335,6 @@ class UnitQueue(NotCopied, _core.QueueFields):
         - `rows`: rows of this queue, in order, at least one.
         """
         return False
-
-    def sound_end(self, min_phy_offset: int) -> int:
-        """Return the number of the first unit that lost power may have left in part; `unit_num` for none."""
-        raise NotImplementedError
 
     def fill_holes(self, phy_offset: int) -> int:
         """Give each place that lost its message after `phy_offset` a pre-fill unit, where units have places; their number."""
@@ -368,11 +348,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
         """
         raise NotImplementedError
 
-    def repair(self, unit: Unit, store_timestamp: int) -> bool:
-        """Write a unit that is there again if it is not this one; True if it was written."""
-        raise NotImplementedError
-
-    def cut(self, end_phy_offset: int, before: Callable[[UnitQueue, int], None] = _ignored) -> int:
+    def cut(self, end_phy_offset: int, before: Callable[[UnitQueue, int], None] | None = None) -> int:
         """Drop the units from the first on whose record does not end at or before `end_phy_offset`; their number.
 
         - `before`: told the queue and the number of the first unit that goes, before anything is changed.
@@ -387,7 +363,8 @@ class UnitQueue(NotCopied, _core.QueueFields):
             keep = self._whole_units(mapped_file, count, end_phy_offset)
             if keep == count:
                 break
-            before(self, first + keep)
+            if before is not None:
+                before(self, first + keep)
             dropped += count - keep
             self._forget()
             self.files.truncate((first + keep) * self.unit_size)
@@ -414,10 +391,6 @@ class UnitQueue(NotCopied, _core.QueueFields):
         self.files.wrote_where = number * self.unit_size
         self.tidy()
         return dropped
-
-    def first_record(self) -> Unit | None:
-        """The oldest unit that leads to a record, None without any."""
-        raise NotImplementedError
 
     def begin_again(self) -> int:
         """Drop every unit: the queue was deleted, and another one of its name begins; how many led to records."""

@@ -44,10 +44,13 @@ def _queue_table(document: Any, name: str, path: str, findings: list[Finding] | 
     def table(key: str, queues: Any) -> dict[int, int]:
         if not isinstance(queues, dict):
             raise CorruptionError(f"{name}: {key!r} is not an object", path)
+        # What brokers write takes the short way: a store may have millions of these.
         return {
-            whole_number(queue_id, f"{name}: a queue id of {key!r}", path, 32): whole_number(
-                offset, f"{name}: the offset of queue {queue_id} of {key!r}", path
-            )
+            int(queue_id)
+            if queue_id.isascii() and queue_id.isdecimal() and len(queue_id) < 10
+            else whole_number(queue_id, f"{name}: a queue id of {key!r}", path, 32): offset
+            if type(offset) is int and 0 <= offset < 2**63
+            else whole_number(offset, f"{name}: the offset of queue {queue_id} of {key!r}", path)
             for queue_id, offset in queues.items()
         }
 
@@ -131,30 +134,10 @@ class ConsumerOffsets(NotCopied):
     """
 
     __slots__ = (
-        "_changes",
-        "_clock",
-        "_commits",
-        "_has_lmq",
-        "_lock",
-        "_main_is_whole",
-        "_persist_lock",
-        "_persisted",
-        "_pid",
-        "_unknown",
-        "_unknown_of_version",
-        "_version_step",
-        "data_version",
-        "findings",
-        "lmq_offset_table",
-        "not_read",
-        "offset_table",
-        "passed_over",
-        "path",
-        "pull_offset_table",
-        "read_only",
-        "refusal",
-        "source",
-    )
+        "_changes", "_clock", "_commits", "_has_lmq", "_lock", "_main_is_whole", "_persist_lock", "_persisted", "_pid",
+        "_unknown", "_unknown_of_version", "_version_step", "data_version", "findings", "lmq_offset_table", "not_read",
+        "offset_table", "passed_over", "path", "pull_offset_table", "read_only", "refusal", "source",
+    )  # fmt: skip
 
     def __init__(
         self,

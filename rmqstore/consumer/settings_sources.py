@@ -295,7 +295,9 @@ def _take_v1(of: dict[str, SettingsSource]) -> TakenSettings:
             replaces = other.form == "json" and other.kind == "consumer_offsets"
             if replaces:
                 taken = []
-            tables = other.tables if replaces else _added(tables, other.tables)
+            names = {**tables, **other.tables}
+            added = {name: {**tables.get(name, {}), **other.tables.get(name, {})} for name in names}
+            tables = other.tables if replaces else added
             taken.append(other)
             reasons.append(
                 f"{_name(other)} has data version {other.counter}, {_name(base)} {counter}: a broker "
@@ -307,10 +309,6 @@ def _take_v1(of: dict[str, SettingsSource]) -> TakenSettings:
                 f"{_name(base)} has data version {counter}, {_name(other)} {other.counter}: a broker takes the former"
             )
     return TakenSettings(tables, tuple(taken), "; ".join(reasons))
-
-
-def _added(tables: dict[str, dict[str, Any]], others: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: {**tables.get(name, {}), **others.get(name, {})} for name in {**tables, **others}}
 
 
 def _name(source: SettingsSource) -> str:

@@ -247,7 +247,9 @@ class LogIndex:
                 found.append((last, min(first_of + (1 if message is None else message.size), high)))
             if end_of >= at:
                 at, last = end_of, last_of
-        if not self._is_ours(last if at > low else -1):
+        service = self.index_service
+        if at > low and last >= 0 and service.names[-1] not in service.distrusted and is_held(self.root):
+            # A living writer indexes the end of the log itself, if it has an index.
             return found, False
         unsure = self._unsure(last)
         if at >= high and unsure >= high:
@@ -265,11 +267,6 @@ class LogIndex:
             return self.commit_log.max_offset
         flushed = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint")).flushed_offset
         return last if flushed < 0 else min(flushed, last)
-
-    def _is_ours(self, last: int) -> bool:
-        # Whether the end of the log is to be gone over: a living writer indexes it itself, if it has an index.
-        service = self.index_service
-        return last < 0 or service.names[-1] in service.distrusted or not is_held(self.root)
 
     def _pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
         # By segment, so that what is newest can be gone over first.

@@ -66,10 +66,6 @@ def may_have_entries(root: str | os.PathLike[str]) -> bool:
     return isinstance(found.error, PermissionError) or bool(found.checked())
 
 
-def _prefix(topic: str, kind: IndexKind, text: str) -> bytes:
-    return encode_java_utf8(f"@{topic}@{kind}@{text}@")
-
-
 def keys_of_record(
     topic: str, keys: list[str], tags: str | None, unique_key: str | None, phy_offset: int, store_timestamp: int
 ) -> list[bytes]:
@@ -143,10 +139,6 @@ class IndexDatabase:
         """bool: an entry with this key is there."""
         return self._database.get(key) is not None
 
-    def value(self, key: bytes) -> bytes | None:
-        """The value of an entry, None where there is none."""
-        return self._database.get(key)
-
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Key and value of every entry, ascending; raises CorruptionError where a block is damaged."""
         for key, value in self._database.items():
@@ -158,7 +150,7 @@ class IndexDatabase:
 
         - `begin`, `end`: store times in ms, inclusive; the hours of these are gone over as a whole.
         """
-        prefix = _prefix(topic, kind, text)
+        prefix = encode_java_utf8(f"@{topic}@{kind}@{text}@")
         hour, last = max(begin, 0) // HOUR * HOUR, end // HOUR * HOUR
         while hour <= last:
             sought, following = _LONG.pack(hour) + prefix, b""

@@ -13,16 +13,9 @@ from rmqstore.files.listing import listing
 from rmqstore.files.os_errors import is_unreadable, with_path
 
 __all__ = [
-    "FOLDERS",
-    "PLACES",
-    "check_queue_databases",
-    "closed_databases",
-    "closed_folder",
-    "is_database",
-    "may_be_database",
-    "queue_databases",
-    "state_of_files",
-]
+    "FOLDERS", "PLACES", "check_queue_databases", "closed_databases", "closed_folder", "is_database", "may_be_database",
+    "queue_databases", "state_of_files",
+]  # fmt: skip
 
 PLACES = ("consumequeue", "consumequeue_rocksdb")
 """The folders of a store in which a broker keeps the database of its queues."""

@@ -528,7 +528,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         TypeError, ValueError
             A value of another kind, or out of range.
         """
-        from rmqstore.consumer.consumer import Consumer, Progress, Wanted
+        from rmqstore.consumer.consumer import Consumer, Wanted
 
         self._state.check_open()
         topic, group = one_text(topic, "topic"), one_text(group, "group")
@@ -543,6 +543,4 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             self._state.check_writable()
             self.consumer_offsets.check_writable()
         wanted = Wanted(chosen, given_tags(tags), whole_number(max_num, "max_num"), consume_from, timeout)
-        interval = None if offsets is None else self.config.flush_consumer_offset_interval
-        progress = Progress(self.consumer_offsets if offsets is None else offsets, group, topic, interval)
-        return Consumer(self, wanted, progress)
+        return Consumer(self, topic, group, wanted, offsets)
