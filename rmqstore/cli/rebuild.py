@@ -21,8 +21,7 @@ from rmqstore.cli.options import Given, gathered, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.commitlog.log_walk import VERDICT_WORDS
-from rmqstore.config.dledger import without_log
-from rmqstore.config.log_folder import refuse_other_log
+from rmqstore.config.places import refuse_other_log, without_log
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_config, rebuild

@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 from rmqstore import _core
 from rmqstore.errors import Finding, OffsetOutOfRangeError
-from rmqstore.files.again import ask_again
-from rmqstore.files.listing import listing
+from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import FlatFileMetadata, FlatFiles
 from rmqstore.flatfile.flat_queue import FlatQueue

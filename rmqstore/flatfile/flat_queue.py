@@ -19,7 +19,7 @@ from rmqstore import _numpy as np
 from rmqstore import _read
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import UnitLayout, Verdict
-from rmqstore.consumequeue.unit_times import BLOCK_UNITS, UnitTimes
+from rmqstore.consumequeue.unit_queue import BLOCK_UNITS, UnitTimes
 from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, FlatFiles, FlatLog

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreError
-from rmqstore.files.again import ask_again
-from rmqstore.files.listing import listing
+from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.open_file import is_directory
 from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, TieredMetadata, name_prefix

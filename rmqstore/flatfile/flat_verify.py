@@ -24,7 +24,7 @@ from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS
 from rmqstore.errors import Finding
-from rmqstore.files.again import ask_again
+from rmqstore.files.listing import ask_again
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_files import EXPIRED
 from rmqstore.flatfile.flat_index import (

@@ -46,7 +46,7 @@ class Compared:
         self.commit_log, self.root, self.config, self.kinds = commit_log, root, config, kinds
         parts_root = root if parts_root is None else parts_root
         pool = MappedFilePool(config.max_mapped_files)
-        self.queues = ConsumeQueueStore(parts_root, config, pool, read_only=True, pass_over=True)
+        self.queues = ConsumeQueueStore(parts_root, config, pool, read_only=True)
         self.index_service = IndexService(parts_root, config, read_only=True)
         self.deleted = DeletedTopics(root)
         # A record whose CRC fails is damage; otherwise it is compared like every other.

@@ -140,7 +140,7 @@ class LogPlan:
             config = StoreConfig.infer(root, read_only=True)
         pool = MappedFilePool(2)
         log = CommitLog(root, config, pool, read_only=True)
-        queues = ConsumeQueueStore(root, config, pool, read_only=True, pass_over=True)
+        queues = ConsumeQueueStore(root, config, pool, read_only=True)
         try:
             log.load()
             checkpoint = Checkpoint.load_or_zeros(os.path.join(root, "checkpoint"))

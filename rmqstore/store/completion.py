@@ -17,10 +17,9 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict, check_record
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue.collected_queues import CollectedQueues
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
+from rmqstore.consumequeue.database_queues import CollectedQueues, DatabaseQueues, UnitStream
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.files.os_errors import is_unreadable
@@ -93,7 +92,7 @@ class Completion:
             logger.warning("%s: %s; the queues are made from the log", error.path, error.message)
             database, damage = None, error
         except OSError as error:
-            if not (queues.pass_over and is_unreadable(error)):
+            if not (queues.read_only and is_unreadable(error)):
                 raise
             text = (
                 f"the RocksDB database of the queues cannot be read ({error.strerror or error}): let this user read it, or "

@@ -16,7 +16,7 @@ from rmqstore._core import Region, Verdict, check_record
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import ScanProgress
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.consumequeue.unit_times import BLOCK_UNITS
+from rmqstore.consumequeue.unit_queue import BLOCK_UNITS
 from rmqstore.errors import OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.message import MessageExt, is_light_queue
 from rmqstore.selection import INT64_MAX, Selection

@@ -22,13 +22,11 @@ from rmqstore._core import StoreParts
 from rmqstore.arguments import Moment, Recovery, given_tags, one_text, whole_number, whole_numbers
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.config.dledger import refuse_dledger
-from rmqstore.config.log_folder import refuse_other_log
+from rmqstore.config.places import refuse_dledger, refuse_other_log
 from rmqstore.errors import ReadOnlyError, StoreError
 from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.store_lock import StoreLock
-from rmqstore.files.unclosed import ClosedAtExit
+from rmqstore.files.store_lock import ClosedAtExit, StoreLock
 from rmqstore.message import Message
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.opening import (
@@ -529,7 +527,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         TypeError, ValueError
             A value of another kind, or out of range.
         """
-        from rmqstore.consumer.consumer import Consumer, Progress, Wanted
+        from rmqstore.consumer.consumer import Consumer, Wanted
 
         self._state.check_open()
         topic, group = one_text(topic, "topic"), one_text(group, "group")
@@ -544,6 +542,4 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             self._state.check_writable()
             self.consumer_offsets.check_writable()
         wanted = Wanted(chosen, given_tags(tags), whole_number(max_num, "max_num"), consume_from, timeout)
-        interval = None if offsets is None else self.config.flush_consumer_offset_interval
-        progress = Progress(self.consumer_offsets if offsets is None else offsets, group, topic, interval)
-        return Consumer(self, wanted, progress)
+        return Consumer(self, topic, group, wanted, offsets)

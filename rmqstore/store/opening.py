@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.config.dledger import dledger_folders, without_log
+from rmqstore.config.places import dledger_folders, without_log
 from rmqstore.errors import StoreChangedError, StoreError, UnsupportedFormatError
 from rmqstore.files.durable import fsync_directory, fsync_tree
 from rmqstore.files.listing import is_empty, listing

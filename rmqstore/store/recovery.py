@@ -31,7 +31,7 @@ from rmqstore.arguments import Recovery
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.consumequeue.queue_look import PlainQueue
 from rmqstore.consumequeue.unit_queue import UnitQueue
 from rmqstore.errors import StoreError
 from rmqstore.files.checkpoint import Checkpoint

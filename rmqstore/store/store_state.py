@@ -19,11 +19,11 @@ from rmqstore._append import Appender
 from rmqstore._core import StateFields
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import AssumedSizes, StoreConfig
-from rmqstore.config.progress_files import other_progress_file, progress_file
+from rmqstore.config.places import other_progress_file, progress_file
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import Finding, GeometryError, ReadOnlyError, StoreClosedError, StoreError, StorePoisonedError
-from rmqstore.files.again import ask_again
 from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.listing import ask_again
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.os_errors import is_not_a_file, is_unreadable
 from rmqstore.index.database_index import DatabaseIndex
@@ -122,11 +122,11 @@ class GroupProgress:
         """ConsumerOffsets: read when it is first asked for, see `MessageStore.consumer_offsets`."""
         with self._lock:
             if self._offsets is None:
-                from rmqstore.consumer.settings_sources import DatabaseOffsets
+                from rmqstore.consumer.settings_sources import offsets_in_databases
 
                 # In doubt the file that was written last is read, and none is written.
                 lmq = None if "enable_lmq" in self.config.assumed else self.config.enable_lmq
-                self._offsets = DatabaseOffsets.of_store(self.path, lmq=lmq) or self._of_file(lmq)
+                self._offsets = offsets_in_databases(self.path, lmq) or self._of_file(lmq)
             return self._offsets
 
     def _of_file(self, lmq: bool | None) -> ConsumerOffsets:
@@ -267,7 +267,7 @@ class StoreState(StateFields):
         self.read_only = read_only
         self.pool = MappedFilePool(config.max_mapped_files)
         self.commit_log = CommitLog(path, config, self.pool, read_only=read_only)
-        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only, pass_over=True)
+        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only)
         self.index_service: IndexService | None = (
             IndexService(path, config, read_only=read_only) if config.message_index_enable else None
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.consumequeue.queue_look import PlainQueue
 from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.os_errors import is_unreadable
@@ -121,7 +121,7 @@ class Undispatched:
             except (CorruptionError, GeometryError) as error:
                 self._leave_out(end, error)
             except OSError as error:
-                if not (self.queues.pass_over and is_unreadable(error)):
+                if not (self.queues.read_only and is_unreadable(error)):
                     raise
                 self._leave_out(end, error)
 

@@ -464,7 +464,7 @@ class Writing:
         # The rows as a scan of the log finds them, which those that are not plain need.
         if rows.prepared:
             first = int(rows.columns()[0][0])
-            for _ in self.commit_log.scan_columns(first, end, self.columns, check_crc=False):
+            for _ in self.commit_log.stretches(first, end, self.columns, check_crc=False, resume=False):
                 yield self.columns
             return
         done = 0

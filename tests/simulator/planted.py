@@ -13,7 +13,7 @@ from rmqstore import _core
 from rmqstore.commitlog import commit_log, log_walk
 from rmqstore.consumequeue import unit_queue
 from rmqstore.consumer import consumer_offset
-from rmqstore.files import checkpoint, mapped_file, mapped_file_queue, memory_file, prepared_files, store_lock
+from rmqstore.files import checkpoint, mapped_file, mapped_file_queue, prepared_files, store_lock
 from rmqstore.index import index_service
 from rmqstore.offline import verify_units
 from rmqstore.store import dispatcher, judgement, opening, retention, writing
@@ -54,7 +54,7 @@ def published_before_the_payload() -> None:
             return getattr(self._rows, name)
 
         def encode(self, region, pos, base, first):
-            scratch = memory_file.MemoryFile("scratch", region.size)
+            scratch = mapped_file.MemoryFile("scratch", region.size)
             done, end = self._rows.encode(scratch.region, pos, base, first)
             at = pos
             for size in self._rows.columns()[3][first:done].tolist():
