@@ -18,8 +18,8 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.consumequeue.queue_look import PlainQueue
 from rmqstore.consumequeue.queue_folders import can_name_queue
+from rmqstore.consumequeue.queue_look import PlainQueue
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.listing import listing
 from rmqstore.files.os_errors import is_missing
