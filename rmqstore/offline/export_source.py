@@ -461,13 +461,7 @@ def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQue
 def older_messages(
     store: MessageStore, selection: Selection, is_sound: Callable[[FlatQueue, MessageExt], bool]
 ) -> Iterator[MessageExt]:
-    """The chosen messages that only tiered storage has; a unit that leads to no message of its queue is reported.
-
-    Parameters
-    ----------
-    is_sound : callable
-        Whether to give a message whose CRC or body may be wrong.
-    """
+    """The chosen messages that only tiered storage has, and that are sound; a unit without a message is reported."""
     for queue, offsets in _places(store, selection):
         for offset in offsets:
             message = queue.log.look_up(offset)
