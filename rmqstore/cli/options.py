@@ -33,9 +33,9 @@ from rmqstore.cli.paths import (
 )
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, escape, note
 from rmqstore.config import StoreConfig
-from rmqstore.config.broker_conf import read_java_properties, values_of_lines
-from rmqstore.config.log_folder import refuse_other_log
-from rmqstore.files.again import ask_again
+from rmqstore.config.places import refuse_other_log
+from rmqstore.config.store_config import read_java_properties, values_of_lines
+from rmqstore.files.listing import ask_again
 from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from rmqstore.cli.errors import CannotOpenError, of_error
-from rmqstore.config.dledger import without_log
+from rmqstore.config.places import without_log
 from rmqstore.files.listing import is_empty, listing
 from rmqstore.files.open_file import is_directory
 
@@ -208,7 +208,7 @@ def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) 
     path = _argument(ctx, "path", 0)
     if not path:
         return []
-    from rmqstore.config.progress_files import progress_file
+    from rmqstore.config.places import progress_file
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.errors import StoreError
 

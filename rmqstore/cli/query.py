@@ -34,7 +34,7 @@ from rmqstore.cli.options import (
 from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
-from rmqstore.flatfile.metadata import METADATA_FILE
+from rmqstore.flatfile.flat_files import METADATA_FILE
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask

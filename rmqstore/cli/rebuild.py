@@ -21,16 +21,15 @@ from rmqstore.cli.options import Given, gathered, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.commitlog.log_walk import VERDICT_WORDS
-from rmqstore.config.dledger import without_log
-from rmqstore.config.log_folder import refuse_other_log
+from rmqstore.config.places import refuse_other_log, without_log
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_config, rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.offline.timeline import LostMessages, messages_behind
 from rmqstore.rocksdb.places import PLACES, queue_databases
+from rmqstore.store.dispatch_rules import gone_text
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_lives import gone_text
 from rmqstore.store.recovery import RECOVERY_MODES
 
 drop_units_option = click.option(

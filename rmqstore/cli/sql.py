@@ -28,8 +28,7 @@ from rmqstore.cli.options import (
 )
 from rmqstore.cli.terminal import Printer, escape, format_size, note
 from rmqstore.files.output_file import OutputFile
-from rmqstore.polars.scan import import_polars
-from rmqstore.polars.tables import scan_tables
+from rmqstore.polars.scan import import_polars, scan_tables
 from rmqstore.selection import Selection
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from rmqstore.commitlog.log_walk import VERDICT_WORDS, Blank, Damage
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
-from rmqstore.files.again import ask_again
+from rmqstore.files.listing import ask_again
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore

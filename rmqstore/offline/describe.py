@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
-from rmqstore.files.again import ask_again
+from rmqstore.files.listing import ask_again
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
-    from rmqstore.files.unread import UnreadPart
+    from rmqstore.files.listing import UnreadPart
     from rmqstore.store.completion import QueueDatabaseState
 
 __all__ = [

@@ -24,7 +24,7 @@ from rmqstore.selection import Selection
 from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow
 from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_columns import queue_rows, rows_at
+from rmqstore.store.placed_columns import rows_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -406,7 +406,7 @@ def records_of_queue(
     columns = _columns(store, None, body)
     source = LocalQueue(queue, store.commit_log)
     for places in source.places(begin, end):
-        batches, taken = queue_rows(source, columns, places)
+        batches, taken = rows_at(source.log, columns, places.phy_offsets, source, places)
         codes = source.resolved_codes(places.tags_codes[taken])
         records = Records(_one(batches, columns), taken, codes) if len(taken) else None
         yield records, len(places) - len(taken)

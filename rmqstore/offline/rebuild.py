@@ -23,7 +23,7 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig
-from rmqstore.config.dledger import refuse_dledger
+from rmqstore.config.places import refuse_dledger
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import look_at_files

@@ -19,7 +19,7 @@ from typing import Any
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
-from rmqstore.rocksdb.pop_records import PopRecord, has_pop_records, pop_records
+from rmqstore.rocksdb.waiting import PopRecord, has_pop_records, pop_records
 
 __all__ = ["Settings", "SourceDescription", "settings"]
 

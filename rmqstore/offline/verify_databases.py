@@ -25,8 +25,7 @@ from rmqstore.rocksdb.index import IndexDatabase, index_folder, keys_of_message,
 from rmqstore.rocksdb.places import may_be_database, queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
-from rmqstore.store.dispatch_rules import multi_dispatch_places, unit_rows
-from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
+from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life, multi_dispatch_places, unit_rows
 
 __all__ = ["has_index_database", "verify_index_database"]
 

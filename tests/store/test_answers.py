@@ -34,7 +34,7 @@ from rmqstore.selection import Selection, of_queue
 from rmqstore.sources import Places
 from rmqstore.store.columns import ColumnOptions, Columns
 from rmqstore.store.local_queue import LocalQueue
-from rmqstore.store.queue_columns import read_places
+from rmqstore.store.placed_columns import read_places
 
 pyarrow = importlib.util.find_spec("pyarrow")
 
