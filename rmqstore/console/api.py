@@ -238,9 +238,8 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
         queues_looked_at=_WHOLE, topics_number=_WHOLE, topics_first=_WHOLE, sums={"type": "object"}, unread=_LIST,
     ),
     "Timeline": _object(
-        "What came when. Not `exact`: `places` of the log were looked at, and `units` of queues read to find them; between two "
-        "places bytes are taken to have come evenly",
-        "bins", "exact", "places", "units", bins=_LIST, exact={"type": "boolean"}, places=_WHOLE, units=_WHOLE,
+        "What came when. Not `exact`: `places` of the log were read; between two of them bytes are taken to have come evenly",
+        "bins", "exact", "places", bins=_LIST, exact={"type": "boolean"}, places=_WHOLE,
     ),
     "Largest": _object(
         "Topics by what their records take in the log", "topics", "others", "exact", "queues", "queues_looked_at",
