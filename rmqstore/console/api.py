@@ -463,7 +463,7 @@ class Api:
 
     @answering
     def index_file(self, request: Request) -> Response:
-        """One index file."""
+        """One index file; `damage` is why not all of its items can be looked up."""
         with self._console.store.use() as store:
             return _json(self._answers.index_file(store, request.path_params["name"]))
 

@@ -14,7 +14,7 @@ from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, St
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.index.index_service import IndexService
-from rmqstore.store.queue_lives import DeletedTopics
+from rmqstore.store.dispatch_rules import DeletedTopics
 
 __all__ = ["Compared"]
 

@@ -88,19 +88,7 @@ class RebuildReport:
 
 @dataclass(frozen=True, slots=True)
 class RebuildJob:
-    """What is rebuilt, of which store, and where to.
-
-    Attributes
-    ----------
-    root : str
-        The store's directory.
-    kinds : tuple of str
-        "index", "consumequeue" or both.
-    config, output, drop_units
-        As for `rebuild`.
-    as_database : bool
-        The queues become a RocksDB database.
-    """
+    """What is rebuilt of the store at `root`, as for `rebuild`; `as_database`: the queues become a RocksDB database."""
 
     root: str
     kinds: tuple[str, ...]

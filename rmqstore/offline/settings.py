@@ -84,16 +84,8 @@ class Settings:
     def config_json(self, what: str) -> dict[str, Any]:
         """dict: one kind as ``mqadmin rocksDBConfigToJson`` prints it, wherever it is kept.
 
-        Parameters
-        ----------
-        what : {"topics", "subscriptionGroups", "consumerOffsets"}
-            As that command's ``-t``.  Pull offsets and what is forbidden, which it does not print, are added as in the JSON
-            files where there are any.
-
-        Raises
-        ------
-        ValueError
-            Another name.
+        `what` is "topics", "subscriptionGroups" or "consumerOffsets", as that command's ``-t``; ValueError for another.  Pull
+        offsets and what is forbidden, which it does not print, are added as in the JSON files where there are any.
         """
         if what == "consumerOffsets":
             tables: dict[str, Any] = {"offsetTable": _by_key(self.consumer_offsets)}

@@ -96,13 +96,7 @@ def _end_of_queue(compared: Compared, topic: str, queue_id: int) -> int:
 
 
 def settings_findings(compared: Compared, queues_known: bool) -> Iterator[Finding]:
-    """Check the settings of a store.
-
-    Parameters
-    ----------
-    queues_known : bool
-        The files of queues say where queues end.
-    """
+    """Check the settings of a store; `queues_known`: the files of queues say where queues end."""
     from rmqstore.consumer.settings_sources import settings_sources
     from rmqstore.rocksdb.waiting import has_pop_records, pop_records
 
@@ -131,13 +125,7 @@ _TOLD = 20
 
 
 def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
-    """Look for what is wrong in timer files, and in timers and transactions in RocksDB.
-
-    Yields
-    ------
-    Finding
-        "bad_timer", "bad_transaction", "damaged_database", or "not_checked" where the database cannot be read.
-    """
+    """Look for what is wrong in timer files, and in timers and transactions in RocksDB."""
     yield from _timer_files(commit_log, root)
     path = index_folder(root)
     if not may_be_database(path):

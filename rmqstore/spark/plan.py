@@ -33,7 +33,7 @@ from rmqstore.files.open_file import open_regular
 from rmqstore.message import MessageExt, is_light_queue
 from rmqstore.selection import Selection
 from rmqstore.spans import Span
-from rmqstore.store.light_queues import refuse_light_queues
+from rmqstore.store.local_queue import refuse_light_queues
 from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
 from rmqstore.store.recovery import claimed_by_queues
 from rmqstore.store.undispatched import Undispatched

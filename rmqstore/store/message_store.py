@@ -28,12 +28,11 @@ from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.store_lock import ClosedAtExit, StoreLock
 from rmqstore.message import Message
-from rmqstore.store.closing import Closing, close_forgotten
-from rmqstore.store.condition import StoreCondition
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.log_questions import LogQuestions
 from rmqstore.store.opening import (
+    Closing,
     check_has_store,
+    close_forgotten,
     config_to_read,
     has_store,
     is_swapping,
@@ -43,12 +42,12 @@ from rmqstore.store.opening import (
     warn_of_dledger,
     warn_of_swapping,
 )
-from rmqstore.store.querying import Querying
-from rmqstore.store.queue_questions import QueueQuestions
-from rmqstore.store.reading import Reading
+from rmqstore.store.querying import LogQuestions, Querying
+from rmqstore.store.reading import QueueQuestions, queue_gets
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
 from rmqstore.store.results import PutResult, PutResults, PutTableResult
 from rmqstore.store.retention import RetentionReport
+from rmqstore.store.stats import StoreCondition
 from rmqstore.store.store_state import StoreState
 from rmqstore.store.table_writing import TableWriting
 from rmqstore.store.upkeep import Upkeep
@@ -119,7 +118,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         self._flushing = Flushing(state)
         self.older = state.older = older_of(state, tiered)
         self.tiered = self.older.flat_store
-        self._reading, self._querying = Reading(state), Querying(state)
+        state.queue_gets, self._querying = queue_gets(state), Querying(state)
         # A store that is only read has no use for these, nor for the NumPy in them.
         self._writing = None if read_only else Writing(state, self._flushing)
         self._closing = Closing(state, self._flushing)

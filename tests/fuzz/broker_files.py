@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 
 from rmqstore.errors import CorruptionError, Finding
 from rmqstore.files.mapped_file import MappedFile
+from rmqstore.flatfile.flat_files import TieredMetadata
 from rmqstore.flatfile.flat_index import FlatIndexFile
-from rmqstore.flatfile.metadata import TieredMetadata
 from rmqstore.rocksdb import index, queues, settings, waiting
 from rmqstore.timer.timer_files import waiting_units
 

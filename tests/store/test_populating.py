@@ -26,8 +26,7 @@ from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedErr
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
 from rmqstore.files.prepared_files import PreparedFiles
-from rmqstore.store.housekeeping import Housekeeping, Task
-from rmqstore.store.populating import PopulateAhead
+from rmqstore.store.upkeep import Housekeeping, PopulateAhead, Task
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGESIZE")
