@@ -48,10 +48,6 @@ class OneByOne:
         for _ in range(self.n):
             Message(**self.arguments)
 
-    def time_make_many(self, kind):
-        others = {name: value for name, value in self.arguments.items() if name != "body"}
-        Message.terms([self.arguments["body"]] * self.n, **others)
-
     def time_decode(self, kind):
         for _ in range(self.n):
             decode(self.term)

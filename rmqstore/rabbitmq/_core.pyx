@@ -13,7 +13,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i16, put_i32, put_i64
 from rmqstore._core cimport Region
-from rmqstore.rabbitmq._term cimport message_id, term_extent
+from rmqstore.rabbitmq._term cimport message_id
 
 import os
 
@@ -237,7 +237,7 @@ cdef int64_t salvage(Scan* scan, int64_t at) noexcept nogil:
     cdef const unsigned char* p = scan.p
     cdef const unsigned char* term
     cdef const unsigned char* found
-    cdef int64_t fixed = scan.head + BODY_FIXED, embedded
+    cdef int64_t fixed = scan.head + BODY_FIXED, embedded, size = 0
     while at <= scan.n - fixed:
         if scan.budget < 0:
             return GAVE_UP
@@ -246,11 +246,11 @@ cdef int64_t salvage(Scan* scan, int64_t at) noexcept nogil:
             if embedded == 0:
                 if not is_zero(p + at, fixed) and runs_to_the_end(scan, at):
                     return at
-            elif 1 < embedded <= scan.n - at - fixed and p[at + fixed] == TERM_START and p[at + fixed + 1] != 80:
+            elif 1 < embedded <= scan.n - at - fixed and p[at + fixed] == TERM_START:
                 term = p + at + fixed
                 scan.budget -= embedded
-                if (scan.entry_count == 0 or relative_id(p + at) < scan.entry_count) and term_extent(term, embedded) == embedded:
-                    found = message_id(term, embedded)
+                if scan.entry_count == 0 or relative_id(p + at) < scan.entry_count:
+                    found = message_id(term, embedded, &size)
                     if found != NULL and memcmp(found, p + at + scan.head, 16) == 0:
                         return at
         at += 1
@@ -283,93 +283,11 @@ cdef int64_t after_damage(Scan* scan, int64_t at, int64_t verdict, Sink* sink) n
     return found
 
 
-cdef inline int64_t after_atom(const unsigned char* p, int64_t pos, int64_t n, const char* name, int64_t size) noexcept nogil:
-    # The position after the atom `name`, or -1 if another value is here.
-    if pos < 0 or n - pos < size + 3:
-        return -1
-    if p[pos] == 100 and p[pos + 1] == 0 and p[pos + 2] == size:
-        pos += 3
-    elif p[pos] == 119 and p[pos + 1] == size:
-        pos += 2
-    else:
-        return -1
-    return pos + size if memcmp(p + pos, name, <size_t>size) == 0 else -1
-
-
-cdef inline int64_t after_binary(const unsigned char* p, int64_t pos, int64_t n) noexcept nogil:
-    if pos < 0 or n - pos < 5 or p[pos] != 109:
-        return -1
-    cdef int64_t size = get_u32(p + pos + 1)
-    return pos + 5 + size if size <= n - pos - 5 else -1
-
-
-cdef inline int64_t after_bytes(const unsigned char* p, int64_t pos, int64_t n, const char* wanted, int64_t size) noexcept nogil:
-    if pos < 0 or n - pos < size or memcmp(p + pos, wanted, <size_t>size) != 0:
-        return -1
-    return pos + size
-
-
-cdef inline int64_t after_binaries(const unsigned char* p, int64_t pos, int64_t n, int64_t* total) noexcept nogil:
-    # After a proper list of binaries; `total` are their bytes.
-    cdef int64_t count, before
-    total[0] = 0
-    if pos < 0 or n - pos < 6:
-        return -1
-    if p[pos] == 106:
-        return pos + 1
-    if p[pos] != 108:
-        return -1
-    count = get_u32(p + pos + 1)
-    pos += 5
-    while count > 0:
-        before = pos
-        pos = after_binary(p, pos, n)
-        if pos < 0:
-            return -1
-        total[0] += pos - before - 5
-        count -= 1
-    return pos + 1 if pos < n and p[pos] == 106 else -1
-
-
-cdef const unsigned char* plain_message(const unsigned char* p, int64_t n, int64_t* body_size) noexcept nogil:
-    # The id in a term that is exactly what a node writes of a published message, or NULL for all others: most terms are, and
-    # this is ten times as fast as looking at any term (`_term`).
-    cdef int64_t pos, size = 0, id_pos
-    pos = after_bytes(p, 0, n, b"\x83h\x06", 3)
-    pos = after_atom(p, pos, n, b"basic_message", 13)
-    pos = after_bytes(p, pos, n, b"h\x04", 2)
-    pos = after_atom(p, pos, n, b"resource", 8)
-    pos = after_binary(p, pos, n)
-    pos = after_atom(p, pos, n, b"exchange", 8)
-    pos = after_binary(p, pos, n)
-    pos = after_binaries(p, pos, n, &size)
-    pos = after_bytes(p, pos, n, b"h\x06", 2)
-    pos = after_atom(p, pos, n, b"content", 7)
-    pos = after_bytes(p, pos, n, b"a\x3c", 2)
-    pos = after_atom(p, pos, n, b"none", 4)
-    pos = after_binary(p, pos, n)
-    pos = after_atom(p, pos, n, b"rabbit_framing_amqp_0_9_1", 25)
-    pos = after_binaries(p, pos, n, body_size)
-    id_pos = pos
-    pos = after_binary(p, pos, n)
-    if pos - id_pos != 21:
-        return NULL
-    size = after_atom(p, pos, n, b"true", 4)
-    if size < 0:
-        size = after_atom(p, pos, n, b"false", 5)
-    return p + id_pos + 5 if size == n else NULL
-
-
 cdef int64_t term_damage(const unsigned char* msg_id, const unsigned char* term, int64_t embedded) noexcept nogil:
     # BAD_TERM or MSG_ID_MISMATCH of an embedded term and the id that its record says; -1 where nothing is wrong.
     cdef const unsigned char* found
     cdef int64_t size = 0
-    if embedded > 1 and term[1] == 80:
-        # A compressed term says its id, and whether it is whole, only to those who inflate it.
-        return -1
-    found = plain_message(term, embedded, &size)
-    if found == NULL and term_extent(term, embedded) == embedded:
-        found = message_id(term, embedded)
+    found = message_id(term, embedded, &size)
     if found == NULL:
         return BAD_TERM
     return -1 if memcmp(found, msg_id, 16) == 0 else MSG_ID_MISMATCH
@@ -487,7 +405,7 @@ cdef inline bint is_crowded(Table* table, int64_t more) noexcept nogil:
     return 2 * (table.filled + more) > table.mask + 1
 
 
-cdef inline int64_t publish_word(const unsigned char* p, int64_t at, bint persistent, int64_t embedded) noexcept nogil:
+cdef inline int64_t publish_word(int64_t at, bint persistent, int64_t embedded) noexcept nogil:
     return (at << W_BITS) | W_PUBLISH | (W_PERSISTENT if persistent else 0) | (W_EMBEDDED if embedded else 0)
 
 
@@ -541,7 +459,7 @@ cdef int parse_journal(Scan* scan, int64_t* pos, Table* table, Sink* sink, int64
             embedded = extent - JOURNAL_PUBLISH_FIXED
             if word & W_DELIVER:
                 note(sink, PUBLISH_AFTER_DELIVER, at, seq, extent)
-            table.words[slot] = publish_word(p, at, not p[at] & 0x40, embedded) | (word & W_DELIVER)
+            table.words[slot] = publish_word(at, not p[at] & 0x40, embedded) | (word & W_DELIVER)
             if embedded and scan.check_terms and term_is_bad(scan, at, embedded, seq, sink):
                 table.words[slot] |= W_DAMAGED
                 scan.malformed = True
@@ -836,15 +754,7 @@ cdef extern from *:
 
 
 cdef class Findings:
-    """What was met while reading that no writer leaves: rows of kind, position, sequence id, extent, segment.
-
-    Attributes
-    ----------
-    count : int
-        Rows that are kept, the first 16384.
-    total : int
-        Findings in all.
-    """
+    """What was met while reading that no writer leaves; `count` rows are kept, the first 16384 of `total`."""
 
     cdef object array
     cdef int64_t[:, ::1] rows
@@ -878,17 +788,14 @@ cdef class Segment:
 
     Attributes
     ----------
-    number : int
     unacked : int
         Entries without an ack, over file and memory.
     size : int
         Of the file as far as it was read or written; -1 where there is none.
     malformed : bool
-        The file has damage after which nobody should append.
-    end : int
-        Where the last record that could be read ends.
-    records : int
-        How many records were read.
+        The file has damage after which nothing may be appended.
+    end, records : int
+        Where the last record that could be read ends, and how many were read.
     """
 
     cdef readonly int64_t number
@@ -924,54 +831,55 @@ cdef int64_t salvage_budget(int64_t n) noexcept nogil:
     return 16 * n + (1 << 20)
 
 
-def load_segment(source not None, Segment segment not None, int64_t entry_count, Findings findings not None, bint check_terms=False):
-    """Read a whole segment file into `segment`; damage becomes findings and never an exception.
+cdef int check_entry_count(int64_t entry_count) except -1:
+    if entry_count < 1 or entry_count > 16384:
+        raise ValueError(f"{entry_count} entries a segment; at most 16384 have a number in its file")
+    return 0
 
-    Parameters
-    ----------
-    source : Region, bytes-like or None
-        The file; None is an empty one.
-    segment : Segment
-        Without entries so far.
-    entry_count : int
-        Entries a segment.
-    findings : Findings
-    check_terms : bool
-        Look at every embedded term: well-formed, and of the message id that its record says.
+
+cdef const unsigned char* pin(source, int64_t* n) except? NULL:
+    # The bytes of a Region, or of a buffer that its owner keeps; `unpin` follows.
+    cdef const uint8_t[::1] data
+    cdef Region region
+    if isinstance(source, Region):
+        region = source
+        n[0] = region.size
+        return region.pin(0, region.size)
+    n[0] = 0
+    if source is None or not len(source):
+        return NULL
+    data = source
+    n[0] = data.shape[0]
+    return &data[0]
+
+
+cdef void unpin(source) noexcept:
+    if isinstance(source, Region):
+        (<Region>source).unpin()
+
+
+def load_segment(source, Segment segment not None, int64_t entry_count, Findings findings not None, bint check_terms=False):
+    """Read a segment file (a Region, bytes, or None) into a new `segment`; damage becomes findings and never an exception.
+
+    With `check_terms` every embedded term has to be a message of the id that its record says.
     """
     cdef Sink sink
     cdef Scan scan
-    cdef const uint8_t[::1] data
-    cdef Region region
-    cdef const unsigned char* p
     cdef int64_t base_seq = segment.number * entry_count, end = 0, records = 0
-    if entry_count < 1 or entry_count > 16384:
-        raise ValueError(f"{entry_count} entries a segment; at most 16384 have a number in its file")
+    check_entry_count(entry_count)
     segment.make_entries(entry_count)
     memset(&scan, 0, sizeof(scan))
     scan.head = SEGMENT_HEAD
     scan.entry_count = entry_count
     scan.check_terms = check_terms
     findings.open_sink(&sink, segment.number)
-    if isinstance(source, Region):
-        region = source
-        scan.n = region.size
-        scan.budget = salvage_budget(scan.n)
-        p = region.pin(0, scan.n)
-        try:
-            scan.p = p
-            with nogil:
-                parse_segment(&scan, &segment.entries[0], base_seq, &sink, &end, &records)
-        finally:
-            region.unpin()
-    elif source is not None:
-        data = source
-        scan.n = data.shape[0]
-        scan.budget = salvage_budget(scan.n)
-        if scan.n:
-            scan.p = &data[0]
-            with nogil:
-                parse_segment(&scan, &segment.entries[0], base_seq, &sink, &end, &records)
+    scan.p = pin(source, &scan.n)
+    scan.budget = salvage_budget(scan.n)
+    try:
+        with nogil:
+            parse_segment(&scan, &segment.entries[0], base_seq, &sink, &end, &records)
+    finally:
+        unpin(source)
     findings.take(&sink)
     segment.size = scan.n
     segment.end = end
@@ -979,12 +887,8 @@ def load_segment(source not None, Segment segment not None, int64_t entry_count,
     segment.malformed = scan.malformed
 
 
-def scan_journal(source not None):
+def scan_journal(const uint8_t[::1] source not None):
     """The whole records of a journal's bytes, in their order, as a node's parser meets them and no further.
-
-    Parameters
-    ----------
-    source : bytes-like
 
     Returns
     -------
@@ -993,94 +897,77 @@ def scan_journal(source not None):
     seq_id, pos, extent : ndarray of int64
         The id, where the record begins, and its bytes.
     """
-    cdef const uint8_t[::1] data = source
-    cdef int64_t n = data.shape[0], at = 0, extent, count = 0, pass_number
-    cdef const unsigned char* p = &data[0] if n else NULL
-    cdef uint8_t[::1] types = np.empty(1, dtype=np.uint8)
-    cdef int64_t[::1] seqs = np.empty(1, dtype=np.int64), places = seqs, extents = seqs
-    for pass_number in range(2):
-        at = 0
-        count = 0
-        with nogil:
-            while at < n:
-                extent = journal_extent(p, n, at)
-                if extent < 0:
-                    break
-                if pass_number:
-                    types[count] = p[at] >> 6
-                    seqs[count] = get_i64(p + at) & LAST_SEQ_ID
-                    places[count] = at
-                    extents[count] = extent
-                count += 1
-                at += extent
-        if not pass_number:
-            types = np.empty(max(count, 1), dtype=np.uint8)
-            seqs = np.empty(max(count, 1), dtype=np.int64)
-            places = np.empty(max(count, 1), dtype=np.int64)
-            extents = np.empty(max(count, 1), dtype=np.int64)
-    return (np.asarray(types)[:count], np.asarray(seqs)[:count], np.asarray(places)[:count], np.asarray(extents)[:count])
+    cdef int64_t n = source.shape[0], at = 0, extent, count = 0
+    cdef const unsigned char* p = &source[0] if n else NULL
+    cdef uint8_t[::1] types = np.empty(n // JOURNAL_HEAD + 1, dtype=np.uint8)
+    cdef int64_t[:, ::1] rows = np.empty((3, n // JOURNAL_HEAD + 1), dtype=np.int64)
+    with nogil:
+        while at < n:
+            extent = journal_extent(p, n, at)
+            if extent < 0:
+                break
+            types[count] = p[at] >> 6
+            rows[0, count] = get_i64(p + at) & LAST_SEQ_ID
+            rows[1, count] = at
+            rows[2, count] = extent
+            count += 1
+            at += extent
+    return (np.asarray(types)[:count].copy(), *np.asarray(rows)[:, :count].copy())
 
 
 def terms_at(source not None, const int64_t[::1] starts not None, const int64_t[::1] sizes not None):
-    """list of bytes: copies of the stretches of a Region or of bytes.
+    """list of bytes: copies of stretches of a Region or buffer.
 
     Raises
     ------
     OffsetOutOfRangeError
         A stretch is not inside; the file was changed since it was read.
     """
-    cdef int64_t i, count = starts.shape[0], n
-    cdef const uint8_t[::1] data
-    cdef Region region = None
-    cdef const unsigned char* p
+    cdef int64_t i, count = starts.shape[0], n = 0
+    cdef const unsigned char* p = pin(source, &n)
     cdef list out = [None] * count
-    if isinstance(source, Region):
-        region = source
-        n = region.size
-        p = region.pin(0, n)
-    else:
-        data = source
-        n = data.shape[0]
-        p = &data[0] if n else NULL
     try:
         for i in range(count):
             if starts[i] < 0 or sizes[i] < 0 or starts[i] > n - sizes[i]:
                 raise OffsetOutOfRangeError("a message lies outside its file; the file was changed, open the index again", pos=starts[i])
             out[i] = PyBytes_FromStringAndSize(<const char*>p + starts[i], sizes[i])
     finally:
-        if region is not None:
-            region.unpin()
+        unpin(source)
     return out
 
 
-def checked_ids(list terms, const uint8_t[::1] data, const int64_t[::1] offsets, const uint8_t[:, ::1] ids):
-    """Message ids of message terms, or the check that given ids are theirs; the sizes of the bodies; the persistence.
+cdef const unsigned char* checked_id(const unsigned char* p, int64_t n, const unsigned char* given, int64_t* size, int64_t i) except NULL:
+    # The id of message number `i` (-1: the only one), which is `given` unless that is NULL; the size of its body, or -1.
+    cdef const unsigned char* found = message_id(p, n, size) if n <= <int64_t>0xFFFFFFFFu else NULL
+    if found == NULL or (given != NULL and memcmp(found, given, 16) != 0):
+        what = "the message" if i < 0 else f"message {i}"
+        if found == NULL:
+            raise InvalidMessageError(f"{what} is not a term of a message that says its id; give what Message(...).term is")
+        raise InvalidMessageError(f"{what} has another id than the one given; a node would not boot with it")
+    return found
 
-    Parameters
-    ----------
-    terms : list of bytes or None
-    data, offsets : ndarray or None
-        Instead of `terms`: number `i` lies from ``offsets[i]`` to ``offsets[i + 1]``.
-    ids : ndarray (n, 16) of uint8 or None
+
+def checked_ids(list terms, const uint8_t[::1] data, const int64_t[::1] offsets, const uint8_t[:, ::1] ids):
+    """Check message terms: a list, or `data` of which number `i` is from ``offsets[i]`` to ``offsets[i + 1]``.
 
     Returns
     -------
     ids : ndarray (n, 16) of uint8
+        Of the terms; equal to the given ones, if there are such.
     sizes : ndarray (n,) of int64
-        -1 for a term that is not exactly as a node writes a published message; who wants its size has to decode it.
+        Of the bodies; -1 for a message of another protocol.
     persistent : ndarray (n,) of uint8
         What the terms end with; 1 for those that end otherwise.
 
     Raises
     ------
     InvalidMessageError
-        One is not a well-formed message term, has another id than the given one, or is compressed and none was given.
+        One is not a message term, or has another id than the given one.
     """
     cdef int64_t i, count = len(terms) if terms is not None else offsets.shape[0] - 1, n
     cdef uint8_t[:, ::1] out = np.empty((count, 16), dtype=np.uint8)
     cdef int64_t[::1] sizes = np.empty(count, dtype=np.int64)
     cdef uint8_t[::1] persistent = np.empty(count, dtype=np.uint8)
-    cdef const unsigned char* found
     cdef const unsigned char* p
     cdef bytes term
     for i in range(count):
@@ -1093,39 +980,16 @@ def checked_ids(list terms, const uint8_t[::1] data, const int64_t[::1] offsets,
             if offsets[i] < 0 or n < 0 or offsets[i + 1] > data.shape[0]:
                 raise InvalidMessageError(f"message {i} lies outside the buffer")
             p = &data[offsets[i]] if n else NULL
-        found = plain_message(p, n, &sizes[i]) if 2 <= n <= <int64_t>0xFFFFFFFFu else NULL
-        if found == NULL:
-            sizes[i] = -1
-            if n < 2 or n > <int64_t>0xFFFFFFFFu or term_extent(p, n) != n:
-                raise InvalidMessageError(f"message {i} is not a well-formed external term; give what Message(...).term is")
-            found = message_id(p, n)
-            if found == NULL and (ids is None or p[1] != 80):
-                raise InvalidMessageError(
-                    f"message {i} is not a term of a message that says its id; give what Message(...).term is")
-            if found == NULL:
-                found = &ids[i, 0]
-        if ids is not None and memcmp(found, &ids[i, 0], 16) != 0:
-            raise InvalidMessageError(f"message {i} has another id than msg_ids says; a node would not boot with it")
-        memcpy(&out[i, 0], found, 16)
+        memcpy(&out[i, 0], checked_id(p, n, &ids[i, 0] if ids is not None else NULL, &sizes[i], i), 16)
         persistent[i] = not says_transient(p, n, True)
     return np.asarray(out), np.asarray(sizes), np.asarray(persistent)
 
 
 def says_persistent(source not None, const int64_t[::1] starts not None, const int64_t[::1] sizes not None, bint persistent):
     """ndarray of bool: whether message terms end with the atom of a persistent message; others are as `persistent` says."""
-    cdef int64_t i, count = starts.shape[0], n
+    cdef int64_t i, count = starts.shape[0], n = 0
     cdef uint8_t[::1] out = np.empty(count, dtype=np.uint8)
-    cdef const uint8_t[::1] data
-    cdef Region region = None
-    cdef const unsigned char* p
-    if isinstance(source, Region):
-        region = source
-        n = region.size
-        p = region.pin(0, n)
-    else:
-        data = source
-        n = data.shape[0]
-        p = &data[0] if n else NULL
+    cdef const unsigned char* p = pin(source, &n)
     try:
         with nogil:
             for i in range(count):
@@ -1134,8 +998,7 @@ def says_persistent(source not None, const int64_t[::1] starts not None, const i
                 else:
                     out[i] = not says_transient(p + starts[i], sizes[i], persistent)
     finally:
-        if region is not None:
-            region.unpin()
+        unpin(source)
     return np.asarray(out).astype(bool)
 
 
@@ -1148,14 +1011,11 @@ cdef class JournalMap:
     """The journal in memory: its bytes since the last flush, and per sequence id what they left to be flushed.
 
     Owns the map with its cancelling (section 6.3), the segments that are known and the counters.  It writes no file.  Words
-    lie in one table of open addressing, 32 bytes an entry at most, so a journal with ids from all over the range costs no
+    are in one table of open addressing, 32 bytes an entry at most, so a journal with ids from all over the range costs no
     more than one with sequential ids.
 
     Attributes
     ----------
-    segment_entry_count : int
-    segments : dict
-        Segment by its number.
     used, written : int
         Bytes of the journal since the last flush, and how many of them the file has.
     dirty_count : int
@@ -1183,8 +1043,7 @@ cdef class JournalMap:
     cdef int64_t last_first
 
     def __init__(self, int64_t segment_entry_count):
-        if segment_entry_count < 1 or segment_entry_count > 16384:
-            raise ValueError(f"{segment_entry_count} entries a segment; at most 16384 have a number in its file")
+        check_entry_count(segment_entry_count)
         self.segment_entry_count = segment_entry_count
         self.used = self.written = self.dirty_count = self.depth = self.filled = self.published_end = 0
         self.segments = {}
@@ -1259,12 +1118,9 @@ cdef class JournalMap:
         return found
 
     def load(self, data not None, Findings findings not None, bint check_terms=False):
-        """Take a journal file's bytes; nothing may have happened before.
+        """(int, bool): where the journal file's readable bytes end, and whether whole records may be after damage.
 
-        Returns
-        -------
-        (int, bool)
-            Where what could be read ends, and whether whole records may lie after damage.
+        Nothing may have happened before.
         """
         cdef const uint8_t[::1] source = data
         cdef int64_t n = source.shape[0], pos = 0, records = 0
@@ -1327,47 +1183,28 @@ cdef class JournalMap:
 
     def merge(self, Segment segment not None, source, int64_t[::1] seqs not None, int64_t[::1] words not None,
               Findings findings not None):
-        """Merge the journal's words of one segment (changed in place) with its file, and count what is unacked.
+        """int: how many of the journal's words of one segment changed, in place, by merging them with the segment's file.
 
-        Parameters
-        ----------
-        segment : Segment
-            Loaded from `source`, or without a file.
-        source : Region, bytes-like or None
-        seqs, words : ndarray of int64
-            The part of `collect` that belongs to the segment.
-
-        Returns
-        -------
-        int
-            How many words changed.
+        `segment` was loaded from `source` (a Region, bytes, or None); `seqs` and `words` are its part of `collect`.
         """
         cdef Sink sink
-        cdef Region region = None
-        cdef const uint8_t[::1] data
-        cdef const unsigned char* p = NULL
+        cdef const unsigned char* p
         cdef int64_t* entries = &segment.entries[0] if segment.filled else NULL
         cdef int64_t count = seqs.shape[0], changed, unacked = 0, entry_count = self.segment_entry_count
-        cdef int64_t end = segment.end
+        cdef int64_t end = segment.end, n = 0
         cdef bint malformed = segment.malformed
         cdef const int64_t* seq_at = &seqs[0] if count else NULL
         cdef int64_t* word_at = &words[0] if count else NULL
         cdef const unsigned char* image = &self.image[0]
         cdef int64_t base_seq = segment.number * entry_count
         findings.open_sink(&sink, -1)
-        if isinstance(source, Region):
-            region = source
-            p = region.pin(0, segment.size)
-        elif source is not None:
-            data = source
-            p = &data[0] if data.shape[0] else NULL
+        p = pin(source, &n)
         try:
             with nogil:
                 changed = merge_segment(entries, entry_count, p, segment.size, base_seq, seq_at, word_at, count, image,
                                         &sink, &unacked, &end, &malformed)
         finally:
-            if region is not None:
-                region.unpin()
+            unpin(source)
         findings.take(&sink)
         segment.end = end
         segment.malformed = malformed
@@ -1427,18 +1264,9 @@ cdef class JournalMap:
         return 0
 
     def marks(self, const int64_t[::1] seqs not None, bint ack):
-        """Deliver, or ack, all of `seqs` in their order, or none of them.
+        """(int, int): deliver, or `ack`, all of `seqs` in their order, or none of them.
 
-        Parameters
-        ----------
-        seqs : ndarray of int64
-        ack : bool
-            Ack instead of deliver.
-
-        Returns
-        -------
-        (int, int)
-            0, or the negative reason why the number `i` was refused, and `i`.
+        The first is 0, or the negative reason why number `i` was refused, which is the second.
         """
         cdef int64_t i, count = seqs.shape[0], verdict = 0, slot, used = self.used, dirty = self.dirty_count
         cdef int bit = W_ACK if ack else W_DELIVER
@@ -1470,37 +1298,43 @@ cdef class JournalMap:
         self.dirty_count = dirty
         return verdict, refused
 
+    cdef int put_publish(self, Table* table, int64_t seq, const unsigned char* msg_id, int64_t expiry, int64_t size,
+                         bint persistent, const unsigned char* term, int64_t embedded) except -1:
+        # Room in the table and the image is there.
+        cdef Segment segment = self.segment_at(seq, True)
+        cdef unsigned char* p = &self.image[self.used]
+        table.words[slot_for(table, seq)] = publish_word(self.used, persistent, embedded)
+        put_i64(p, seq)
+        if not persistent:
+            p[0] |= 0x40
+        p += JOURNAL_HEAD
+        memcpy(p, msg_id, 16)
+        put_i64(p + BODY_EXPIRY, expiry)
+        put_i32(p + BODY_SIZE, <int32_t><uint32_t>size)
+        put_i32(p + BODY_EMBEDDED, <int32_t><uint32_t>embedded)
+        if embedded:
+            memcpy(p + BODY_FIXED, term, <size_t>embedded)
+        self.used += JOURNAL_PUBLISH_FIXED + embedded
+        segment.unacked += 1
+        self.depth += 1
+        self.dirty_count += 1
+        self.published_end = max(self.published_end, seq + 1)
+        return 0
+
     def publish(self, int64_t first, int64_t count, const uint8_t[:, ::1] ids not None, const int64_t[::1] sizes not None,
                 const int64_t[::1] expiries not None, const uint8_t[::1] persistent not None, list terms,
                 const uint8_t[::1] data, const int64_t[::1] offsets, bint deliver, int64_t start, int64_t max_entries,
                 int64_t max_size):
-        """Publish entries `first` to `first + count - 1`, each followed by its deliver if `deliver`.
+        """int: how many actions are done in all, of publishing entries from `first`, each with its deliver if `deliver`.
 
-        The caller has checked that the ids are free and every size, and that the columns have `count` rows.
-
-        Parameters
-        ----------
-        ids : ndarray (count, 16) of uint8
-        sizes, expiries : ndarray of int64
-            Body sizes; expiries in microseconds, 0 = none.
-        persistent : ndarray of uint8
-        terms : list of bytes or None
-            The embedded terms; None: `data` from ``offsets[i]`` to ``offsets[i + 1]``, or none are embedded.
-        start : int
-            How many actions were done in earlier calls.
-        max_entries, max_size : int
-            The call ends when more actions, or bytes, than these wait for a flush.
-
-        Returns
-        -------
-        int
-            How many actions are done in all; fewer than there are where a flush is due.
+        The ids are free, every size is checked, and the columns have `count` rows: expiries in microseconds, 0 = none.
+        What is embedded is in `terms`, or `data` from ``offsets[i]`` to ``offsets[i + 1]``; both None: nothing.  `start`
+        actions were done in earlier calls.  A call ends early when more actions than `max_entries`, or bytes than
+        `max_size`, wait for a flush.
         """
-        cdef int64_t step, steps = count * (2 if deliver else 1), i, seq, slot, embedded, before = 0, verdict
+        cdef int64_t step, steps = count * (2 if deliver else 1), i, seq, embedded, before = 0, verdict
         cdef const unsigned char* term
-        cdef unsigned char* p
         cdef Table table
-        cdef Segment segment
         self.open_table(&table)
         for step in range(start, steps):
             i = step >> 1 if deliver else step
@@ -1530,26 +1364,7 @@ cdef class JournalMap:
                     self.reserve_image(JOURNAL_PUBLISH_FIXED + embedded)
                     self.reserve_slots(1)
                     self.open_table(&table)
-                segment = self.segment_at(seq, True)
-                slot = slot_for(&table, seq)
-                table.words[slot] = publish_word(NULL, self.used, persistent[i], embedded)
-                p = &self.image[self.used]
-                put_i64(p, seq)
-                if not persistent[i]:
-                    p[0] |= 0x40
-                p += JOURNAL_HEAD
-                memcpy(p, &ids[i, 0], 16)
-                put_i64(p + BODY_EXPIRY, expiries[i])
-                put_i32(p + BODY_SIZE, <int32_t><uint32_t>sizes[i])
-                put_i32(p + BODY_EMBEDDED, <int32_t><uint32_t>embedded)
-                if embedded:
-                    memcpy(p + BODY_FIXED, term, <size_t>embedded)
-                self.used += JOURNAL_PUBLISH_FIXED + embedded
-                segment.unacked += 1
-                self.depth += 1
-                self.dirty_count += 1
-                if seq >= self.published_end:
-                    self.published_end = seq + 1
+                self.put_publish(&table, seq, &ids[i, 0], expiries[i], sizes[i], persistent[i], term, embedded)
             if self.dirty_count > max_entries or self.used > max_size:
                 self.filled = table.filled
                 return step + 1
@@ -1557,39 +1372,21 @@ cdef class JournalMap:
         return steps
 
     def publish_one(self, int64_t seq, bytes msg_id, bytes term, int64_t size, int64_t expiry, int persistent, bint known_free):
-        """Publish one entry with little ado, for those who have one at a time.
+        """bool: the entry was published; False where `size` is -1 and the term does not say it.
 
-        Parameters
-        ----------
-        msg_id : bytes or None
-            None: the one of `term`.
-        term : bytes or None
-        size : int
-            -1: the one that `term` says.
-        expiry : int
-            In microseconds, 0 = none.
-        persistent : int
-            -1: as `term` says.
-        known_free : bool
-            The id need not be looked up.
-
-        Returns
-        -------
-        bool
-            False: the term says its size only to those who decode it; nothing was done.
+        `msg_id` may be None beside a term.  `persistent` is -1 for what the term says.  An id that is `known_free` is not
+        looked up.
 
         Raises
         ------
         InvalidMessageError
-            As of `checked_ids`, or a number is impossible or in use.
+            As `checked_ids`, or a number is impossible or in use.
         """
         cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(term) if term is not None else NULL
         cdef int64_t n = PyBytes_GET_SIZE(term) if term is not None else 0, found_size = -1
         cdef const unsigned char* found = NULL
         cdef const unsigned char* given = NULL
-        cdef unsigned char* out
         cdef Table table
-        cdef Segment segment
         if msg_id is not None:
             if PyBytes_GET_SIZE(msg_id) != 16:
                 raise InvalidMessageError("a message id has 16 bytes")
@@ -1600,16 +1397,7 @@ cdef class JournalMap:
             if given == NULL or size < 0:
                 raise InvalidMessageError("a message that lies in a store needs its id and its size")
         else:
-            found = plain_message(p, n, &found_size) if 2 <= n <= <int64_t>0xFFFFFFFFu else NULL
-            if found == NULL:
-                found_size = -1
-                if n < 2 or n > <int64_t>0xFFFFFFFFu or term_extent(p, n) != n:
-                    raise InvalidMessageError("the message is not a well-formed external term; give what Message(...).term is")
-                found = message_id(p, n)
-                if found == NULL and (given == NULL or p[1] != 80):
-                    raise InvalidMessageError("the message is not a term that says its id; give what Message(...).term is")
-            if found != NULL and given != NULL and memcmp(found, given, 16) != 0:
-                raise InvalidMessageError("the message has another id than msg_id says; a node would not boot with it")
+            found = checked_id(p, n, given, &found_size, -1)
             if size < 0:
                 size = found_size
             if size < 0:
@@ -1623,26 +1411,8 @@ cdef class JournalMap:
         self.reserve_image(JOURNAL_PUBLISH_FIXED + n)
         self.reserve_slots(1)
         self.open_table(&table)
-        segment = self.segment_at(seq, True)
-        table.words[slot_for(&table, seq)] = publish_word(NULL, self.used, persistent, n)
+        self.put_publish(&table, seq, given if given != NULL else found, expiry, size, persistent, p, n)
         self.filled = table.filled
-        out = &self.image[self.used]
-        put_i64(out, seq)
-        if not persistent:
-            out[0] |= 0x40
-        out += JOURNAL_HEAD
-        memcpy(out, given if given != NULL else found, 16)
-        put_i64(out + BODY_EXPIRY, expiry)
-        put_i32(out + BODY_SIZE, <int32_t><uint32_t>size)
-        put_i32(out + BODY_EMBEDDED, <int32_t><uint32_t>n)
-        if n:
-            memcpy(out + BODY_FIXED, p, <size_t>n)
-        self.used += JOURNAL_PUBLISH_FIXED + n
-        segment.unacked += 1
-        self.depth += 1
-        self.dirty_count += 1
-        if seq >= self.published_end:
-            self.published_end = seq + 1
         return True
 
     def unwritten(self):
@@ -1702,34 +1472,18 @@ cdef class JournalMap:
 
     def rows(self, Segment segment not None, source, const int64_t[::1] seqs not None, const int64_t[::1] words not None,
              int which, columns not None, int64_t at):
-        """Append a segment's entries to columns, in the order of their ids.
+        """int: the first free row after the segment's entries were appended to `columns` from row `at`, in the order of ids.
 
-        Parameters
-        ----------
-        source : Region, bytes-like or None
-            The segment's file.
-        seqs, words : ndarray of int64
-            The part of `collect` that belongs to the segment.
-        which : int
-            0 all with a publish, 1 the live ones, 2 of these the message ids of persistent ones that are not embedded.
-        columns : tuple of ndarray
-            seq_id, size, flags, expiry_us, msg_id, segment, pos, term_size; for `which` 2 only msg_id.
-        at : int
-            The first free row.
-
-        Returns
-        -------
-        int
-            The first free row after them; -1: the file is not the one that was read; -2: the columns are full.
+        -1: the file is not the one that was read; -2: the columns are full.  `source` is the segment's file, `seqs` and
+        `words` its part of `collect`.  `which` is 0 for all with a publish, 1 for the live ones, 2 for the message ids of
+        the persistent ones among these that are not embedded; then `columns` is msg_id alone, else all of `IndexColumns`.
         """
         cdef Rows out
-        cdef Region region = None
-        cdef const uint8_t[::1] data
         cdef int64_t[::1] seq_id, size, expiry, numbers, pos, term_size
         cdef uint8_t[::1] flags
         cdef uint8_t[:, ::1] msg_id
         cdef int64_t room, count = seqs.shape[0], n = 0
-        cdef const unsigned char* p = NULL
+        cdef const unsigned char* p
         cdef const int64_t* entries = NULL
         cdef const int64_t* seq_at = &seqs[0] if count else NULL
         cdef const int64_t* word_at = &words[0] if count else NULL
@@ -1756,21 +1510,13 @@ cdef class JournalMap:
             out.segment = &numbers[0]
             out.pos = &pos[0]
             out.term_size = &term_size[0]
-        if segment.filled and isinstance(source, Region):
-            region = source
+        if segment.filled and source is not None:
             entries = &segment.entries[0]
-            n = region.size
-            p = region.pin(0, n)
-        elif segment.filled and source is not None:
-            data = source
-            entries = &segment.entries[0]
-            n = data.shape[0]
-            p = &data[0] if n else NULL
+        p = pin(source, &n)
         try:
             with nogil:
                 at = fill_rows(entries, self.segment_entry_count, segment.number, p, n, seq_at, word_at, count, image,
                                self.used, which, &out, at, room)
         finally:
-            if region is not None:
-                region.unpin()
+            unpin(source)
         return at

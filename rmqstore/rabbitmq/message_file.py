@@ -134,7 +134,7 @@ def scan_file(
         if mode == "bytewise":
             table = _messages.LocationTable()
             refer(table, references if references is not None else {})
-            end = table.scan(region, 0, _messages.MessageScan.SCAN_BYTEWISE)[7]
+            end = table.scan(region, 0, _messages.MessageScan.SCAN_BYTEWISE)[5]
             ids, _, _, pos, size = table.columns(0)
             order = np.argsort(pos, kind="stable")
             flags = np.full(len(pos), _messages.MessageFlag.MESSAGE_WRITTEN, np.uint8)
@@ -147,7 +147,7 @@ def scan_file(
                 problems,
             )
         first = _messages.MessageScan.SCAN_SALVAGE if mode == "salvage" else _messages.MessageScan.SCAN_SEQUENTIAL
-        ids, pos, size, flags, end, stop = _messages.scan_messages(region, 0, first, -1, check_terms)
+        ids, pos, size, flags, end, stop = _messages.scan_messages(region, 0, first, check_terms)
         problem = stop_problem(path, region, end, stop)
         if problem is not None:
             problems.append(problem)

@@ -181,7 +181,7 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
         if region is None:
             continue
         try:
-            _, _, _, end, unwritten, short, fault, at, stop = files.table.scan(region, key, mode, adopt)
+            _, end, unwritten, short, fault, at, stop = files.table.scan(region, key, mode, adopt)
             if unwritten:
                 detail = f"{unwritten} records without their mark, this the first; their messages are lost"
                 files.problems.append(Problem(path, fault, "unwritten_record", detail, None))
@@ -194,12 +194,12 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
             if files.scan_mode == "auto" and (stop != _messages.MessageStop.STOP_END or unwritten or short):
                 # From the beginning: a wrong size leads past whole records before anything is noticed.
                 found = files.table.scan(region, key, _messages.MessageScan.SCAN_SALVAGE, adopt)
-                if found[1]:
+                if found[0]:
                     detail = (
-                        f"{found[1]} messages beside damage were found by their terms; a node up to 3.12 loses them"
+                        f"{found[0]} messages beside damage were found by their terms; a node up to 3.12 loses them"
                     )
                     files.problems.append(Problem(path, at, "messages_beside_damage", detail, None))
-                    end = max(end, found[3])
+                    end = max(end, found[1])
             files.summaries[key][1] = region.size
         finally:
             region.close()

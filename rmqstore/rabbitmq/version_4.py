@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rmqstore.errors import StoreError
 from rmqstore.files.listing import listing
 from rmqstore.files.open_file import read_small_file
+from rmqstore.rabbitmq.clean_state import clean_dot_values
 from rmqstore.rabbitmq.definitions import data_directory
-from rmqstore.rabbitmq.ets import clean_dot_values
 from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.node import store_path
 
@@ -52,7 +52,7 @@ def sign_of_version_4(vhost: Vhost) -> str | None:
 def _clean_stop(vhost: Vhost) -> dict[str, Any]:
     path = os.path.join(store_path(vhost.path, True), "clean.dot")
     try:
-        return clean_dot_values(read_small_file(path) or b"", path=path)
+        return clean_dot_values(read_small_file(path) or b"", path)
     except (StoreError, OSError):
         return {}
 

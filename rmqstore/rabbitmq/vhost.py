@@ -279,7 +279,7 @@ class Vhost(NotCopied):
             return layout.queue_directory(vhost, queue, level)
         name = queue.encode("utf-8", "surrogateescape") + (b"" if level is None else bytes((0, level)))
         resource = (term.Atom("resource"), vhost.encode("utf-8", "surrogateescape"), term.Atom("queue"), name)
-        return layout.base36_md5(term.encode(resource, atoms="latin1"))
+        return layout.base36_md5(term.encode(resource))
 
     def queues(self) -> list[Queue]:
         """list of Queue: those that have a directory, by name."""
