@@ -314,7 +314,6 @@ def _nothing(plan: Any, task: Any) -> None:
 def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: StoreConfig, n: int) -> Iterator[Work]:
     """Queues and index from the log into another folder: with Spark, in processes without it, in one process."""
     from rmqstore.offline.rebuild import RebuildJob
-    from rmqstore.spark.mapper import Mapper
     from rmqstore.spark.rebuild import rebuild, rebuild_with
 
     def run(work: Callable[[str], Any]) -> Callable[[], Outcome]:
@@ -333,11 +332,11 @@ def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: Sto
     pool = multiprocessing.get_context("spawn").Pool(CORES)
     pool.map(_call, [(_nothing, None, None)] * CORES * 4, chunksize=1)
 
-    def mapper(function: Any, plan: Any, tasks: Any) -> list[Any]:
+    def in_tasks(function: Any, plan: Any, tasks: Any) -> list[Any]:
         return pool.map(_call, [(function, plan, task) for task in tasks], chunksize=1)
 
     def in_processes(output: str) -> Any:
-        return rebuild_with(Mapper(mapper, CORES), RebuildJob.of(path, config=config, output=output))
+        return rebuild_with(in_tasks, RebuildJob.of(path, config=config, output=output), CORES)
 
     base = f"{CORES} processes without Spark"
     yield Work(

@@ -18,9 +18,16 @@ from typing import Any, TypeAlias
 import click
 
 from rmqstore.arguments import IndexType
-from rmqstore.cli.completion import complete_option, complete_path, complete_topic
 from rmqstore.cli.errors import did_you_mean
-from rmqstore.cli.paths import FILE_THERE, FOLDER_THERE, STORE_PATH, check_store_path
+from rmqstore.cli.paths import (
+    FILE_THERE,
+    FOLDER_THERE,
+    STORE_PATH,
+    check_store_path,
+    complete_option,
+    complete_path,
+    complete_topic,
+)
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, escape, note
 from rmqstore.config import StoreConfig
 from rmqstore.config.broker_conf import read_java_properties, values_of_lines

@@ -14,7 +14,6 @@ from typing import BinaryIO
 
 import click
 
-from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.errors import error_text
 from rmqstore.cli.group import FOUND_NOTHING, nothing
 from rmqstore.cli.messages import MessageForm, about_queues, about_topic, form_options, print_message, uncovered_text
@@ -34,6 +33,7 @@ from rmqstore.cli.options import (
     tiered_option,
     topic_argument,
 )
+from rmqstore.cli.paths import complete_queue
 from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from rmqstore.files.output_file import OutputFile, OutputFolder
-from rmqstore.offline.export_files import ArrowFile, Csv, Files, JsonLines, Sink, compressed
-from rmqstore.offline.export_options import ExportOptions, layout_of
+from rmqstore.offline.export_files import ArrowFile, Csv, ExportOptions, Files, JsonLines, Sink, compressed, layout_of
 from rmqstore.offline.export_source import Damage, Source
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore

@@ -1,4 +1,4 @@
-"""timeline: how many messages and bytes came into a log when, estimated from some of its records.
+"""How many messages and bytes came into a log when, estimated from some of its records; and those after a place, counted.
 
 A log of up to 32 MiB is scanned, and the answer is exact.  Of a longer one at most 256 records are read, however long it
 is.  Between two of them bytes are taken to have come evenly; more records are read where that may be most wrong.  How many
@@ -11,15 +11,18 @@ import dataclasses
 import heapq
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from rmqstore import _core
+from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.message import decode_java_utf8
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["EXACT_BYTES", "Timeline", "TimelineBin", "timeline"]
@@ -227,3 +230,88 @@ def _binned(places: Sequence[_Place], low: int, high: int, bins: int, messages: 
         TimelineBin(edges[i], edges[i + 1], int(num[i + 1] - num[i]), int(up_to[i + 1] - up_to[i]))
         for i in range(len(edges) - 1)
     )
+
+
+@dataclass(slots=True)
+class LostMessages:
+    """The messages of a log from a place on.
+
+    Attributes
+    ----------
+    phy_offset : int
+        The place.
+    messages, size : int
+        Whole messages, and their bytes.
+    damaged_size : int
+        Bytes up to the end that are no whole message.
+    first_store_timestamp, last_store_timestamp : int or None
+        Least and greatest store time of the whole ones, ms since epoch.
+    topics : dict of str to int
+        Whole messages by topic.
+    """
+
+    phy_offset: int
+    messages: int = 0
+    size: int = 0
+    damaged_size: int = 0
+    first_store_timestamp: int | None = None
+    last_store_timestamp: int | None = None
+    topics: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """dict: every attribute under its name, fit for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def messages_behind(
+    path: str, config: StoreConfig, phy_offset: int, progress: Callable[[int, int], object] | None = None
+) -> LostMessages:
+    """Count what the log of the store at `path` holds from `phy_offset` on.
+
+    Parameters
+    ----------
+    config : StoreConfig
+        Its geometry.
+    phy_offset : int
+        Where it is counted from; a message whose CRC fails is damaged.
+    progress : callable, optional
+        Told how many bytes of log were gone over, and of how many.
+
+    Returns
+    -------
+    LostMessages
+
+    Raises
+    ------
+    StoreError, OSError
+        The log cannot be read.
+    """
+    found = LostMessages(phy_offset)
+    topics: Counter[str] = Counter()
+    log = CommitLog(path, config, MappedFilePool(config.max_mapped_files), read_only=True)
+    try:
+        log.load()
+        end = log.find_end_behind_damage()
+        log.set_end(end)
+        for stretch, columns in log.scans(phy_offset, end, keys=False):
+            if progress is not None:
+                progress(stretch.end - phy_offset, end - phy_offset)
+            if stretch.verdict is not Verdict.RECORD:
+                if stretch.verdict is not Verdict.BLANK:
+                    found.damaged_size += stretch.end - stretch.begin
+                continue
+            rows = columns.count
+            found.messages += rows
+            found.size += stretch.end - stretch.begin
+            times = columns.store_timestamp[:rows]
+            first, last = int(times.min()), int(times.max())
+            if found.first_store_timestamp is None or first < found.first_store_timestamp:
+                found.first_store_timestamp = first
+            if found.last_store_timestamp is None or last > found.last_store_timestamp:
+                found.last_store_timestamp = last
+            for number, count in zip(*np.unique(columns.topic[:rows], return_counts=True), strict=True):
+                topics[decode_java_utf8(columns.topics.topics[int(number)])] += int(count)
+    finally:
+        log.close()
+    found.topics = dict(topics.most_common())
+    return found

@@ -17,7 +17,7 @@ side of the package, and imports nothing else of it.
   and `index_writer` (opening after a stop, and writing)
 - `queue_index_v2`: the same of version 2, read only
 - `message_store`: the shared messages of a vhost, a face over parts: `message_files` (files, places, references),
-  `message_file` (one file alone), `merging`, `message_recovery` (opening), `clean_state` (an orderly close)
+  `message_recovery` (opening, merging, one file alone), `clean_state` (an orderly close)
 - `columns`, `batches`: messages as Arrow arrays and record batches; `lost`: those that are left out
 - `vhost`: which directory is whose, over parts: `queue_directory` (one directory and its index), `queue` (a queue's
   messages), `vhost_stores` (its two message stores), `segment_count` (entries of a segment), `version_4` (signs of 4.x)

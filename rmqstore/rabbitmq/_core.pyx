@@ -947,8 +947,8 @@ cdef const unsigned char* checked_id(const unsigned char* p, int64_t n, const un
     return found
 
 
-def checked_ids(list terms, const uint8_t[::1] data, const int64_t[::1] offsets, const uint8_t[:, ::1] ids):
-    """Check message terms: a list, or `data` of which number `i` is from ``offsets[i]`` to ``offsets[i + 1]``.
+def checked_ids(list terms not None, const uint8_t[:, ::1] ids):
+    """Check message terms.
 
     Returns
     -------
@@ -964,22 +964,14 @@ def checked_ids(list terms, const uint8_t[::1] data, const int64_t[::1] offsets,
     InvalidMessageError
         One is not a message term, or has another id than the given one.
     """
-    cdef int64_t i, count = len(terms) if terms is not None else offsets.shape[0] - 1, n
+    cdef int64_t i, count = len(terms), n
     cdef uint8_t[:, ::1] out = np.empty((count, 16), dtype=np.uint8)
     cdef int64_t[::1] sizes = np.empty(count, dtype=np.int64)
     cdef uint8_t[::1] persistent = np.empty(count, dtype=np.uint8)
     cdef const unsigned char* p
-    cdef bytes term
     for i in range(count):
-        if terms is not None:
-            term = terms[i]
-            p = <const unsigned char*>PyBytes_AS_STRING(term)
-            n = PyBytes_GET_SIZE(term)
-        else:
-            n = offsets[i + 1] - offsets[i]
-            if offsets[i] < 0 or n < 0 or offsets[i + 1] > data.shape[0]:
-                raise InvalidMessageError(f"message {i} lies outside the buffer")
-            p = &data[offsets[i]] if n else NULL
+        p = <const unsigned char*>PyBytes_AS_STRING(<bytes?>terms[i])
+        n = PyBytes_GET_SIZE(<bytes>terms[i])
         memcpy(&out[i, 0], checked_id(p, n, &ids[i, 0] if ids is not None else NULL, &sizes[i], i), 16)
         persistent[i] = not says_transient(p, n, True)
     return np.asarray(out), np.asarray(sizes), np.asarray(persistent)
@@ -1003,6 +995,7 @@ def says_persistent(source not None, const int64_t[::1] starts not None, const i
 
 
 cdef int64_t MIN_SLOTS = 1024
+# More than this is given back when the journal is emptied.
 cdef int64_t KEPT_SLOTS = 1 << 18
 cdef int64_t KEPT_IMAGE = 64 << 20
 
@@ -1216,21 +1209,16 @@ cdef class JournalMap:
         """Make a segment known."""
         self.segments[segment.number] = segment
 
-    def check_unused(self, int64_t first, int64_t count):
-        """int: the first of `count` sequence ids from `first` on that has an entry, or -1."""
-        cdef int64_t i
+    cdef bint is_used(self, int64_t seq):
+        cdef Segment segment = self.segment_at(seq, False)
         cdef Table table
-        cdef Segment segment
+        cdef int64_t slot
+        if segment is None:
+            return False
         self.open_table(&table)
-        for i in range(first, first + count):
-            segment = self.segment_at(i, False)
-            if segment is None:
-                continue
-            if segment.filled and segment.entries[i - self.last_first] & W_PUBLISH:
-                return i
-            if table.words[slot_of(&table, i)] & W_PUBLISH and table.seqs[slot_of(&table, i)] == i:
-                return i
-        return -1
+        slot = slot_of(&table, seq)
+        return ((segment.filled and segment.entries[seq - self.last_first] & W_PUBLISH != 0)
+                or (table.seqs[slot] == seq and table.words[slot] & W_PUBLISH != 0))
 
     cdef int64_t mark(self, Table* table, int64_t seq, int bit, int64_t* before) except -100:
         # One deliver or ack, if the entry's state allows it.
@@ -1322,15 +1310,13 @@ cdef class JournalMap:
         return 0
 
     def publish(self, int64_t first, int64_t count, const uint8_t[:, ::1] ids not None, const int64_t[::1] sizes not None,
-                const int64_t[::1] expiries not None, const uint8_t[::1] persistent not None, list terms,
-                const uint8_t[::1] data, const int64_t[::1] offsets, bint deliver, int64_t start, int64_t max_entries,
-                int64_t max_size):
+                const int64_t[::1] expiries not None, const uint8_t[::1] persistent not None, list terms, bint deliver,
+                int64_t start, int64_t max_entries, int64_t max_size):
         """int: how many actions are done in all, of publishing entries from `first`, each with its deliver if `deliver`.
 
         The ids are free, every size is checked, and the columns have `count` rows: expiries in microseconds, 0 = none.
-        What is embedded is in `terms`, or `data` from ``offsets[i]`` to ``offsets[i + 1]``; both None: nothing.  `start`
-        actions were done in earlier calls.  A call ends early when more actions than `max_entries`, or bytes than
-        `max_size`, wait for a flush.
+        `terms` are embedded, unless None.  `start` actions were done in earlier calls.  A call ends early when more actions
+        than `max_entries`, or bytes than `max_size`, wait for a flush.
         """
         cdef int64_t step, steps = count * (2 if deliver else 1), i, seq, embedded, before = 0, verdict
         cdef const unsigned char* term
@@ -1355,10 +1341,6 @@ cdef class JournalMap:
                 if terms is not None:
                     term = <const unsigned char*>PyBytes_AS_STRING(<bytes>terms[i])
                     embedded = PyBytes_GET_SIZE(<bytes>terms[i])
-                elif offsets is not None:
-                    embedded = offsets[i + 1] - offsets[i]
-                    if embedded:
-                        term = &data[offsets[i]]
                 if self.image.shape[0] - self.used < JOURNAL_PUBLISH_FIXED + embedded or is_crowded(&table, 1):
                     self.filled = table.filled
                     self.reserve_image(JOURNAL_PUBLISH_FIXED + embedded)
@@ -1404,7 +1386,7 @@ cdef class JournalMap:
                 return False
         if size > <int64_t>0xFFFFFFFFu:
             raise InvalidMessageError(f"a size of {size} bytes does not fit into 32 bits")
-        if not known_free and self.check_unused(seq, 1) >= 0:
+        if not known_free and self.is_used(seq):
             raise InvalidMessageError(f"sequence id {seq} is in use")
         if persistent < 0:
             persistent = p == NULL or not says_transient(p, n, True)

@@ -31,11 +31,10 @@ class MessageStop(IntEnum):
 
 class MessageFlag(IntEnum):
     MESSAGE_WRITTEN = 1
-    MESSAGE_TERM_OK = 2
     MESSAGE_TOO_SHORT = 4
 
 def scan_messages(
-    region: Region, pos: int = 0, mode: int = 0, check_terms: bool = False
+    region: Region, mode: int = 0
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], int, int]: ...
 def encode_message_record(msg_id: bytes, term: Buffer) -> bytes: ...
 
@@ -50,9 +49,9 @@ class LocationTable:
     def scan(
         self, region: Region, file: int, mode: int = 0, adopt: bool = False
     ) -> tuple[int, int, int, int, int, int, int]: ...
-    def live(
-        self, region: Region, file: int
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], int]: ...
+    def entries(
+        self, msg_ids: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]: ...
     def move(self, msg_ids: NDArray[np.uint8], file: int, positions: NDArray[np.int64]) -> None: ...
     def columns(
         self, file: int = -2

@@ -51,7 +51,6 @@ cpdef enum MessageStop:
 
 cpdef enum MessageFlag:
     MESSAGE_WRITTEN = 1     # the mark is there
-    MESSAGE_TERM_OK = 2     # the term is well-formed, of that length, and holds the id of the record (only if asked for)
     MESSAGE_TOO_SHORT = 4   # the size leaves no place for an id; a node stops with an error if the mark is there
 
 cdef enum:
@@ -116,7 +115,7 @@ cdef inline int64_t next_candidate(const unsigned char* p, int64_t n, int64_t at
     return n
 
 
-cdef int64_t scan_rows(const unsigned char* p, int64_t n, int64_t* at, int mode, bint check_terms, int64_t* work, int64_t room,
+cdef int64_t scan_rows(const unsigned char* p, int64_t n, int64_t* at, int mode, int64_t* work, int64_t room,
                        unsigned char* ids, int64_t* pos, int64_t* size, uint8_t* flags, int* stop) noexcept nogil:
     cdef int64_t here = at[0], extent, row = 0
     stop[0] = STOP_END
@@ -134,8 +133,6 @@ cdef int64_t scan_rows(const unsigned char* p, int64_t n, int64_t* at, int mode,
             size[row] = extent - MESSAGE_RECORD_EXTRA
             if extent >= MESSAGE_RECORD_EXTRA:
                 memcpy(ids + 16 * row, p + here + MESSAGE_RECORD_MSG_ID, 16)
-                if check_terms and holds_message(p + here, extent):
-                    flags[row] |= MESSAGE_TERM_OK
             else:
                 flags[row] |= MESSAGE_TOO_SHORT
                 memset(ids + 16 * row, 0, 16)
@@ -162,7 +159,7 @@ cdef int64_t scan_rows(const unsigned char* p, int64_t n, int64_t* at, int mode,
         memcpy(ids + 16 * row, p + here + MESSAGE_RECORD_MSG_ID, 16)
         pos[row] = here
         size[row] = extent - MESSAGE_RECORD_EXTRA
-        flags[row] = MESSAGE_WRITTEN | MESSAGE_TERM_OK
+        flags[row] = MESSAGE_WRITTEN
         row += 1
         here += extent
     at[0] = here
@@ -174,10 +171,8 @@ cdef int64_t work_limit(int64_t n) noexcept nogil:
     return 16 * n + (1 << 20) if n < INT64_MAX // 32 else INT64_MAX
 
 
-def scan_messages(Region region not None, int64_t pos=0, int mode=SCAN_SEQUENTIAL, bint check_terms=False):
-    """Find the records of a message file from `pos`, by SCAN_SEQUENTIAL or SCAN_SALVAGE.
-
-    `MESSAGE_TERM_OK` is set only if `check_terms`, and always by SCAN_SALVAGE.
+def scan_messages(Region region not None, int mode=SCAN_SEQUENTIAL):
+    """Find the records of a message file, by SCAN_SEQUENTIAL or SCAN_SALVAGE.
 
     Returns
     -------
@@ -185,12 +180,8 @@ def scan_messages(Region region not None, int64_t pos=0, int mode=SCAN_SEQUENTIA
         msg_id (n, 16) uint8; position of the record (n,) int64, bytes; size of the term (n,) int64, bytes, negative where
         there is no place for an id; flags (n,) uint8 of `MessageFlag`; position where the pass ended; `MessageStop`.
 
-    Raises
-    ------
-    OffsetOutOfRangeError
-        `pos` is outside the file.
     """
-    cdef int64_t n = region.size, at = pos, rows, work = work_limit(n), room = 65536
+    cdef int64_t n = region.size, at = 0, rows, work = work_limit(n), room = 65536
     cdef int stop = STOP_ROWS
     cdef unsigned char* p
     cdef uint8_t[:, ::1] ids
@@ -198,8 +189,6 @@ def scan_messages(Region region not None, int64_t pos=0, int mode=SCAN_SEQUENTIA
     cdef uint8_t[::1] flags
     if mode != SCAN_SEQUENTIAL and mode != SCAN_SALVAGE:
         raise ValueError(f"mode is {mode}, not SCAN_SEQUENTIAL or SCAN_SALVAGE")
-    if pos < 0 or pos > n:
-        raise OffsetOutOfRangeError(f"position {pos} is not inside the {n} bytes of the file", pos=pos)
     parts = []
     p = region.pin(0, n)
     try:
@@ -209,7 +198,7 @@ def scan_messages(Region region not None, int64_t pos=0, int mode=SCAN_SEQUENTIA
                        np.empty(room, np.uint8))
             ids, positions, sizes, flags = columns
             with nogil:
-                rows = scan_rows(p, n, &at, mode, check_terms, &work, room, &ids[0, 0], &positions[0], &sizes[0], &flags[0], &stop)
+                rows = scan_rows(p, n, &at, mode, &work, room, &ids[0, 0], &positions[0], &sizes[0], &flags[0], &stop)
             parts.append([column[:rows] for column in columns])
     finally:
         region.unpin()
@@ -528,7 +517,7 @@ cdef class LocationTable:
             finally:
                 region.unpin()
             return sums.accepted, sums.last_end, 0, 0, -1, n, STOP_END
-        *columns, end, stop = scan_messages(region, 0, mode)
+        *columns, end, stop = scan_messages(region, mode)
         ids, positions, sizes, flags = columns
         rows = flags.shape[0]
         with nogil:
@@ -545,45 +534,21 @@ cdef class LocationTable:
         first = int(faults[0]) if len(faults) else -1
         return sums.accepted, sums.last_end, int(unwritten.sum()), int(short.sum()), first, end, stop
 
-    def live(self, Region region not None, int32_t file):
-        """What of a message file is in use, from a scan of its records.
-
-        Returns
-        -------
-        tuple
-            msg_id (n, 16) uint8, position (n,) int64 and size (n,) int64 of the records that are referred to, ascending;
-            msg_id (m, 16) uint8 of those of this file whose reference count is 0; where the pass ended.
-        """
-        cdef int64_t n = region.size, here, extent, rows = 0, dead = 0, room = n // MESSAGE_RECORD_EXTRA + 1
-        cdef unsigned char* p
+    def entries(self, const uint8_t[:, ::1] msg_ids not None):
+        """Reference count, file, position and size of ids (n, 16), each (n,) int64; the file is -1 of unknown ones."""
+        cdef int64_t i, n = msg_ids.shape[0]
         cdef Location* entry
-        found = (np.empty((room, 16), np.uint8), np.empty(room, np.int64), np.empty(room, np.int64),
-                 np.empty((room, 16), np.uint8))
-        cdef uint8_t[:, ::1] ids = found[0], dead_ids = found[3]
-        cdef int64_t[::1] positions = found[1], sizes = found[2]
-        here = 0
-        p = region.pin(0, n)
-        try:
-            with nogil:
-                while here < n:
-                    extent = record_extent(p + here, n - here)
-                    if extent <= 0:
-                        break
-                    if extent >= MESSAGE_RECORD_EXTRA and p[here + extent - 1] == MESSAGE_RECORD_MARK:
-                        entry = self.find(p + here + MESSAGE_RECORD_MSG_ID)
-                        if entry != NULL and entry.file == file and entry.pos == here and entry.size == extent:
-                            if entry.refcount > 0:
-                                memcpy(&ids[rows, 0], entry.msg_id, 16)
-                                positions[rows] = here
-                                sizes[rows] = extent
-                                rows += 1
-                            else:
-                                memcpy(&dead_ids[dead, 0], entry.msg_id, 16)
-                                dead += 1
-                    here += extent
-        finally:
-            region.unpin()
-        return (found[0][:rows].copy(), found[1][:rows].copy(), found[2][:rows].copy(), found[3][:dead].copy(), here)
+        found = np.zeros((4, n), np.int64)
+        cdef int64_t[:, ::1] rows = found
+        if msg_ids.shape[1] != 16:
+            raise ValueError("msg_ids is of shape (n, 16)")
+        with nogil:
+            for i in range(n):
+                entry = self.find(&msg_ids[i, 0])
+                rows[1, i] = -1
+                if entry != NULL:
+                    rows[0, i], rows[1, i], rows[2, i], rows[3, i] = entry.refcount, entry.file, entry.pos, entry.size
+        return tuple(found)
 
     def move(self, const uint8_t[:, ::1] msg_ids not None, int32_t file, const int64_t[::1] positions not None):
         """Change the place of known ids (n, 16) to `file` and `positions` (n,); their sizes stay."""

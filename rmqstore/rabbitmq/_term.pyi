@@ -60,9 +60,7 @@ class Timestamp(FieldInt):
     def datetime(self) -> _datetime.datetime: ...
 
 class Float32(float):
-    code: str
-    raw: bytes
-    def __new__(cls, value: float | bytes) -> Float32: ...
+    def __new__(cls, value: float) -> Float32: ...
 
 class Table(dict[str, Any]):
     pairs: tuple[tuple[str, Any], ...]

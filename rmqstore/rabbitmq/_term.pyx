@@ -639,7 +639,6 @@ def encode(value):
 class FieldInt(int):
     """An integer of an AMQP table whose type is not the one that a plain int is given; `code` is its letter."""
 
-    __slots__ = ()
     code = "?"
 
     def __new__(cls, value):
@@ -656,49 +655,42 @@ class FieldInt(int):
 class Int8(FieldInt):
     """``b``, byte."""
 
-    __slots__ = ()
     code = "b"
 
 
 class UInt8(FieldInt):
     """``B``, unsignedbyte."""
 
-    __slots__ = ()
     code = "B"
 
 
 class Int16(FieldInt):
     """``s``, short, as RabbitMQ has it."""
 
-    __slots__ = ()
     code = "s"
 
 
 class UInt16(FieldInt):
     """``u``, unsignedshort."""
 
-    __slots__ = ()
     code = "u"
 
 
 class UInt32(FieldInt):
     """``i``, unsignedint."""
 
-    __slots__ = ()
     code = "i"
 
 
 class Int64(FieldInt):
     """``l``, long: for a number that would fit into 32 bits."""
 
-    __slots__ = ()
     code = "l"
 
 
 class Timestamp(FieldInt):
     """``T``: whole seconds since the Unix epoch."""
 
-    __slots__ = ()
     code = "T"
 
     @property
@@ -708,26 +700,13 @@ class Timestamp(FieldInt):
 
 
 class Float32(float):
-    """``f``: a float of 32 bits, whose bytes are kept."""
-
-    __slots__ = ("raw",)
-    code = "f"
+    """``f``: a float of 32 bits."""
 
     def __new__(cls, value):
-        if isinstance(value, bytes):
-            raw = value
-            made = float.__new__(cls, struct.unpack(">f", raw)[0])
-        else:
-            raw = struct.pack(">f", value)
-            made = float.__new__(cls, struct.unpack(">f", raw)[0])
-        made.raw = raw
-        return made
+        return float.__new__(cls, struct.unpack(">f", struct.pack(">f", value))[0])
 
     def __repr__(self):
         return f"Float32({float.__repr__(self)})"
-
-    def __reduce__(self):
-        return Float32, (self.raw,)
 
 
 class Table(dict):
@@ -812,8 +791,7 @@ cdef object take_field(Reader* r, int depth):
     if code == c'i':
         return make_field(UInt32, get_u32(amqp_take(r, 4)))
     if code == c'f':
-        p = amqp_take(r, 4)
-        return Float32(PyBytes_FromStringAndSize(<const char*>p, 4))
+        return Float32(struct.unpack(">f", amqp_take(r, 4)[:4])[0])
     if code == c'D':
         p = amqp_take(r, 5)
         return decimal.Decimal((0, tuple(map(int, str(get_u32(p + 1)))), -p[0]))
@@ -1024,7 +1002,7 @@ cdef int put_field(bytearray out, object value, str what, int depth) except -1:
             put_number(out, 8, number)
     elif isinstance(value, Float32):
         out.append(c'f')
-        out += value.raw
+        out += struct.pack(">f", value)
     elif isinstance(value, float):
         nine[0] = c'd'
         put_double(nine + 1, value)
@@ -1875,6 +1853,7 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
     cdef uint8_t[:, ::1] ids
     cdef uint64_t[::1] seconds
     cdef Row* rows = NULL
+    cdef const unsigned char* p
     cdef const unsigned char** bases = NULL
     cdef int64_t* lengths = NULL
     cdef int64_t source_num
@@ -1987,21 +1966,17 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
                 valid[i] = rows[i].status != ROW_DAMAGED and rows[i].m.id >= 0
                 if valid[i]:
                     memcpy(&ids[i, 0], rows[i].p + rows[i].m.id, 16)
-        for name, number in (("delivery_mode", P_DELIVERY_MODE), ("priority", P_PRIORITY)):
-            if name in wanted:
-                made[name] = (np.zeros(n, np.uint8), np.empty(n, np.uint8))
-                small, valid = made[name]
-                for i in range(n):
-                    valid[i] = rows[i].status == ROW_SOUND and rows[i].s.size[number] >= 0
-                    if valid[i]:
-                        small[i] = rows[i].props[rows[i].s.pos[number]]
-        if "timestamp" in wanted:
-            made["timestamp"] = (np.zeros(n, np.uint64), np.empty(n, np.uint8))
-            seconds, valid = made["timestamp"]
+        for name, number in (("delivery_mode", P_DELIVERY_MODE), ("priority", P_PRIORITY), ("timestamp", P_TIMESTAMP)):
+            if name not in wanted:
+                continue
+            values, made_valid = np.zeros(n, np.uint64), np.empty(n, np.uint8)
+            seconds, valid = values, made_valid
             for i in range(n):
-                valid[i] = rows[i].status == ROW_SOUND and rows[i].s.size[P_TIMESTAMP] >= 0
+                valid[i] = rows[i].status == ROW_SOUND and rows[i].s.size[number] >= 0
                 if valid[i]:
-                    seconds[i] = <uint64_t>get_i64(rows[i].props + rows[i].s.pos[P_TIMESTAMP])
+                    p = rows[i].props + rows[i].s.pos[number]
+                    seconds[i] = <uint64_t>get_i64(p) if number == P_TIMESTAMP else p[0]
+            made[name] = values if number == P_TIMESTAMP else values.astype(np.uint8), made_valid
         return MessageColumns(n, {name: made[name] for name in columns}, is_text)
     finally:
         free(rows)

@@ -1,7 +1,7 @@
 """The message files of a directory: which there are, what is in use in them, and where each message lies.
 
 Owns the table of locations with its reference counts, the sizes of the files and their sums, the descriptors, the file
-that is appended to, and the failure that ends writing.  It never decides that files are merged (`merging`) and never
+that is appended to, and the failure that ends writing.  It never decides that files are merged and never
 reads what a crash left (`message_recovery`).  It is not thread-safe: `MessageStore` has the lock.
 
 Invariants: only the highest file is appended to; the sums are those of the summaries; a file that nobody refers to
@@ -35,6 +35,7 @@ _MAX_OPEN_FILES = 64
 # Part of the key of a leftover N.rdt, which a read-only store reads where it lies.
 RDT = 1 << 30
 MAX_FILE = RDT - 1
+_RECORD_EXTRA = int(_messages.MessageRecordLayout.MESSAGE_RECORD_EXTRA)
 _FILE_NAME = re.compile(r"(0|[1-9]\d{0,9})\.(rdq|rdt)")
 # A step of making N.rdq out of itself and N.rdt; no node knows the name, and the next opening starts the step again.
 _STAGED = re.compile(r"(0|[1-9]\d{0,9})\.rdq\.rmqstore")
@@ -224,14 +225,17 @@ class MessageFiles(NotCopied):
         region = map_file(self.path_of(number)) if size else None
         if region is not None:
             try:
-                ids, positions, sizes, dead, end = self.table.live(region, number)
+                found, places, terms, _, end, _ = _messages.scan_messages(region)
             finally:
                 region.close()
-            if end >= size and int(sizes.sum()) == valid and self.scan_mode != "bytewise":
-                return ids, positions, sizes, dead
+            refcounts, files, positions, sizes = self.table.entries(found)
+            here = (files == number) & (positions == places) & (sizes == terms + _RECORD_EXTRA)
+            used = here & (refcounts > 0)
+            if end >= size and int(sizes[used].sum()) == valid and self.scan_mode != "bytewise":
+                return found[used], positions[used], sizes[used], found[here & ~used]
         # Records that were found after damage are not met from record to record; the table knows them.
-        ids, refcounts, _, positions, sizes = self.table.columns(number)
-        used = refcounts > 0
+        ids, counts, _, positions, sizes = self.table.columns(number)
+        used = counts > 0
         order = np.flatnonzero(used)[np.argsort(positions[used], kind="stable")]
         return ids[order], positions[order], sizes[order], ids[~used]
 

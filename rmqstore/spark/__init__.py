@@ -7,15 +7,15 @@ Nothing below this folder imports it, and it imports pyspark only where Spark it
 
 - `plan`: pieces of a log and of its queues; where the first record of a piece begins.  Never imports pyspark
 - `options`, `batches`: what may be asked of a source; the record batches of a piece, damage among them
-- `source`: the data source `rocketmq-store`; `reader`, `stream`: its batch and stream readers; `writer`: appending, and
-  `bulk_load` of a new store; `schemas`: types of columns as Spark has them
+- `source`: the data source `rocketmq-store`; `reader`: its readers of a batch and of a stream; `writer`: appending, and
+  `bulk_load` of a new store
 - `tiered`: pieces of tiered storage, and their record batches
 - `rabbitmq`: the data source `rabbitmq-queue`
 - `query`: the messages of many keys through the index files
 - `rebuild`: passes over a log by tasks that are plain functions over paths: `rebuild_records` (what tasks share, pass 1),
-  `rebuild_index` (pass 2 and the comparison); `mapper`: how Spark runs them
+  `rebuild_index` (pass 2 and the comparison)
 - `export`: files for other tools, and counts
-- `task`: what every task does first
+- `tasks`: functions that Spark runs in its workers
 - `command`: `rmqstore spark …`, and the file for `spark-submit`
 """
 

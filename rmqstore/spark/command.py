@@ -262,7 +262,7 @@ class _Files:
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice(["parquet", "json", "orc", "csv"]),
+    type=click.Choice(["parquet", "json", "orc"]),
     default="parquet",
     show_default=True,
     help="JSON has one object a line, with bodies as text or base64.",

@@ -38,7 +38,6 @@ from rmqstore.files.open_file import read_small_file
 from rmqstore.index.index_service import index_name_after
 from rmqstore.offline.rebuild import RebuildJob, RebuildReport, refuse_findings
 from rmqstore.offline.rebuild_swap import delete_tree, folders_of
-from rmqstore.spark.mapper import Mapper, spark_mapper
 from rmqstore.spark.rebuild_index import (
     IndexTask,
     check_part,
@@ -58,6 +57,7 @@ from rmqstore.spark.rebuild_records import (
     scan_segments,
     write_named,
 )
+from rmqstore.spark.tasks import Map, parallelism_of, spark_map
 from rmqstore.store.dispatch_rules import without_unit
 from rmqstore.store.queue_lives import DeletedTopics
 
@@ -78,14 +78,14 @@ _SEGMENTS = 8
 _SMALL_WORK_TASKS = 64
 
 
-def rebuild_with(mapper: Mapper, job: RebuildJob) -> RebuildReport:
-    """Rebuild as `rebuild` does, with tasks mapped by `mapper`."""
+def rebuild_with(run: Map, job: RebuildJob, parallelism: int = 1) -> RebuildReport:
+    """Rebuild as `rebuild` does, with tasks that `run` runs, about `parallelism` at once."""
     output = None if job.output is None else os.path.abspath(job.output)
     job = dataclasses.replace(job, root=os.path.abspath(job.root), output=output)
-    return job.run(partial(_build, mapper), resumable=True)
+    return job.run(partial(_build, run, parallelism), resumable=True)
 
 
-def _build(mapper: Mapper, job: RebuildJob, work: str) -> RebuildReport:
+def _build(run: Map, parallelism: int, job: RebuildJob, work: str) -> RebuildReport:
     plan = _make_plan(job, work)
     if os.path.basename(plan.build) in listing(work).existing().names:
         logger.info("going on with what is in %s", plan.build)
@@ -94,7 +94,7 @@ def _build(mapper: Mapper, job: RebuildJob, work: str) -> RebuildReport:
         delete_tree(work, ignore_errors=True)
         make_directories(plan.build)
     try:
-        report = _Rebuild(mapper, plan).run()
+        report = _Rebuild(run, parallelism, plan).run()
     except StoreError:
         # Trying again would find the same; what else may happen (a worker that died, a full disk) leaves what is done.
         delete_tree(work, ignore_errors=True)
@@ -155,10 +155,10 @@ class _Rebuild:
         Queues of topics that were deleted, of which nothing was built.
     """
 
-    def __init__(self, mapper: Mapper, plan: RebuildPlan):
-        self.mapper, self.plan = mapper, plan
+    def __init__(self, run: Map, parallelism: int, plan: RebuildPlan):
+        self.map, self.plan = run, plan
         self.report = RebuildReport(plan.kinds, plan.root)
-        self.groups = _groups(len(plan.segments), mapper.parallelism)
+        self.groups = _groups(len(plan.segments), parallelism)
         self.summaries: list[LogSummary] = []
         self.summary = LogSummary()
         self.index_names: list[str] = []
@@ -177,7 +177,7 @@ class _Rebuild:
 
     def _scan(self) -> None:
         plan, summary, report = self.plan, self.summary, self.report
-        self.summaries = self.mapper(scan_segments, plan, self.groups)
+        self.summaries = self.map(scan_segments, plan, self.groups)
         for each in self.summaries:
             summary.join(each)
         size = plan.config.mapped_file_size_commit_log
@@ -200,7 +200,7 @@ class _Rebuild:
                 segment, first, count = tasks[-1].parts[-1]
                 before = segment, first + count - 1
             tasks.append(IndexTask(len(tasks), (), before))
-        self.mapper(write_index_file, plan, tasks)
+        self.map(write_index_file, plan, tasks)
         text = read_small_file(os.path.join(plan.build, "names.json"))
         if text is None:
             names: list[str] = []
@@ -225,7 +225,7 @@ class _Rebuild:
         fills = [fill for fill in fills if fill[:2] not in summary.alone]
         mark = os.path.join(plan.build, "filled")
         if fills and not os.path.exists(mark):
-            self.mapper(fill_units, plan, _together(fills))
+            self.map(fill_units, plan, _together(fills))
             write_named(mark, b"")
         self.report.units = sum(place[4] for key, place in summary.queues.items() if key not in summary.alone)
         if summary.alone:
@@ -242,7 +242,7 @@ class _Rebuild:
             if each.further or not summary.alone.isdisjoint(each.queues):
                 segments.update(plan.segments[slice(*numbers)])
         tasks = [(sorted(segments), sorted(summary.alone), sorted(self._batch_topics))]
-        for units, misplaced, gone, deleted_after, alone_dropped in self.mapper(dispatch_alone, plan, tasks):
+        for units, misplaced, gone, deleted_after, alone_dropped in self.map(dispatch_alone, plan, tasks):
             report.units += units
             report.damage += [tuple(part) for part in misplaced]
             for topic, num in gone.items():
@@ -283,14 +283,14 @@ class _Rebuild:
                 _move(source, queue_directory(plan.work, kind, topic, queue_id))
 
     def _verify(self) -> None:
-        mapper, plan, entry_nums = self.mapper, self.plan, self.summary.entry_nums
+        plan, entry_nums = self.plan, self.summary.entry_nums
         batch_topics = sorted(self._batch_topics)
         starts = [0, *np.cumsum(entry_nums, dtype=np.int64).tolist()] if entry_nums else None
         left_out = sorted(without_unit(self.report.damage)), sorted(self.dropped)
         tasks = [(*numbers, starts[numbers[0]] if starts else 0, batch_topics, *left_out) for numbers in self.groups]
         covered: dict[QueueKey, int] = {}
         # In one go: a pass costs a moment even where it has little to do.
-        answers = mapper(check_part, plan, [*tasks, *self.index_names])
+        answers = self.map(check_part, plan, [*tasks, *self.index_names])
         for (_, last, *_), (findings, units, entry) in zip(tasks, answers, strict=False):
             refuse_findings(findings)
             for key, count in units.items():
@@ -312,7 +312,7 @@ class _Rebuild:
         if "consumequeue" in plan.kinds:
             checks = [(*key, covered.get(key, 0), key[0] in batch_topics) for key in queues]
             few = sum(covered.values()) < _FEW_UNITS and len(checks) <= _SMALL_WORK_TASKS
-            for findings in [check_queues(plan, checks)] if few else mapper(check_queues, plan, _together(checks)):
+            for findings in [check_queues(plan, checks)] if few else self.map(check_queues, plan, _together(checks)):
                 refuse_findings(findings)
         for folder in folders_of(plan.kinds):
             if os.path.isdir(os.path.join(plan.work, folder)):
@@ -371,4 +371,4 @@ def rebuild(
     call goes on with that, if nothing was written to the log meanwhile.
     """
     job = RebuildJob.of(path, what, config, output, drop_units)
-    return rebuild_with(spark_mapper(spark), job)
+    return rebuild_with(spark_map(spark), job, parallelism_of(spark))

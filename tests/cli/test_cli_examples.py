@@ -16,7 +16,7 @@ import pytest
 from test_cli import DOCUMENT, IN_THIS_PROCESS, environment, run, utc  # noqa: F401
 
 from rmqstore.cli import main
-from rmqstore.cli.examples import EXAMPLES
+from rmqstore.cli.group import EXAMPLES
 
 
 def commands(group=main, words=()):
@@ -37,7 +37,7 @@ def shown(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0
     section = re.search(r"\n  Examples:\n((?:    .*\n)+)", result.stdout)
-    assert section is not None, f"the help of {command} has no examples: add them to rmqstore/cli/examples.py"
+    assert section is not None, f"the help of {command} has no examples: add them to rmqstore/cli/group.py"
     return [line.strip() for line in section[1].splitlines()]
 
 

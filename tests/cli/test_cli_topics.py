@@ -1,4 +1,4 @@
-"""rmqstore topics and queues: every figure is what the broker's own files and reads say; offsets reset."""
+"""rmqstore topics and queues: every figure is what the broker's own files and reads say; offsets set."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_hostile_topics_are_harmless(golden_copy):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# offsets reset
+# offsets set
 
 
 def progress(path):
@@ -109,7 +109,7 @@ def test_reset_by_time_and_to_the_ends(golden_copy):
     copy = golden_copy("broker")
     before = progress(copy)
     time = 1795239165000
-    result = run("offsets", "reset", copy, "--group", "G-billing", "--topic", "Orders", "--time", time, "--json")
+    result = run("offsets", "set", copy, "--group", "G-billing", "--topic", "Orders", "--time", time, "--json")
     for value in json_lines(result):
         got = json_lines(run("get", copy, "Orders", value["queue_id"], "--time", time, "--max-num", 1, "--json"))
         assert value["queue_offset"] == got[0]["queue_offset"]
@@ -118,7 +118,7 @@ def test_reset_by_time_and_to_the_ends(golden_copy):
     # That it goes back was asked for.
     assert progress(copy) == before and result.stderr == ""
     for option, wanted in (("--earliest", 0), ("--latest", 2501)):
-        assert run("offsets", "reset", copy, "--group", "new", "--topic", "Orders", "--queue", 1, option).exit_code == 0
+        assert run("offsets", "set", copy, "--group", "new", "--topic", "Orders", "--queue", 1, option).exit_code == 0
         assert progress(copy)["new", "Orders", 1] == wanted
     assert (copy / "config" / "consumerOffset.json.bak").exists()
 
@@ -133,9 +133,9 @@ def test_reset_refuses(golden_copy):
     copy = golden_copy("broker")
     tree = golden.tree(copy)
     group = ["--group", "g"]
-    assert run("offsets", "reset", copy, *group, "--topic", "Orders").exit_code == 2
-    assert run("offsets", "reset", copy, *group, "--topic", "Orders", "--earliest", "--latest").exit_code == 2
-    result = run("offsets", "reset", copy, *group, "--topic", "Nope", "--latest")
+    assert run("offsets", "set", copy, *group, "--topic", "Orders").exit_code == 2
+    assert run("offsets", "set", copy, *group, "--topic", "Orders", "--earliest", "--latest").exit_code == 2
+    result = run("offsets", "set", copy, *group, "--topic", "Nope", "--latest")
     assert result.exit_code == 1 and "Orders" in result.stderr
     changed = {path for path in golden.tree(copy).items() ^ tree.items()}
     assert {os.path.basename(str(path)) for path, *_ in changed} <= {"lock"}

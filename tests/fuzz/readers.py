@@ -319,7 +319,7 @@ def _read_message_file(data: bytes) -> Any:
     if region is None:
         return None
     try:
-        _messages.scan_messages(region, 0, _messages.MessageScan.SCAN_SALVAGE, True)
+        _messages.scan_messages(region, _messages.MessageScan.SCAN_SALVAGE)
         return _messages.scan_messages(region)
     finally:
         region.close()

@@ -28,7 +28,7 @@ import rmqstore.spark.rebuild
 from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreError, StoreLockedError
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY
 from rmqstore.spark import rebuild_index, rebuild_records
-from rmqstore.spark.mapper import answer_of
+from rmqstore.spark.tasks import answer_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # The package's attribute of this name is the function.
@@ -244,7 +244,6 @@ KILLED = textwrap.dedent(
     from rmqstore import StoreConfig
     import rmqstore.spark.rebuild
     from rmqstore.offline.rebuild import RebuildJob
-    from rmqstore.spark.mapper import Mapper
     module = sys.modules["rmqstore.spark.rebuild"]
     steps, root = int(sys.argv[1]), sys.argv[2]
     def counted(call):
@@ -275,7 +274,7 @@ KILLED = textwrap.dedent(
             sys.exit("nothing is kept of what was done")
     config = StoreConfig(
         mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=2000, max_hash_slot_num=16, max_index_num=40)
-    module.rebuild_with(Mapper(in_order, 64), RebuildJob.of(root, config=config))
+    module.rebuild_with(in_order, RebuildJob.of(root, config=config), 64)
     """
 )
 
@@ -402,7 +401,7 @@ def test_on_spark(spark, golden_copy, tmp_path):
         rmqstore.spark.rebuild(spark, root, what="consumequeue")
 
     # The Python worker of a task dies; what the others did is not done again.
-    mapper = module.spark_mapper(spark)
+    mapper = module.spark_map(spark)
     mark = tmp_path / "died"
 
     def dies(plan, task):

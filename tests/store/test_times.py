@@ -216,7 +216,7 @@ def test_progress_by_time(tmp_path):
         store.consumer_offsets.commit("g", "A", 0, 5)
         store.consumer_offsets.persist()
     of_a = ("--group", "g", "--topic", "A", "--queue", 0)
-    (line,) = lines(run("offsets", "reset", root, *of_a, "--time", moment, "--json"))
+    (line,) = lines(run("offsets", "set", root, *of_a, "--time", moment, "--json"))
     assert (line["before"], line["queue_offset"]) == (5, wanted)
 
 
