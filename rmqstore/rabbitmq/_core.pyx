@@ -8,7 +8,6 @@ that asked for it.  Facts: RabbitMQ 3.10.8 (docs/rabbitmq.md).
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
 from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i16, put_i32, put_i64
@@ -136,14 +135,11 @@ cdef struct Scan:
 
 
 cdef struct Rows:
-    int64_t* seq_id
-    int64_t* size
+    # `numbers` has six columns of `room` each: seq_id, size, expiry, segment, pos, term_size.
+    int64_t* numbers
     uint8_t* flags
-    int64_t* expiry
     uint8_t* msg_id
-    int64_t* segment
-    int64_t* pos
-    int64_t* term_size
+    int64_t room
 
 
 cdef inline int64_t get_u32(const unsigned char* p) noexcept nogil:
@@ -307,11 +303,10 @@ cdef inline bint is_torn_head(const unsigned char* p, int64_t at, int64_t n) noe
     return p[at] & 0x80 != 0 and body < n and p[body] == 0 and is_zero(p + body, n - body)
 
 
-cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* sink, int64_t* end, int64_t* records) noexcept nogil:
+cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* sink, int64_t* end) noexcept nogil:
     # Fill `entries` (zeros before) from a whole segment; `end` is where what could be read ends.
     cdef const unsigned char* p = scan.p
     cdef int64_t n = scan.n, at = 0, extent, rel, word, embedded, stride = 0
-    records[0] = 0
     if n > 0 and p[0] == 0 and is_zero(p, n):
         note(sink, NUL_FILE, 0, -1, n)
         end[0] = 0
@@ -327,7 +322,6 @@ cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* si
                 break
             at = stride
             continue
-        records[0] += 1
         rel = relative_id(p + at)
         if extent == SEGMENT_HEAD:
             if rel >= scan.entry_count:
@@ -636,9 +630,10 @@ cdef inline bint says_transient(const unsigned char* term, int64_t n, bint persi
 
 cdef int64_t fill_rows(const int64_t* entries, int64_t entry_count, int64_t number, const unsigned char* p, int64_t n,
                        const int64_t* seqs, const int64_t* words, int64_t count, const unsigned char* image, int64_t used,
-                       int which, Rows* rows, int64_t at, int64_t room) noexcept nogil:
+                       bint live, Rows* rows, int64_t at) noexcept nogil:
     # Append the segment's entries in the order of their ids; -1: the file is not the one that was read, -2: no room.
-    cdef int64_t base_seq = number * entry_count, rel = 0, j = 0, fword, jword, pos, embedded, limit, seq
+    cdef int64_t base_seq = number * entry_count, rel = 0, j = 0, fword, jword, pos, embedded, limit, seq, room = rows.room
+    cdef int64_t* out
     cdef const unsigned char* body
     if entries == NULL:
         rel = entry_count
@@ -665,9 +660,7 @@ cdef int64_t fill_rows(const int64_t* entries, int64_t entry_count, int64_t numb
             return at
         if not (fword | jword) & W_PUBLISH:
             continue
-        if which > 0 and (fword | jword) & (W_ACK | W_DAMAGED):
-            continue
-        if which == 2 and ((fword | jword) & (W_PERSISTENT | W_EMBEDDED)) != W_PERSISTENT:
+        if live and (fword | jword) & (W_ACK | W_DAMAGED):
             continue
         if fword & W_PUBLISH:
             pos = fword >> W_BITS
@@ -685,14 +678,14 @@ cdef int64_t fill_rows(const int64_t* entries, int64_t entry_count, int64_t numb
         if at >= room:
             return -2
         memcpy(rows.msg_id + 16 * at, body, 16)
-        if which != 2:
-            rows.seq_id[at] = seq
-            rows.size[at] = get_u32(body + BODY_SIZE)
-            rows.flags[at] = <uint8_t>((fword | jword) & ((1 << W_BITS) - 1))
-            rows.expiry[at] = get_i64(body + BODY_EXPIRY)
-            rows.segment[at] = number if fword & W_PUBLISH else -1
-            rows.pos[at] = pos
-            rows.term_size[at] = embedded
+        rows.flags[at] = <uint8_t>((fword | jword) & ((1 << W_BITS) - 1))
+        out = rows.numbers + at
+        out[0] = seq
+        out[room] = get_u32(body + BODY_SIZE)
+        out[2 * room] = get_i64(body + BODY_EXPIRY)
+        out[3 * room] = number if fword & W_PUBLISH else -1
+        out[4 * room] = pos
+        out[5 * room] = embedded
         at += 1
 
 
@@ -732,25 +725,6 @@ cdef int64_t encode_segment(const int64_t* seqs, const int64_t* words, int64_t c
             at += SEGMENT_HEAD
             marks -= 1
     return at
-
-
-cdef extern from *:
-    """
-    #include <stdlib.h>
-    typedef struct { int64_t seq, word; } rmq_entry;
-    static int rmq_by_seq(const void *a, const void *b) {
-        int64_t x = ((const rmq_entry *)a)->seq, y = ((const rmq_entry *)b)->seq;
-        return (x > y) - (x < y);
-    }
-    static void rmq_sort_entries(rmq_entry *e, size_t n) {
-        for (size_t i = 1; i < n; i++)
-            if (e[i].seq < e[i - 1].seq) { qsort(e, n, sizeof *e, rmq_by_seq); return; }
-    }
-    """
-    ctypedef struct SortedEntry "rmq_entry":
-        int64_t seq
-        int64_t word
-    void sort_entries "rmq_sort_entries"(SortedEntry* entries, size_t n) noexcept nogil
 
 
 cdef class Findings:
@@ -794,15 +768,14 @@ cdef class Segment:
         Of the file as far as it was read or written; -1 where there is none.
     malformed : bool
         The file has damage after which nothing may be appended.
-    end, records : int
-        Where the last record that could be read ends, and how many were read.
+    end : int
+        Where the last record that could be read ends.
     """
 
     cdef readonly int64_t number
     cdef readonly int64_t unacked
-    cdef readonly int64_t size
+    cdef public int64_t size
     cdef readonly int64_t end
-    cdef readonly int64_t records
     cdef readonly bint malformed
     cdef bint filled
     cdef int64_t[::1] entries
@@ -812,7 +785,6 @@ cdef class Segment:
         self.unacked = 0
         self.size = -1
         self.end = 0
-        self.records = 0
         self.malformed = False
         self.filled = False
 
@@ -821,11 +793,6 @@ cdef class Segment:
             self.entries = np.zeros(entry_count, dtype=np.int64)
             self.filled = True
         return 0
-
-    def cut(self, int64_t size):
-        """Note that the file was cut to `size`, the end of its last record."""
-        self.size = size
-
 
 cdef int64_t salvage_budget(int64_t n) noexcept nogil:
     return 16 * n + (1 << 20)
@@ -865,7 +832,7 @@ def load_segment(source, Segment segment not None, int64_t entry_count, Findings
     """
     cdef Sink sink
     cdef Scan scan
-    cdef int64_t base_seq = segment.number * entry_count, end = 0, records = 0
+    cdef int64_t base_seq = segment.number * entry_count, end = 0
     check_entry_count(entry_count)
     segment.make_entries(entry_count)
     memset(&scan, 0, sizeof(scan))
@@ -877,13 +844,12 @@ def load_segment(source, Segment segment not None, int64_t entry_count, Findings
     scan.budget = salvage_budget(scan.n)
     try:
         with nogil:
-            parse_segment(&scan, &segment.entries[0], base_seq, &sink, &end, &records)
+            parse_segment(&scan, &segment.entries[0], base_seq, &sink, &end)
     finally:
         unpin(source)
     findings.take(&sink)
     segment.size = scan.n
     segment.end = end
-    segment.records = records
     segment.malformed = scan.malformed
 
 
@@ -916,13 +882,7 @@ def scan_journal(const uint8_t[::1] source not None):
 
 
 def terms_at(source not None, const int64_t[::1] starts not None, const int64_t[::1] sizes not None):
-    """list of bytes: copies of stretches of a Region or buffer.
-
-    Raises
-    ------
-    OffsetOutOfRangeError
-        A stretch is not inside; the file was changed since it was read.
-    """
+    """list of bytes: copies of stretches of a Region or buffer; OffsetOutOfRangeError where one is not inside."""
     cdef int64_t i, count = starts.shape[0], n = 0
     cdef const unsigned char* p = pin(source, &n)
     cdef list out = [None] * count
@@ -948,21 +908,15 @@ cdef const unsigned char* checked_id(const unsigned char* p, int64_t n, const un
 
 
 def checked_ids(list terms not None, const uint8_t[:, ::1] ids):
-    """Check message terms.
+    """Check message terms; InvalidMessageError where one is not a message, or has another id than the given one.
 
     Returns
     -------
     ids : ndarray (n, 16) of uint8
-        Of the terms; equal to the given ones, if there are such.
     sizes : ndarray (n,) of int64
         Of the bodies; -1 for a message of another protocol.
     persistent : ndarray (n,) of uint8
         What the terms end with; 1 for those that end otherwise.
-
-    Raises
-    ------
-    InvalidMessageError
-        One is not a message term, or has another id than the given one.
     """
     cdef int64_t i, count = len(terms), n
     cdef uint8_t[:, ::1] out = np.empty((count, 16), dtype=np.uint8)
@@ -977,23 +931,6 @@ def checked_ids(list terms not None, const uint8_t[:, ::1] ids):
     return np.asarray(out), np.asarray(sizes), np.asarray(persistent)
 
 
-def says_persistent(source not None, const int64_t[::1] starts not None, const int64_t[::1] sizes not None, bint persistent):
-    """ndarray of bool: whether message terms end with the atom of a persistent message; others are as `persistent` says."""
-    cdef int64_t i, count = starts.shape[0], n = 0
-    cdef uint8_t[::1] out = np.empty(count, dtype=np.uint8)
-    cdef const unsigned char* p = pin(source, &n)
-    try:
-        with nogil:
-            for i in range(count):
-                if starts[i] < 0 or sizes[i] < 0 or starts[i] > n - sizes[i]:
-                    out[i] = persistent
-                else:
-                    out[i] = not says_transient(p + starts[i], sizes[i], persistent)
-    finally:
-        unpin(source)
-    return np.asarray(out).astype(bool)
-
-
 cdef int64_t MIN_SLOTS = 1024
 # More than this is given back when the journal is emptied.
 cdef int64_t KEPT_SLOTS = 1 << 18
@@ -1004,8 +941,8 @@ cdef class JournalMap:
     """The journal in memory: its bytes since the last flush, and per sequence id what they left to be flushed.
 
     Owns the map with its cancelling (section 6.3), the segments that are known and the counters.  It writes no file.  Words
-    are in one table of open addressing, 32 bytes an entry at most, so a journal with ids from all over the range costs no
-    more than one with sequential ids.
+    are in one table of open addressing, so a journal with ids from all over the range costs no more than one with
+    sequential ids.
 
     Attributes
     ----------
@@ -1064,22 +1001,8 @@ cdef class JournalMap:
         table.seed = self.seed
 
     cdef int reserve_slots(self, int64_t more) except -1:
-        cdef int64_t count = self.slot_seq.shape[0], i, j
-        cdef int64_t[::1] seqs, words
-        cdef Table table
-        if 2 * (self.filled + more) <= count:
-            return 0
-        while 2 * (self.filled + more) > count:
-            count *= 2
-        seqs, words = self.slot_seq, self.slot_word
-        self.make_slots(count)
-        self.open_table(&table)
-        with nogil:
-            for i in range(seqs.shape[0]):
-                if seqs[i] != -1:
-                    j = slot_for(&table, seqs[i])
-                    table.words[j] = words[i]
-        self.filled = table.filled
+        if 2 * (self.filled + more) > self.slot_seq.shape[0]:
+            self.replace(*self.collect(), more)
         return 0
 
     cdef int reserve_image(self, int64_t more) except -1:
@@ -1148,24 +1071,19 @@ cdef class JournalMap:
 
     def collect(self):
         """Tuple of ndarray of int64: sequence ids in their order, and the words of what is to be flushed."""
-        cdef int64_t i, count = 0
-        cdef int64_t[:, ::1] pairs = np.empty((max(self.filled, 1), 2), dtype=np.int64)
-        with nogil:
-            for i in range(self.slot_seq.shape[0]):
-                if self.slot_seq[i] != -1 and self.slot_word[i] != 0:
-                    pairs[count, 0] = self.slot_seq[i]
-                    pairs[count, 1] = self.slot_word[i]
-                    count += 1
-            sort_entries(<SortedEntry*>&pairs[0, 0], <size_t>count)
-        both = np.asarray(pairs)[:count]
-        return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
+        seqs, words = np.asarray(self.slot_seq), np.asarray(self.slot_word)
+        used = np.flatnonzero((seqs != -1) & (words != 0))
+        used = used[np.argsort(seqs[used], kind="stable")]
+        return seqs[used], words[used]
 
-    def replace(self, const int64_t[::1] seqs not None, const int64_t[::1] words not None):
-        """Set the map to these words after merging; words of 0 are left out."""
-        cdef int64_t i, j
+    def replace(self, const int64_t[::1] seqs not None, const int64_t[::1] words not None, int64_t more=0):
+        """Set the map to these words, with room for `more`; words of 0 are left out."""
+        cdef int64_t i, j, count = MIN_SLOTS
         cdef Table table
-        self.make_slots(MIN_SLOTS)
-        self.reserve_slots(seqs.shape[0])
+        # A third is free then, so that making it anew is rare.
+        while count < 3 * (seqs.shape[0] + more):
+            count *= 2
+        self.make_slots(count)
         self.open_table(&table)
         with nogil:
             for i in range(seqs.shape[0]):
@@ -1204,10 +1122,6 @@ cdef class JournalMap:
         self.depth += unacked - segment.unacked
         segment.unacked = unacked
         return changed
-
-    def add_segment(self, Segment segment not None):
-        """Make a segment known."""
-        self.segments[segment.number] = segment
 
     cdef bint is_used(self, int64_t seq):
         cdef Segment segment = self.segment_at(seq, False)
@@ -1357,12 +1271,7 @@ cdef class JournalMap:
         """bool: the entry was published; False where `size` is -1 and the term does not say it.
 
         `msg_id` may be None beside a term.  `persistent` is -1 for what the term says.  An id that is `known_free` is not
-        looked up.
-
-        Raises
-        ------
-        InvalidMessageError
-            As `checked_ids`, or a number is impossible or in use.
+        looked up.  InvalidMessageError as for `checked_ids`, or where a number is impossible or in use.
         """
         cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(term) if term is not None else NULL
         cdef int64_t n = PyBytes_GET_SIZE(term) if term is not None else 0, found_size = -1
@@ -1406,11 +1315,12 @@ cdef class JournalMap:
         return self.image_array[: self.used]
 
     def encode(self, Segment segment not None, const int64_t[::1] seqs not None, const int64_t[::1] words not None):
-        """bytes: what a flush appends to the segment for these words, in a node's order."""
+        """bytes: what a flush appends to the segment for these words, in a node's order; there is room for them then."""
         cdef int64_t count = seqs.shape[0], size
         cdef int64_t base_seq = segment.number * self.segment_entry_count
         cdef const unsigned char* image = &self.image[0]
         cdef unsigned char* p
+        segment.make_entries(self.segment_entry_count)
         if count == 0:
             return b""
         with nogil:
@@ -1421,12 +1331,8 @@ cdef class JournalMap:
             encode_segment(&seqs[0], &words[0], count, base_seq, image, 0, p, NULL)
         return blob
 
-    def prepare(self, Segment segment not None):
-        """Make room for the entries of a segment that gets its file, before anything is written."""
-        segment.make_entries(self.segment_entry_count)
-
     def applied(self, Segment segment not None, const int64_t[::1] seqs not None, const int64_t[::1] words not None):
-        """Note that the blob of `encode` was appended to the segment's file; `prepare` came before."""
+        """Note that the blob of `encode` was appended to the segment's file."""
         cdef int64_t start = segment.size if segment.size > 0 else 0
         if seqs.shape[0]:
             start += encode_segment(&seqs[0], &words[0], seqs.shape[0], segment.number * self.segment_entry_count, &self.image[0],
@@ -1453,52 +1359,34 @@ cdef class JournalMap:
         self.used = self.written = self.dirty_count = 0
 
     def rows(self, Segment segment not None, source, const int64_t[::1] seqs not None, const int64_t[::1] words not None,
-             int which, columns not None, int64_t at):
-        """int: the first free row after the segment's entries were appended to `columns` from row `at`, in the order of ids.
+             bint live, int64_t[:, ::1] numbers not None, uint8_t[::1] flags not None, uint8_t[:, ::1] msg_id not None, int64_t at):
+        """int: the first free row after the segment's entries were appended to columns from row `at`, in the order of ids.
 
         -1: the file is not the one that was read; -2: the columns are full.  `source` is the segment's file, `seqs` and
-        `words` its part of `collect`.  `which` is 0 for all with a publish, 1 for the live ones, 2 for the message ids of
-        the persistent ones among these that are not embedded; then `columns` is msg_id alone, else all of `IndexColumns`.
+        `words` its part of `collect`; without `live` also entries that are acked or damaged.  `numbers` (6, n) are seq_id,
+        size, expiry_us, segment, pos and term_size; `flags` (n,) and `msg_id` (n, 16) the other columns of `IndexColumns`.
         """
         cdef Rows out
-        cdef int64_t[::1] seq_id, size, expiry, numbers, pos, term_size
-        cdef uint8_t[::1] flags
-        cdef uint8_t[:, ::1] msg_id
-        cdef int64_t room, count = seqs.shape[0], n = 0
+        cdef int64_t count = seqs.shape[0], n = 0
         cdef const unsigned char* p
         cdef const int64_t* entries = NULL
         cdef const int64_t* seq_at = &seqs[0] if count else NULL
         cdef const int64_t* word_at = &words[0] if count else NULL
         cdef const unsigned char* image = &self.image[0]
-        memset(&out, 0, sizeof(out))
-        if which == 2:
-            msg_id = columns
-            room = msg_id.shape[0]
-        else:
-            seq_id, size, flags, expiry, msg_id, numbers, pos, term_size = columns
-            room = min(seq_id.shape[0], size.shape[0], flags.shape[0], expiry.shape[0], msg_id.shape[0], numbers.shape[0],
-                       pos.shape[0], term_size.shape[0])
-        if msg_id.shape[1] != 16:
-            raise ValueError("msg_id has 16 columns")
-        if room == 0:
+        out.room = flags.shape[0]
+        if numbers.shape[0] != 6 or numbers.shape[1] != out.room or msg_id.shape[0] != out.room or msg_id.shape[1] != 16:
+            raise ValueError("columns of other shapes")
+        if out.room == 0:
             # Nothing to point to; whatever there is does not fit.
             return at if segment.unacked == 0 else -2
-        out.msg_id = &msg_id[0, 0]
-        if which != 2:
-            out.seq_id = &seq_id[0]
-            out.size = &size[0]
-            out.flags = &flags[0]
-            out.expiry = &expiry[0]
-            out.segment = &numbers[0]
-            out.pos = &pos[0]
-            out.term_size = &term_size[0]
+        out.numbers, out.flags, out.msg_id = &numbers[0, 0], &flags[0], &msg_id[0, 0]
         if segment.filled and source is not None:
             entries = &segment.entries[0]
         p = pin(source, &n)
         try:
             with nogil:
                 at = fill_rows(entries, self.segment_entry_count, segment.number, p, n, seq_at, word_at, count, image,
-                               self.used, which, &out, at, room)
+                               self.used, live, &out, at)
         finally:
             unpin(source)
         return at

@@ -260,7 +260,6 @@ cdef Location* new_slots(int64_t capacity) noexcept nogil:
 
 cdef struct ScanSums:
     int64_t accepted
-    int64_t accepted_bytes
     int64_t last_end
     bint no_memory
 
@@ -468,11 +467,8 @@ cdef class LocationTable:
             entry.refcount = 1
         if is_new:
             sums.accepted += 1
-        elif entry.file == file and last_wins:
-            sums.accepted_bytes -= entry.size
-        else:
+        elif entry.file != file or not last_wins:
             return False
-        sums.accepted_bytes += extent
         entry.file, entry.pos, entry.size = file, at, extent
         sums.last_end = max(sums.last_end, at + extent)
         return is_new

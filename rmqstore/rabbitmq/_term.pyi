@@ -14,7 +14,7 @@ _Bytes: TypeAlias = bytes | bytearray | memoryview
 _Message = TypeVar("_Message", bound="MessageTerm")
 
 BYTES_COLUMNS: Final[tuple[str, ...]]
-FIELD_RANGES: Final[dict[str, tuple[int, int]]]
+FIELD_INTS: Final[dict[str, tuple[type[FieldInt], int, bool]]]
 MESSAGE_COLUMNS: Final[tuple[str, ...]]
 PROPERTY_NAMES: Final[tuple[str, ...]]
 

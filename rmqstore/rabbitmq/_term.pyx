@@ -276,6 +276,8 @@ cdef int64_t value_extent(const unsigned char* p, int64_t pos, int64_t end, Faul
     cdef int depth = 0
     if pos < 0:
         return -1
+    if pos < end and (p[pos] == TAG_ATOM or p[pos] == TAG_SMALL_ATOM_UTF8 or p[pos] == TAG_BINARY):
+        return scalar_extent(p, pos, end, fault)
     left[0] = 1
     while True:
         while left[depth] == 0:
@@ -308,11 +310,21 @@ cdef int64_t term_extent(const unsigned char* p, int64_t n, Fault* fault) noexce
     return value_extent(p, 1, n, fault)
 
 
-cdef bint is_atom(const unsigned char* p, int64_t pos, int64_t end, const char* name, int64_t size) noexcept nogil:
-    cdef Fault fault
-    cdef int64_t length = 0
-    cdef int64_t at = atom_text(p, pos, end, &length, &fault)
-    return at >= 0 and length == size and memcmp(p + at, name, size) == 0
+cdef inline int64_t after_atom(const unsigned char* p, int64_t pos, int64_t end, const char* name, int64_t size) noexcept nogil:
+    # The position after the atom `name` (ASCII) at `pos`, or -1 where something else is.
+    if pos < 0 or end - pos < size + 2:
+        return -1
+    if (p[pos] == TAG_ATOM or p[pos] == TAG_ATOM_UTF8) and get_u16(p + pos + 1) == size and end - pos > size + 2:
+        pos += 3
+    elif (p[pos] == TAG_SMALL_ATOM_UTF8 or p[pos] == TAG_SMALL_ATOM) and p[pos + 1] == size:
+        pos += 2
+    else:
+        return -1
+    return pos + size if memcmp(p + pos, name, <size_t>size) == 0 else -1
+
+
+cdef inline bint is_atom(const unsigned char* p, int64_t pos, int64_t end, const char* name, int64_t size) noexcept nogil:
+    return after_atom(p, pos, end, name, size) >= 0
 
 
 def extent(const uint8_t[::1] data not None, int64_t pos=0):
@@ -326,13 +338,9 @@ def extent(const uint8_t[::1] data not None, int64_t pos=0):
 # ------------------------------------------------------------------------------------------------------------- values
 
 class Atom(str):
-    """An Erlang atom.
+    """An Erlang atom; `encode` keeps to its `tag`, with which it was read: 100 or 115 (Latin-1), 118 or 119 (UTF-8), or None.
 
-    Attributes
-    ----------
-    tag : int or None
-        How it was written, where it was read: 100 or 115 (Latin-1), 118 or 119 (UTF-8).  `encode` keeps to it.  Atoms of
-        equal text are equal, however they are written.
+    Atoms of equal text are equal, however they are written.
     """
 
     __slots__ = ("tag",)
@@ -467,15 +475,8 @@ cdef object take_value(Reader* r):
 def decode(data):
     """Decode `data`, which is one external term and nothing else.
 
-    Returns
-    -------
-    Atom, int, float, bytes, list, tuple, dict or Opaque
-        An Erlang string is a list of integers, as in Erlang.
-
-    Raises
-    ------
-    CorruptionError
-        The bytes are not a well-formed term, or it holds more than 2**20 values; `pos` is where.
+    An Erlang string is a list of integers, as in Erlang; other values are Atom, int, float, bytes, list, tuple, dict and
+    Opaque.  CorruptionError where the bytes are not a well-formed term, or it holds more than 2**20 values; `pos` is where.
     """
     cdef Reader r
     cdef Fault fault
@@ -612,20 +613,9 @@ cdef int put_value(bytearray out, object value, int depth) except -1:
 
 
 def encode(value):
-    """Encode a value as external term, as `term_to_binary` of Erlang/OTP 25 does; atoms that were read as they were written.
+    """bytes: a value that `decode` returns as external term, as `term_to_binary` of Erlang/OTP 25 writes it.
 
-    Parameters
-    ----------
-    value : a value that `decode` returns; True and False are atoms
-
-    Returns
-    -------
-    bytes
-
-    Raises
-    ------
-    TypeError, ValueError
-        The format cannot hold the value; nesting is limited to 256 levels.
+    True and False are atoms.  TypeError, ValueError where the format cannot hold the value; nesting is limited to 256 levels.
     """
     cdef bytearray out = bytearray(b"\x83")
     put_value(out, value, 0)
@@ -643,9 +633,11 @@ class FieldInt(int):
 
     def __new__(cls, value):
         made = int.__new__(cls, value)
-        low, high = FIELD_RANGES[cls.code]
-        if not low <= made <= high:
-            raise ValueError(f"{cls.__name__} is from {low} to {high}, not {int(made)}")
+        _, size, signed = FIELD_INTS[cls.code]
+        try:
+            made.to_bytes(size, "big", signed=signed)
+        except OverflowError:
+            raise ValueError(f"{cls.__name__} has {8 * size} bits{'' if signed else ' and no sign'}, not {int(made)}") from None
         return made
 
     def __repr__(self):
@@ -722,9 +714,10 @@ class Table(dict):
         return Table, (self.pairs,)
 
 
-FIELD_RANGES = {
-    "b": (-(2**7), 2**7 - 1), "B": (0, 2**8 - 1), "s": (-(2**15), 2**15 - 1), "u": (0, 2**16 - 1), "i": (0, 2**32 - 1),
-    "l": (-(2**63), 2**63 - 1), "T": (0, 2**64 - 1),
+# Class, bytes and whether there is a sign, by the letter of the type.
+FIELD_INTS = {
+    "b": (Int8, 1, True), "B": (UInt8, 1, False), "s": (Int16, 2, True), "u": (UInt16, 2, False), "i": (UInt32, 4, False),
+    "l": (Int64, 8, True), "T": (Timestamp, 8, False),
 }
 
 cdef object AMQP_CUT = "an AMQP table or property list ends before what it states"
@@ -780,22 +773,16 @@ cdef object take_field(Reader* r, int depth):
         value = take_table(r, depth + 1) if code == c'F' else take_array(r, depth + 1)
         r.end = end
         return value
-    if code == c'b':
-        return make_field(Int8, <signed char>amqp_take(r, 1)[0])
-    if code == c'B':
-        return make_field(UInt8, amqp_take(r, 1)[0])
-    if code == c's':
-        return make_field(Int16, get_i16(amqp_take(r, 2)))
-    if code == c'u':
-        return make_field(UInt16, get_u16(amqp_take(r, 2)))
-    if code == c'i':
-        return make_field(UInt32, get_u32(amqp_take(r, 4)))
     if code == c'f':
         return Float32(struct.unpack(">f", amqp_take(r, 4)[:4])[0])
     if code == c'D':
         p = amqp_take(r, 5)
         return decimal.Decimal((0, tuple(map(int, str(get_u32(p + 1)))), -p[0]))
-    raise CorruptionError(f"{chr(code)!r} is not a type of an AMQP field", pos=r.pos - 1)
+    if chr(code) not in FIELD_INTS:
+        raise CorruptionError(f"{chr(code)!r} is not a type of an AMQP field", pos=r.pos - 1)
+    kind, size, signed = FIELD_INTS[chr(code)]
+    p = amqp_take(r, size)
+    return make_field(kind, int.from_bytes(p[:<int64_t>size], "big", signed=signed))
 
 
 cdef inline object make_field(kind, value):
@@ -986,10 +973,8 @@ cdef int put_field(bytearray out, object value, str what, int depth) except -1:
     elif isinstance(value, bool):
         out += b"t\x01" if value else b"t\x00"
     elif isinstance(value, FieldInt):
-        code = value.code
-        out += code.encode()
-        number = <int64_t><uint64_t>(int(value) & 0xFFFFFFFFFFFFFFFF)
-        put_number(out, 1 if code in "bB" else 2 if code in "su" else 4 if code == "i" else 8, number)
+        _, size, signed = FIELD_INTS[value.code]
+        out += value.code.encode() + value.to_bytes(size, "big", signed=signed)
     elif isinstance(value, int):
         number = PyLong_AsLongLongAndOverflow(value, &overflow)
         if overflow:
@@ -1172,19 +1157,14 @@ cdef int64_t binaries_at(const unsigned char* p, int64_t pos, int64_t end, int64
 cdef inline int64_t tuple_at(const unsigned char* p, int64_t pos, int64_t end, int size, const char* name, int64_t name_size,
                              Fault* fault) noexcept nogil:
     # The position of the second element of a tuple of `size` whose first is the atom `name`.
-    cdef int64_t length = 0
     if pos < 0:
         return -1
     if end - pos < 2:
         return fail(fault, CUT, pos)
     if p[pos] != TAG_SMALL_TUPLE or p[pos + 1] != size:
         return fail(fault, NOT_A_MESSAGE, pos)
-    cdef int64_t at = atom_text(p, pos + 2, end, &length, fault)
-    if at < 0:
-        return -1
-    if length != name_size or memcmp(p + at, name, name_size) != 0:
-        return fail(fault, NOT_A_MESSAGE, pos + 2)
-    return at + length
+    cdef int64_t at = after_atom(p, pos + 2, end, name, name_size)
+    return at if at >= 0 else fail(fault, NOT_A_MESSAGE, pos + 2)
 
 
 cdef int64_t content_at(const unsigned char* p, int64_t pos, int64_t end, MessageParts* m, Fault* fault) noexcept nogil:
@@ -1281,10 +1261,13 @@ cdef int64_t message_at(const unsigned char* p, int64_t n, MessageParts* m, Faul
     pos = binary_at(p, at, n, &m.id, &size, fault)
     if pos >= 0 and size != 16:
         return fail(fault, NOT_A_MESSAGE, at)
-    m.persistent = pos >= 0 and is_atom(p, pos, n, b"true", 4)
-    if pos >= 0 and not m.persistent and not is_atom(p, pos, n, b"false", 5):
-        return fail(fault, NOT_A_MESSAGE if pos < n else CUT, pos)
-    return scalar_extent(p, pos, n, fault)
+    at = after_atom(p, pos, n, b"true", 4)
+    m.persistent = at >= 0
+    if pos >= 0 and at < 0:
+        at = after_atom(p, pos, n, b"false", 5)
+        if at < 0:
+            return fail(fault, NOT_A_MESSAGE, pos)
+    return at
 
 
 cdef const unsigned char* message_id(const unsigned char* p, int64_t n, int64_t* body_size) noexcept nogil:
@@ -1443,17 +1426,7 @@ cdef class MessageTerm:
 
     @classmethod
     def from_term(cls, term):
-        """Take a message term apart.
-
-        Parameters
-        ----------
-        term : bytes-like
-
-        Raises
-        ------
-        CorruptionError
-            It is not a well-formed message term; `pos` says where.
-        """
+        """Take a message term apart; CorruptionError where it is not a well-formed one, with its position."""
         cdef MessageTerm made = cls.__new__(cls)
         made.load(term if type(term) is bytes else bytes(term))
         return made
@@ -1648,17 +1621,15 @@ cpdef enum RowStatus:
     ROW_BAD_PROPERTIES = 3
 
 # Columns that are bytes of varying length.  What comes after "headers" are the properties, in their order.
-BYTES_COLUMNS = ("body", "exchange", "vhost", "properties", "headers") + tuple(
+BYTES_COLUMNS = ("body", "exchange", "headers") + tuple(
     name for name in PROPERTY_NAMES if name not in ("headers", "delivery_mode", "priority", "timestamp"))
-MESSAGE_COLUMNS = ("status", "persistent", "msg_id", "routing_keys", "delivery_mode", "priority", "timestamp") + BYTES_COLUMNS
+MESSAGE_COLUMNS = ("status", "routing_keys", "delivery_mode", "priority", "timestamp") + BYTES_COLUMNS
 
 cdef enum:
     COL_BODY = 0
     COL_EXCHANGE = 1
-    COL_VHOST = 2
-    COL_PROPERTIES = 3
-    COL_HEADERS = 4
-    BYTES_NUM = 15
+    COL_HEADERS = 2
+    BYTES_NUM = 13
 
 # Which property a column of bytes is, or -1.
 cdef int[BYTES_NUM] PROPERTY_OF
@@ -1706,22 +1677,15 @@ cdef bint parse_row(Row* row) noexcept nogil:
 
 cdef inline const unsigned char* bytes_of(Row* row, int column, int64_t* size) noexcept nogil:
     # Where the bytes of a column lie and how many they are; -1: null, and no place.  The body is only measured here.
-    cdef MessageParts* m = &row.m
     cdef const unsigned char* base = row.p
     cdef int64_t pos
     size[0] = -1
-    if row.status == ROW_DAMAGED:
+    if row.status == ROW_DAMAGED or (row.status == ROW_UNREADABLE and column != COL_EXCHANGE):
         return NULL
     if column == COL_EXCHANGE:
-        size[0], pos = m.exchange_size, m.exchange
-    elif column == COL_VHOST:
-        size[0], pos = m.vhost_size, m.vhost
-    elif row.status == ROW_UNREADABLE:
-        return NULL
+        size[0], pos = row.m.exchange_size, row.m.exchange
     elif column == COL_BODY:
-        size[0], pos = m.body_size, m.fragments + 5
-    elif column == COL_PROPERTIES:
-        size[0], pos, base = row.props_size, 0, row.props
+        size[0], pos = row.m.body_size, row.m.fragments + 5
     else:
         size[0], pos, base = row.s.size[PROPERTY_OF[column]], row.s.pos[PROPERTY_OF[column]], row.props
     return base + pos if size[0] >= 0 else NULL
@@ -1755,7 +1719,7 @@ cdef void fill_bytes(Row* rows, int64_t n, int column, int32_t* offsets, unsigne
                 copy_body(&rows[i], data + used)
             else:
                 memcpy(data + used, p, size)
-            if column != COL_BODY and column != COL_PROPERTIES and column != COL_HEADERS and utf8[0]:
+            if column != COL_BODY and column != COL_HEADERS and utf8[0]:
                 utf8[0] = is_utf8(data + used, size)
             used += size
         offsets[i + 1] = <int32_t>used
@@ -1793,10 +1757,9 @@ class MessageColumns:
     count : int
         Rows.
     columns : dict of str to array or tuple of arrays
-        ``status``: uint8, values of `RowStatus`.  ``persistent``: uint8.  ``msg_id``: (uint8 of shape (count, 16), valid).
-        ``routing_keys``: (int32 offsets of the lists, int32 offsets of the keys, uint8 bytes, valid).  ``delivery_mode`` and
-        ``priority``: (uint8, valid).  ``timestamp``: (uint64 seconds, valid).  Columns of `BYTES_COLUMNS`: (int32 offsets,
-        uint8 bytes, valid); ``properties`` are flags and list, ``headers`` the fields of the table, for `decode_table`.
+        ``status``: uint8, values of `RowStatus`.  ``routing_keys``: (int32 offsets of the lists, int32 offsets of the keys,
+        uint8 bytes, valid).  ``delivery_mode`` and ``priority``: (uint8, valid).  ``timestamp``: (uint64 seconds, valid).
+        Columns of `BYTES_COLUMNS`: (int32 offsets, uint8 bytes, valid); ``headers`` are for `decode_table`.
         ``valid`` is an array of uint8, 1 where the row has a value.
     utf8 : dict of str to bool
         For columns of texts: every value is well-formed UTF-8.
@@ -1841,8 +1804,7 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
     Raises
     ------
     ValueError
-        An unknown column, arrays of different lengths, a number without source, or more than 2 GiB in a column: give fewer
-        terms at a time.
+        An argument does not fit, or a column has more than 2 GiB: give fewer terms at a time.
     """
     cdef int64_t n = positions.shape[0], i, size, total, key_total = 0, key_bytes = 0
     cdef int column, number
@@ -1850,7 +1812,6 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
     cdef const int32_t[::1] source_of
     cdef int32_t[::1] lists, offsets
     cdef uint8_t[::1] data, valid, small
-    cdef uint8_t[:, ::1] ids
     cdef uint64_t[::1] seconds
     cdef Row* rows = NULL
     cdef const unsigned char* p
@@ -1933,7 +1894,7 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
             utf8 = True
             with nogil:
                 fill_bytes(rows, n, column, &offsets[0], &data[0] if total else NULL, &valid[0] if n else NULL, &utf8)
-            if column not in (COL_BODY, COL_PROPERTIES, COL_HEADERS):
+            if column not in (COL_BODY, COL_HEADERS):
                 is_text[name] = bool(utf8)
         if "routing_keys" in wanted:
             for i in range(n):
@@ -1954,18 +1915,6 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
             small = made["status"]
             for i in range(n):
                 small[i] = rows[i].status
-        if "persistent" in wanted:
-            made["persistent"] = np.empty(n, np.uint8)
-            small = made["persistent"]
-            for i in range(n):
-                small[i] = rows[i].status != ROW_DAMAGED and rows[i].m.persistent
-        if "msg_id" in wanted:
-            made["msg_id"] = (np.zeros((n, 16), np.uint8), np.empty(n, np.uint8))
-            ids, valid = made["msg_id"]
-            for i in range(n):
-                valid[i] = rows[i].status != ROW_DAMAGED and rows[i].m.id >= 0
-                if valid[i]:
-                    memcpy(&ids[i, 0], rows[i].p + rows[i].m.id, 16)
         for name, number in (("delivery_mode", P_DELIVERY_MODE), ("priority", P_PRIORITY), ("timestamp", P_TIMESTAMP)):
             if name not in wanted:
                 continue

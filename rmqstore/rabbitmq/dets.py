@@ -418,16 +418,9 @@ def read(path: str | os.PathLike[str]) -> DetsTable:
 def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:
     """Terms of the queues by their directories' names, from the objects of `recovery.dets`.
 
-    Parameters
-    ----------
-    table : DetsTable
-        Objects of another shape are left out; each becomes a problem of the table.
-
-    Returns
-    -------
-    dict of str to dict
-        Version 1: ``segments`` (list of (number, count) tuples), ``next_seq_id``, ``next_deliver_seq_id``, ``persistent_ref``
-        (bytes), ``persistent_count``, ``persistent_bytes``; version 2 has ``v2_index_state`` instead of ``segments``.
+    Version 1 has ``segments`` (list of (number, count) tuples), ``next_seq_id``, ``next_deliver_seq_id``, ``persistent_ref``
+    (bytes), ``persistent_count``, ``persistent_bytes``; version 2 ``v2_index_state`` instead of ``segments``.  An object of
+    another shape is left out, and becomes a problem of the table.
     """
     found: dict[str, dict[str, Any]] = {}
     for at, one in zip(table.positions, table.objects):

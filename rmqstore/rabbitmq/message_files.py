@@ -42,31 +42,21 @@ _STAGED = re.compile(r"(0|[1-9]\d{0,9})\.rdq\.rmqstore")
 
 
 class FileSummary(NamedTuple):
-    """What is known of a message file.
-
-    Attributes
-    ----------
-    valid_size : int
-        Bytes of records that are referred to.
-    file_size : int
-        Bytes of the file.
-    """
+    """Bytes of the records in a message file that are referred to, and of the file."""
 
     valid_size: int
     file_size: int
 
 
 class Locations(NamedTuple):
-    """Where messages lie, a row each, in the order of files and positions.
+    """Where messages are, a row each, in the order of files and positions.
 
     Attributes
     ----------
     msg_id : numpy.ndarray
         (n, 16) uint8.
-    refcount : numpy.ndarray
-        (n,) int32; 0 for a message that nobody refers to, whose file was not cleaned up yet.
-    file : numpy.ndarray
-        (n,) int32: the number of the N.rdq.
+    refcount, file : numpy.ndarray
+        (n,) int32: 0 for a message without a reference, whose file was not cleaned up yet; the number of the N.rdq.
     pos, size : numpy.ndarray
         (n,) int64: place and size of the whole record in bytes, 25 more than its term.
     """
@@ -161,10 +151,7 @@ class MessageFiles(NotCopied):
         self.current = max((key for key in self.summaries if not key & RDT), default=-1)
 
     def begin(self, end: int | None) -> None:
-        """Make ready for writing: delete files that nobody refers to, and cut the current one at its `end`.
-
-        None: where its summary says.
-        """
+        """Make ready for writing: delete files without references, cut the current one at `end` (None: as its summary says)."""
         for number in [number for number in list(self.summaries)[:-1] if self.summaries[number][0] == 0]:
             self.delete(number)
         if not self.summaries:
@@ -335,9 +322,9 @@ class MessageFiles(NotCopied):
     def take_merged(
         self, destination: int, source: int, moves: list[tuple[np.ndarray, np.ndarray, np.ndarray]], size: int
     ) -> None:
-        """Take over that what is in use in `source` lies in `destination` now, which was replaced and has `size` bytes.
+        """Note that `destination` was replaced by `size` bytes with what was in use in it and in `source`.
 
-        `moves` has, for each of the two, the ids that moved, where they lie now, and the ids that are gone.
+        `moves` has, for each of the two, the ids that moved, where they are now, and the ids that are gone.
         """
         # From here on the new file is the one that readers meet, whatever becomes of the old one.
         self.forget_fd(destination)

@@ -532,15 +532,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         """
         with self._lock:
             self._check_open()
-            return self._directory.columns_of(sorted(self._journal.segments), 1 if live else 0)
-
-    def references(self) -> np.ndarray:
-        """ndarray (n, 16) of uint8: message ids of live persistent entries that lie in the message store, one an entry."""
-        with self._lock:
-            self._check_open()
-            chosen = [segment for _, segment in sorted(self._journal.segments.items())]
-            ids = np.empty((sum(segment.unacked for segment in chosen), 16), np.uint8)
-            return ids[: self._directory.fill(chosen, 2, ids)]
+            return self._directory.columns_of(sorted(self._journal.segments), live)
 
     def __iter__(self) -> Iterator[IndexEntry]:
         """Live entries in the order of their sequence ids, read a segment or so at a time, when the first one is due."""

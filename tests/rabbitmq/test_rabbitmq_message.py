@@ -343,12 +343,10 @@ def rows_of(columns):
     rows = [{} for _ in range(columns.count)]
     for name, arrays in columns.columns.items():
         for i, row in enumerate(rows):
-            if name in ("status", "persistent"):
+            if name == "status":
                 row[name] = int(arrays[i])
             elif not arrays[-1][i]:
                 row[name] = None
-            elif name == "msg_id":
-                row[name] = arrays[0][i].tobytes()
             elif name == "routing_keys":
                 lists, offsets, data, _ = arrays
                 row[name] = [data[offsets[j] : offsets[j + 1]].tobytes() for j in range(lists[i], lists[i + 1])]
@@ -364,11 +362,8 @@ def row_of(term):
     message = Message.from_term(term)
     encode_text = lambda text: text.encode("utf-8", "surrogateescape")  # noqa: E731
     row = dict.fromkeys(_term.MESSAGE_COLUMNS)
-    row.update(
-        status=0, persistent=int(message.persistent), msg_id=message.msg_id, exchange=encode_text(message.exchange)
-    )
+    row.update(status=0, exchange=encode_text(message.exchange))
     row["routing_keys"] = [encode_text(key) for key in message.routing_keys]
-    row["vhost"] = None if message.vhost is None else encode_text(message.vhost)
     if not message.readable:
         row["status"] = 2
         return row
@@ -376,9 +371,8 @@ def row_of(term):
     try:
         properties = message.properties
     except CorruptionError:
-        row.update(status=3, properties=message.raw_properties)
+        row.update(status=3)
         return row
-    row["properties"] = message.raw_properties or _term.encode_properties(properties)
     for name, value in properties.items():
         if name == "headers":
             row[name] = _term.encode_table(value)
@@ -524,9 +518,8 @@ def test_columns_as_arrow_arrays():
         array.validate(full=True)
     batch = pa.RecordBatch.from_pydict(arrays)
     for got, row in zip(batch.to_pylist(), rows_of(columns)):
-        for name in ("status", "msg_id", "delivery_mode", "priority", "body", "properties"):
+        for name in ("status", "delivery_mode", "priority", "body"):
             assert got[name] == row[name]
-        assert got["persistent"] is bool(row["persistent"])
         if row["routing_keys"] is not None:
             assert got["routing_keys"] == [key.decode() for key in row["routing_keys"]]
         assert got["exchange"] == (None if row["exchange"] is None else row["exchange"].decode("utf-8", "replace"))
