@@ -162,7 +162,7 @@ def metrics_text(store: MessageStore, run: VerifyRun, with_pending: bool = False
     last = run.last_finished()
     findings = None if last is None else metrics.Findings(last[0], last[1])
     # `FollowedStore` refreshed it, or opened it, when this request asked for it.
-    text: bytes = metrics.text(store, findings=findings, with_pending=with_pending, refresh=False)
+    text: bytes = metrics.text(metrics.collect(store, findings=findings, with_pending=with_pending, refresh=False))
     return text
 
 
@@ -413,7 +413,7 @@ class Pages:
 
     @answering
     def index_file(self, request: Request) -> Response:
-        """One index file."""
+        """One index file; `damage` is why not all of its items can be looked up."""
         with self._console.store.use() as store:
             value = self._answers.index_file(store, request.path_params["name"])
         # By the logarithm: a few long chains are what matters.

@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.consumer.system_names import group_kind, progress_kind
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
-from rmqstore.files.again import ask_again
-from rmqstore.files.listing import listing
-from rmqstore.files.os_errors import is_missing
+from rmqstore.files.listing import ask_again
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
-    from rmqstore.files.unread import UnreadPart
+    from rmqstore.files.listing import UnreadPart
     from rmqstore.store.completion import QueueDatabaseState
 
 __all__ = [
@@ -36,7 +33,6 @@ __all__ = [
     "StoreDescription",
     "describe",
     "queue_rows",
-    "rocksdb_folders",
 ]
 
 logger = logging.getLogger(__name__)
@@ -125,18 +121,14 @@ class StoreDescription:
         What of them cannot be read: all, or some.
     damaged_files : tuple of (str, str)
         Path and what is wrong, of files that do not have their length: segments, queue files, index files.
-    rocksdb : tuple of str
-        As of `rocksdb_folders`.
     undispatched, unserved : tuple of (int, int) or None
         As of `MessageStore`.
     queue_database : QueueDatabaseState or None
         As of `MessageStore`.
     layout : dict of str to str
-        Where it keeps its parts, as of `store_layout`.
+        Part to place, see `store_layout`.
     unseen_queues : tuple of str
         Folders of queues that cannot be looked into, so that it is not known which queues are in them.
-    unread_queues : tuple of (str, int)
-        Topic and queue id of the queues that are there, and of which the system does not give out a folder or file.
     unread : tuple of UnreadPart
         What lies in the store and is not read: its path, the number of files and their bytes.
     """
@@ -151,13 +143,11 @@ class StoreDescription:
     consumer_offsets: dict[tuple[str, str], dict[int, int]]
     consumer_offsets_error: str | None = None
     damaged_files: tuple[tuple[str, str], ...] = ()
-    rocksdb: tuple[str, ...] = ()
     undispatched: tuple[int, int] | None = None
     unserved: tuple[int, int] | None = None
     queue_database: QueueDatabaseState | None = None
     layout: dict[str, str] = field(default_factory=dict)
     unseen_queues: tuple[str, ...] = ()
-    unread_queues: tuple[tuple[str, int], ...] = ()
     unread: tuple[UnreadPart, ...] = ()
 
     def __repr__(self) -> str:
@@ -177,14 +167,6 @@ class StoreDescription:
                 f"  damaged files: {len(self.damaged_files)}",
             ]
         )
-
-    @property
-    def queues_elsewhere(self) -> bool:
-        """bool: the log has messages, no queue has a file, and there is a RocksDB that may hold the queues and is not read."""
-        log = self.commit_log
-        if self.queue_database is not None:
-            return False
-        return bool(self.rocksdb) and log.max_offset > log.min_offset and not any(each.files for each in self.queues)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -260,38 +242,13 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
             CheckpointDescription(**store.checkpoint.as_dict()),
             *store.consumer_progress(),
             tuple((problem.path or store.path, problem.message) for problem in store.damaged_files()),
-            rocksdb_folders(store.path),
             store.undispatched,
             store.unserved,
             store.queue_database,
             store_layout(store.path, store.config),
             tuple(sorted(store.queues.unseen)),
-            tuple(sorted(store.queues.unread)),
             unread_in(store.path),
         )
-
-
-def rocksdb_folders(root: str) -> tuple[str, ...]:
-    """tuple of str: the folders below `root` that are a RocksDB, relative to it and sorted.
-
-    A broker with ``storeType=defaultRocksDB`` keeps its queues in one instead of in queue files; others keep timers, the
-    index or config there.  RocksDB has a file ``MANIFEST-`` and a number in each of its folders.
-    """
-    found = []
-    for folder in ("", "config"):
-        below = listing(os.path.join(root, folder), os.DirEntry.is_dir)
-        if below.error is not None and not is_missing(below.error):
-            # The rest of an answer needs none of them.
-            logger.warning(
-                "%s: whether a RocksDB lies there cannot be told: %s", os.path.join(root, folder), below.error.strerror
-            )
-        found += [os.path.join(folder, entry.name) for entry in below if _is_rocksdb(entry.path)]
-    return tuple(sorted(found))
-
-
-def _is_rocksdb(path: str) -> bool:
-    # One that lost its file CURRENT is one too; a topic may be a directory of such a name.
-    return bool(listing(path, lambda entry: entry.name.startswith("MANIFEST-") and not entry.is_dir()))
 
 
 def queue_rows(
@@ -301,26 +258,19 @@ def queue_rows(
     with_bytes: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The queues of a store, or of one topic, ordered as the store has them.
+    """The queues of a store, or of one topic, as dicts: `QueueDescription`, and the store times of the first and last message.
 
     Parameters
     ----------
     with_bytes : bool
-        Also the bytes of its records in the log, which every unit is read for.
+        Also ``size``, the bytes of its records in the log, which every unit is read for.
     progress : callable, optional
-        Told how many queues were read, and of how many.
-
-    Yields
-    ------
-    dict
-        ``topic``, ``queue_id``, ``kind``, ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``,
-        ``first_store_timestamp`` and ``last_store_timestamp`` (ms since epoch, None where there is no message), and
-        ``size`` (bytes) where it is asked for.  Of a queue that the system does not give out there is a warning.
+        Called with how many queues were read, and of how many.
 
     Raises
     ------
     OSError
-        No queue of `topic` is seen, and the system does not give out a folder in which they may be.
+        No queue of `topic` is seen, and a folder in which they may be cannot be read.
     """
     names = [name for name in store.queues.keys() if topic in (None, name[0])]
     if topic is not None and not names:
@@ -370,20 +320,17 @@ def _bytes(queue: AnyConsumeQueue, low: int, high: int) -> int:
 def consumer_rows(store: MessageStore, group: str | None = None, topic: str | None = None) -> Iterator[dict[str, Any]]:
     """The queues of the topics that groups consume, ordered by group, topic and queue.
 
-    Parameters
-    ----------
-    group, topic : str, optional
-        Only these.
-
     Yields
     ------
     dict
-        ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress
-        in other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are
-        None where the queue is gone, or cannot be read; the lag is None too where the group's offset lies after the end
-        of the queue.  ``waiting_since`` is when the next message was stored, ms since the epoch; None where none waits,
-        or it is not known because the message is deleted or damaged.  ``kind`` is as of `progress_kind`.
+        ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress in other
+        queues of the topic only), ``max_queue_offset`` and ``lag``: None where the queue is gone or cannot be read, or, the lag,
+        where the offset is after the end of the queue.  ``waiting_since`` is when the next message was stored, ms since epoch, or
+        None; ``kind`` is that of `progress_kind`.
     """
+    # Imported where it is used, as few programs use it.
+    from rmqstore.consumer.system_names import progress_kind
+
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
         queue_ids.setdefault(name, []).append(queue_id)
@@ -423,16 +370,11 @@ def _stored(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -
 
 
 def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag``, ``unknown``, ``waiting_since``, ``kind``.
-
-    ``unknown`` are the queues of which the lag is not known; ``waiting_since`` is the oldest one of them all, or None;
-    ``kind`` is "system" for a group of RocketMQ's own, else "".
-
-    Parameters
-    ----------
-    rows : iterable of dict
-        As of `consumer_rows`.
+    """list of dict: the rows of `consumer_rows` by group: ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues without a
+    known lag), ``waiting_since`` (the oldest), ``kind`` ("system" for RocketMQ's own, else "").
     """
+    from rmqstore.consumer.system_names import group_kind
+
     sums: dict[str, dict[str, Any]] = {}
     topics: dict[str, set[str]] = {}
     for row in rows:

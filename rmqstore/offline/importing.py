@@ -44,16 +44,9 @@ _ROW = re.compile(r"row ([0-9]+):? (.*)", re.DOTALL)
 class ImportOptions:
     """How files are imported.
 
-    Attributes
-    ----------
-    config : StoreConfig or None
-        None is what the store's files say, RocketMQ's defaults for a new one.
-    format : {"jsonl", "csv", "arrow", "parquet"} or None
-        Of all files; None is what the ending of each says, or else its content.
-    topic, queue_id, tags, keys
-        For all rows, instead of what the files say.
-    keep_timestamps : bool
-        Take the store times from the files; they must not fall, nor lie before the store's last message.
+    `config` None is what the store's files say, RocketMQ's defaults for a new one; `format` None is what the ending of each file
+    says, or else its content.  `topic`, `queue_id`, `tags`, `keys` are for all rows, instead of what the files say.
+    `keep_timestamps` takes the store times from the files; they must not fall, nor be before the store's last message.
     """
 
     config: StoreConfig | None = None
@@ -73,17 +66,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What `import_files` did.
-
-    Attributes
-    ----------
-    path : str
-    created : bool
-        The store is new; without a message none is made.
-    messages : int
-    first_phy_offset, end_phy_offset : int
-        Where the messages lie in the log, in bytes; both are the log's end for no messages.
-    """
+    """What `import_files` did: `messages`, from `first_phy_offset` to `end_phy_offset`; `created` if the store is new."""
 
     path: str
     created: bool

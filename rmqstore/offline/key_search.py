@@ -1,16 +1,15 @@
 """Messages by key where nobody knows the topic.
 
-Owns which topics are asked, and whether the index or the log is.  The index holds a hash of topic and key together, so
-it is asked once for each topic; where that would take longer than the log does, the log is gone over.  What nobody
-looked at is said, as `MessageStore.query_message` says it.
+The index holds a hash of topic and key together, so it is asked once for each topic; the log is scanned where there is no
+index, or where topics cannot be seen.  What was not searched is reported as by `MessageStore.query_message`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from collections import deque
-from dataclasses import dataclass
 
 from rmqstore.errors import StoreError
 from rmqstore.message import MessageExt
@@ -18,74 +17,32 @@ from rmqstore.offline.settings import settings
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.querying import LogLook
+from rmqstore.store.results import QueryResult
 
-__all__ = ["AllTopicsResult", "find_in_all_topics", "topics_to_ask"]
-
-# What a look into one index file costs for one key, and how fast the log is gone over: measured on two busy cores, with
-# 1000 topics, three index files and records of 300 bytes in memory.
-_SECONDS_A_LOOK = 6e-6
-_LOG_BYTES_A_SECOND = 500e6
-
-
-@dataclass(frozen=True, slots=True)
-class AllTopicsResult:
-    """What was found.
-
-    Attributes
-    ----------
-    messages : list of MessageExt
-        Newest first, each once.
-    truncated : bool
-        There are more than `max_num`.
-    uncovered : tuple of (int, int)
-        Stretches of the log, in phy offsets, that nobody looked at.
-    topics : int or None
-        How many topics the index was asked for; None where the log itself was gone over, whatever its topics.
-    """
-
-    messages: list[MessageExt]
-    truncated: bool
-    uncovered: tuple[tuple[int, int], ...]
-    topics: int | None
+__all__ = ["find_in_all_topics", "topics_to_ask"]
 
 
 def topics_to_ask(store: MessageStore) -> list[str]:
     """list of str: the topics that have a queue, and those that the broker's settings name, sorted."""
     names = set(store.topics())
-    try:
+    # They are a help and nothing more: messages are in topics that have queues.
+    with contextlib.suppress(StoreError, OSError):
         names.update(settings(store.path).topics)
-    except (StoreError, OSError):
-        # They are a help and nothing more: messages are in topics that have queues.
-        pass
     return sorted(names)
 
 
 def find_in_all_topics(
     store: MessageStore, selection: Selection, look: LogLook, topics: list[str] | None = None
-) -> AllTopicsResult:
+) -> QueryResult:
     """Find the messages of all topics that have a key, newest first, each compared with its message.
 
-    Parameters
-    ----------
-    selection : Selection
-        One key, `index_type`, store times and `max_num`.
-    look : LogLook
-        How many bytes of the log that the index does not cover are searched.
-    topics : list of str, optional
-        As of `topics_to_ask`, for a search for several keys.
-
-    Raises
-    ------
-    StoreError, ValueError
-        As of `MessageStore.query_message`.
+    `selection` has one key, `index_type`, store times and `max_num`; `look` says how many bytes of the log that the index does not
+    cover are searched; `topics` are those of `topics_to_ask`, for a search for several keys.  Errors are those of
+    `MessageStore.query_message`.
     """
     names = topics_to_ask(store) if topics is None else topics
-    log, max_num = store.commit_log, selection.max_num or 0
-    files = 1 if store.index_service is None else len(store.index_service.names) + 1
-    by_log = (log.max_offset - log.min_offset) / _LOG_BYTES_A_SECOND < len(names) * files * _SECONDS_A_LOOK
-    # There may be topics that nobody sees.
-    by_log |= bool(store.queues.unseen)
-    if store.index_service is None or (by_log and store.older.one_log):
+    max_num = selection.max_num or 0
+    if store.index_service is None or (store.queues.unseen and store.older.one_log):
         return _in_log(store, selection, look)
     found = []
     uncovered: tuple[tuple[int, int], ...] = ()
@@ -104,10 +61,10 @@ def find_in_all_topics(
         return (0 if store.older.one_log else -message.store_timestamp, -message.phy_offset)
 
     messages = list(itertools.islice(heapq.merge(*found, key=newest_first), max_num + 1))
-    return AllTopicsResult(messages[:max_num], truncated or len(messages) > max_num, uncovered, len(names))
+    return QueryResult(messages[:max_num], truncated or len(messages) > max_num, uncovered)
 
 
-def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> AllTopicsResult:
+def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> QueryResult:
     log, max_num, (max_log_bytes, progress) = store.commit_log, selection.max_num or 0, look
     low, high = log.min_offset, log.max_offset
     # Whole segments, the newest ones: a record is known to begin where a segment does.
@@ -121,4 +78,4 @@ def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> AllTopi
             found.append(message)
     messages = list(found)[::-1]
     uncovered = ((low, first),) if first > low else ()
-    return AllTopicsResult(messages[:max_num], len(messages) > max_num, uncovered, None)
+    return QueryResult(messages[:max_num], len(messages) > max_num, uncovered)

@@ -14,7 +14,6 @@ import numpy as np
 from rmqstore._core import java_string_hash
 from rmqstore.offline.pending_search import (
     PendingSource,
-    Problem,
     Records,
     Search,
     Waiting,
@@ -23,11 +22,10 @@ from rmqstore.offline.pending_search import (
     rows,
     taken_down,
 )
-from rmqstore.rocksdb.timers import StoredTimers, read_timers
+from rmqstore.rocksdb.waiting import StoredTimers, read_timers
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.texts import format_time
-from rmqstore.timer.timer_log import MAGIC_DELETE, MAGIC_ROLL
-from rmqstore.timer.waiting_units import WaitingUnits, waiting_units
+from rmqstore.timer.timer_files import MAGIC_DELETE, MAGIC_ROLL, WaitingUnits, waiting_units
 
 __all__ = ["search_timers"]
 
@@ -99,12 +97,12 @@ def _of_wheel(search: Search, waiting: WaitingUnits, found: _Found) -> None:
             "config/timercheck tells nothing: of the timer log all messages are taken to wait that are not on their "
             "topic"
         )
-    for units, doubtful in ((waiting.units, False), (waiting.doubtful, True)):
-        # The log is read in its order, whatever the order of the units.
-        _records_of_units(search, source, units[np.argsort(units["phy_offset"], kind="stable")], found, doubtful)
+    # The log is read in its order, whatever the order of the units.
+    units = waiting.units[np.argsort(waiting.units["phy_offset"], kind="stable")]
+    _records_of_units(search, source, units, found)
 
 
-def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, found: _Found, doubtful: bool) -> None:
+def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, found: _Found) -> None:
     phy_offsets = units["phy_offset"]
     again = np.zeros(len(units), bool)
     again[1:] = phy_offsets[1:] == phy_offsets[:-1]
@@ -116,25 +114,17 @@ def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, 
         own = units[records.numbers]
         led[records.numbers] = True
         out, has_out = records.properties.whole("TIMER_OUT_MS")
-        if doubtful:
-            # The chain's time is right where the record says the same.
-            keep = has_out & (out == own["time"]) & ~np.isin(own["phy_offset"], found.known())
-        else:
-            keep = np.ones(len(records), bool)
-            _compare(search, records, own, out, has_out)
-        found.take(source, records, np.where(has_out, out, own["time"]), keep)
-    if not doubtful and not led.all():
+        _compare(search, records, own, out, has_out)
+        found.take(source, records, np.where(has_out, out, own["time"]), np.ones(len(records), bool))
+    if not led.all():
         lost = units[~led]
         low = search.store.commit_log.min_offset
         gone = lost["phy_offset"] < low
         if gone.any():
-            search.problems.append(
-                Problem(
-                    search.store.path, None,
-                    f"{np.count_nonzero(gone)} units of the timer log lead in front of the log, which begins at {low}: "
-                    "the messages are deleted",
-                )
-            )  # fmt: skip
+            search.tell(
+                f"{np.count_nonzero(gone)} units of the timer log lead in front of the log, which begins at {low}: "
+                "the messages are deleted"
+            )
         _tell_units(search, lost[~gone], f"leads to no record of {_TOPIC}")
 
 
@@ -159,9 +149,9 @@ def _tell_units(search: Search, units: np.ndarray, what: str) -> None:
     for unit in units[:_TOLD]:
         position = int(unit["position"])
         text = f"timer log: the unit at {position} {what} (phy offset {int(unit['phy_offset'])})"
-        search.problems.append(Problem(path, position, text))
+        search.tell(text, path, position)
     if len(units) > _TOLD:
-        search.problems.append(Problem(path, None, f"timer log: the same holds for {len(units) - _TOLD} more units"))
+        search.tell(f"timer log: the same holds for {len(units) - _TOLD} more units", path)
 
 
 # -------------------------------------------------------------------------------------------------------------- RocksDB
@@ -184,13 +174,7 @@ def _of_database(search: Search, stored: StoredTimers, found: _Found) -> None:
         led += len(records)
         found.take(source, records, dues[records.numbers], np.ones(len(records), bool))
     if led < len(places):
-        search.problems.append(
-            Problem(
-                search.store.path,
-                None,
-                f"{len(places) - led} timers of rocksdbstore lead to no record of {_TOPIC} in the log",
-            )
-        )
+        search.tell(f"{len(places) - led} timers of rocksdbstore lead to no record of {_TOPIC} in the log")
 
 
 # ---------------------------------------------------------------------------------------------------------------- topic
@@ -230,7 +214,7 @@ def _of_topic(search: Search, found: _Found, begin: int, units: WaitingUnits | N
     if made_up and checkpoint is not None:
         text = f"{made_up} records of {_TOPIC} up to queue offset {checkpoint.taken_in}, which config/timercheck says "
         text += "was taken in, have no unit in the timer log; they are counted as waiting"
-        search.problems.append(Problem(f"{search.store.path}/timerlog", None, text))
+        search.tell(text, f"{search.store.path}/timerlog")
 
 
 def _without_known(records: Records, out: np.ndarray, keep: np.ndarray, known: set[tuple[int, str | None]]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
-from rmqstore.rocksdb.pop_records import PopRecord, has_pop_records, pop_records
+from rmqstore.rocksdb.waiting import PopRecord, has_pop_records, pop_records
 
 __all__ = ["Settings", "SourceDescription", "settings"]
 
@@ -30,19 +30,9 @@ _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_o
 class SourceDescription:
     """A place that holds settings.
 
-    Attributes
-    ----------
-    kind : str
-        "topics", "subscription_groups", "consumer_offsets" or "pop_records".
-    form : str
-        "json", or the layout of a RocksDB: "separate", "single", "v2"; "kvStore" for pop records.
-    path : str
-        The file that was read, or the database's directory.
-    counter, timestamp : int or None
-        Of its data version; ms since epoch.  None where it has none yet.
-    entries : int
-    taken : bool
-        Whether what it holds is in the answer.
+    `kind` is "topics", "subscription_groups", "consumer_offsets" or "pop_records"; `form` is "json", the layout of a RocksDB
+    ("separate", "single", "v2"), or "kvStore"; `path` is the file that was read, or the database's directory.  `counter` and
+    `timestamp` (ms since epoch) are of its data version, None without one.  `taken`: what it holds is in the answer.
     """
 
     kind: str
@@ -94,16 +84,8 @@ class Settings:
     def config_json(self, what: str) -> dict[str, Any]:
         """dict: one kind as ``mqadmin rocksDBConfigToJson`` prints it, wherever it is kept.
 
-        Parameters
-        ----------
-        what : {"topics", "subscriptionGroups", "consumerOffsets"}
-            As that command's ``-t``.  Pull offsets and what is forbidden, which it does not print, are added as in the JSON
-            files where there are any.
-
-        Raises
-        ------
-        ValueError
-            Another name.
+        `what` is "topics", "subscriptionGroups" or "consumerOffsets", as that command's ``-t``; ValueError for another.  Pull
+        offsets and what is forbidden, which it does not print, are added as in the JSON files where there are any.
         """
         if what == "consumerOffsets":
             tables: dict[str, Any] = {"offsetTable": _by_key(self.consumer_offsets)}

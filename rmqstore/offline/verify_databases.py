@@ -7,6 +7,7 @@ hour), and records after the last one that the index has, which a broker adds at
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
@@ -24,8 +25,7 @@ from rmqstore.rocksdb.index import IndexDatabase, index_folder, keys_of_message,
 from rmqstore.rocksdb.places import may_be_database, queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
-from rmqstore.store.dispatch_rules import multi_dispatch_places, unit_rows
-from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
+from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life, multi_dispatch_places, unit_rows
 
 __all__ = ["has_index_database", "verify_index_database"]
 
@@ -37,52 +37,29 @@ def has_index_database(root: str) -> bool:
     if not may_be_database(index_folder(root)):
         return False
     try:
-        database = IndexDatabase(root)
+        with contextlib.closing(IndexDatabase(root)) as database:
+            return database.has_entries
     except MissingDependencyError:
         return may_have_entries(root)
     except (StoreError, OSError):
         return True
-    try:
-        return database.has_entries
-    finally:
-        database.close()
 
 
 def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterator[Finding]:
-    """Compare the index in RocksDB of the store at `root` with its log, which ends at phy offset `end`.
-
-    Yields
-    ------
-    Finding
-        "missing_index_entry", "bad_index_entry", "damaged_database", or "not_checked" where it cannot be read, among others as
-        rocksdict is not installed.
-    """
+    """Compare the index in RocksDB of the store at `root` with its log, which ends at phy offset `end`."""
     path = index_folder(root)
     if not may_be_database(path):
         return
     try:
-        database = IndexDatabase(root)
-    except MissingDependencyError as error:
-        if not may_have_entries(root):
-            return
-        yield Finding(path, 0, "not_checked", f"the index in RocksDB: {error.message}")
-        return
-    except CorruptionError as error:
-        yield Finding(error.path or path, error.pos or 0, "damaged_database", f"the index in RocksDB: {error.message}")
-        return
+        with contextlib.closing(IndexDatabase(root)) as database:
+            if database.log_damage is not None:
+                detail = f"the index in RocksDB: its log or MANIFEST is damaged ({database.log_damage}); later entries are missing"
+                yield Finding(path, 0, "damaged_database", detail)
+            if database.has_entries:
+                yield from _Comparison(commit_log, database, end).run()
     except (StoreError, OSError) as error:
-        yield unread_database(path, error, "the index in RocksDB")
-        return
-    try:
-        if database.log_damage is not None:
-            detail = f"the index in RocksDB: its log or MANIFEST is damaged ({database.log_damage}); later entries are missing"
-            yield Finding(path, 0, "damaged_database", detail)
-        if database.has_entries:
-            yield from _Comparison(commit_log, database, end).run()
-    except CorruptionError as error:
-        yield Finding(path, 0, "damaged_database", f"the index in RocksDB: {error.message}")
-    finally:
-        database.close()
+        if not isinstance(error, MissingDependencyError) or may_have_entries(root):
+            yield unread_database(path, error, "the index in RocksDB")
 
 
 class _Comparison:
@@ -175,22 +152,7 @@ _PIECE = 1 << 16
 
 
 class QueueDatabaseCheck:
-    """Compares the queues in RocksDB of one store with its records as they come.
-
-    Parameters
-    ----------
-    root : str
-        The directory of the store, whose settings list the topics.
-    folders : tuple of str
-        The directories of such databases, one at least.
-    config : StoreConfig
-    commit_log : CommitLog
-
-    Raises
-    ------
-    MissingDependencyError
-        rocksdict is not installed.
-    """
+    """Compares the queues in RocksDB of the store at `root` with its records as they come."""
 
     def __init__(self, root: str, folders: tuple[str, ...], config: StoreConfig, commit_log: CommitLog):
         self.folders, self.path = folders, folders[0]

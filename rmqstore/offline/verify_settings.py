@@ -19,10 +19,7 @@ from rmqstore.offline.compared import Compared, unread_database, unread_file
 from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
 from rmqstore.rocksdb.places import may_be_database
-from rmqstore.rocksdb.timers import FAMILY as TIMER_FAMILY
-from rmqstore.rocksdb.timers import read_timers
-from rmqstore.rocksdb.transactions import FAMILY as TRANSACTION_FAMILY
-from rmqstore.rocksdb.transactions import read_transactions
+from rmqstore.rocksdb.waiting import TIMER_FAMILY, TRANSACTION_FAMILY, read_timers, read_transactions
 
 if TYPE_CHECKING:
     from rmqstore.consumer.settings_sources import SettingsKind
@@ -99,15 +96,9 @@ def _end_of_queue(compared: Compared, topic: str, queue_id: int) -> int:
 
 
 def settings_findings(compared: Compared, queues_known: bool) -> Iterator[Finding]:
-    """Check the settings of a store.
-
-    Parameters
-    ----------
-    queues_known : bool
-        The files of queues say where queues end.
-    """
+    """Check the settings of a store; `queues_known`: the files of queues say where queues end."""
     from rmqstore.consumer.settings_sources import settings_sources
-    from rmqstore.rocksdb.pop_records import has_pop_records, pop_records
+    from rmqstore.rocksdb.waiting import has_pop_records, pop_records
 
     kinds: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
     for kind in kinds:
@@ -119,17 +110,12 @@ def settings_findings(compared: Compared, queues_known: bool) -> Iterator[Findin
             yield Finding(path, 0, "not_checked", f"{kind}: {error}")
     yield from _delay_offsets(compared, queues_known)
     if has_pop_records(compared.root):
-        path = os.path.join(compared.root, "kvStore")
         findings: list[Finding] = []
         try:
             for _ in pop_records(compared.root, findings):
                 pass
-        except MissingDependencyError as error:
-            findings.append(Finding(path, 0, "not_checked", f"pop records: {error.message}"))
-        except CorruptionError as error:
-            findings.append(Finding(path, 0, "damaged_database", f"pop records: {error.message}"))
         except (StoreError, OSError) as error:
-            findings.append(unread_database(path, error, "pop records"))
+            findings.append(unread_database(os.path.join(compared.root, "kvStore"), error, "pop records"))
         yield from findings
 
 
@@ -139,13 +125,7 @@ _TOLD = 20
 
 
 def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
-    """Look for what is wrong in timer files, and in timers and transactions in RocksDB.
-
-    Yields
-    ------
-    Finding
-        "bad_timer", "bad_transaction", "damaged_database", or "not_checked" where the database cannot be read.
-    """
+    """Look for what is wrong in timer files, and in timers and transactions in RocksDB."""
     yield from _timer_files(commit_log, root)
     path = index_folder(root)
     if not may_be_database(path):
@@ -153,18 +133,14 @@ def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
     try:
         with Database(path) as database:
             yield from _families(commit_log, database)
-    except MissingDependencyError as error:
-        if may_have_entries(root):
-            yield Finding(path, 0, "not_checked", f"timers and transactions in RocksDB: {error.message}")
-    except CorruptionError as error:
-        yield Finding(error.path or path, 0, "damaged_database", f"timers and transactions in RocksDB: {error.message}")
     except (StoreError, OSError) as error:
-        yield unread_database(path, error, "timers and transactions in RocksDB")
+        if not isinstance(error, MissingDependencyError) or may_have_entries(root):
+            yield unread_database(path, error, "timers and transactions in RocksDB")
 
 
 def _timer_files(commit_log: CommitLog, root: str) -> Iterator[Finding]:
     # It brings NumPy along.
-    from rmqstore.timer.waiting_units import waiting_units
+    from rmqstore.timer.timer_files import waiting_units
 
     try:
         waiting = waiting_units(root)

@@ -58,8 +58,7 @@ from rmqstore.spark.rebuild_records import (
     write_named,
 )
 from rmqstore.spark.tasks import Map, parallelism_of, spark_map
-from rmqstore.store.dispatch_rules import without_unit
-from rmqstore.store.queue_lives import DeletedTopics
+from rmqstore.store.dispatch_rules import DeletedTopics, without_unit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,30 +137,18 @@ def _together(work: list[Any]) -> list[list[Any]]:
 
 
 class _Rebuild:
-    """One run of the passes over a plan, and what their tasks answered.
-
-    Attributes
-    ----------
-    report : RebuildReport
-    groups : list of (int, int)
-        The segments that each task of a pass over the log takes.
-    summaries : list of LogSummary
-        Of each group.
-    summary : LogSummary
-        Of the whole log.
-    index_names : list of str
-        Of the new index files.
-    dropped : set of (str, int)
-        Queues of topics that were deleted, of which nothing was built.
-    """
+    """One run of the passes over a plan, and what their tasks answered."""
 
     def __init__(self, run: Map, parallelism: int, plan: RebuildPlan):
         self.map, self.plan = run, plan
         self.report = RebuildReport(plan.kinds, plan.root)
+        # The segments that each task of a pass over the log takes, and what it found in them.
         self.groups = _groups(len(plan.segments), parallelism)
         self.summaries: list[LogSummary] = []
+        # Of the whole log.
         self.summary = LogSummary()
         self.index_names: list[str] = []
+        # Queues of topics that were deleted, of which nothing was built.
         self.dropped: set[QueueKey] = set()
 
     def run(self) -> RebuildReport:
