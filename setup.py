@@ -34,7 +34,7 @@ MODULES = (
     "rmqstore._rows",
     "rmqstore.rabbitmq._core",
     "rmqstore.rabbitmq._messages",
-    "rmqstore._read",
+    "rmqstore.message._read",
     "rmqstore._dispatch",
 )
 

@@ -30,7 +30,7 @@ MODULES = (
     "rmqstore/_columns",
     "rmqstore/_append",
     "rmqstore/_rows",
-    "rmqstore/_read",
+    "rmqstore/message/_read",
     "rmqstore/rabbitmq/_core",
     "rmqstore/rabbitmq/_messages",
     "rmqstore/rabbitmq/_term",

@@ -14,8 +14,8 @@ try:
     import rmqstore._columns
     import rmqstore._core
     import rmqstore._dispatch
-    import rmqstore._read
-    import rmqstore._rows  # noqa: F401
+    import rmqstore._rows
+    import rmqstore.message._read  # noqa: F401
 except ModuleNotFoundError as _error:
     from rmqstore import _unbuilt
 

@@ -1,10 +1,8 @@
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from rmqstore._core import FileStream, IndexRegion
 from rmqstore._rows import RowBatch
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 class FileEnd:
     def __init__(self, stream: FileStream, mapped_file: object) -> None: ...
@@ -13,6 +11,7 @@ class Appender:
     asked: int | None
     def __init__(
         self,
+        state: object,
         batch: RowBatch,
         kind: type,
         result: type,
@@ -24,6 +23,5 @@ class Appender:
     ) -> None: ...
     @property
     def writing(self) -> bool: ...
+    def put(self, message: object, queue_id: int = 0) -> Any: ...
     def learn(self, log: FileEnd, index: IndexRegion | None, queue: int = -1, end: FileEnd | None = None) -> None: ...
-
-def append_first(method: _F) -> _F: ...

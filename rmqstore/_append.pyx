@@ -1,8 +1,8 @@
-"""The short way of one message: put in one call, with its unit and its index entries.
+"""Put one message in one call, with its unit and its index entries.
 
 Owns the order in which a plain message is appended (`Appender`); what makes it plain is `_rows`'.  It never chooses a file,
-and knows no clock but the system's: the classes above say where a stream goes on, and whatever does not fit there goes their
-way.  Payload, unit, entry and count are published in that order (I6).
+and knows no clock but the system's: callers set where a stream goes on, and put themselves what does not fit there.
+Payload, unit, entry and count are published in that order (I6).
 """
 
 cimport cython
@@ -13,13 +13,13 @@ from posix.time cimport clock_gettime, CLOCK_REALTIME, timespec
 from rmqstore._bytes cimport load_i64
 from rmqstore._core cimport (
     BLANK_SIZE, FileStream, index_count_of, INDEX_END_PHY_OFFSET, INDEX_END_TIMESTAMP, INDEX_HEADER_SIZE, IndexRegion,
-    MessageFields, put_unit, Region, short_way_first, StateFields, UNIT_SIZE,
+    MessageFields, put_unit, Region, StateFields, UNIT_SIZE,
 )
 from rmqstore._crc32 cimport crc32_start
 from rmqstore._java_text cimport hash_utf8
 from rmqstore._properties cimport put_key_hashes
 from rmqstore._record cimport encode_into
-from rmqstore._rows cimport number_of, put_result, Row, RowBatch, TAKEN, ZERO
+from rmqstore._rows cimport number_of, put_result, Row, RowBatch, TAKEN
 
 from array import array as stdlib_array
 
@@ -59,11 +59,13 @@ cdef class FileEnd:
 cdef class Appender:
     """Appends one plain message, its unit and its index entries in one call.
 
-    It knows the ends of the log, of queues and of the index from `learn`; whatever it does not know, or does not fit
-    there, it leaves to its caller, who goes the long way and lets it learn.  The caller holds the append lock.
+    It knows the ends of the log, of queues and of the index from `learn`, and leaves what does not fit there to its caller,
+    which then lets it learn.
 
     Parameters
     ----------
+    state : StateFields
+        Messages are put only while this is its `appender`.
     batch : RowBatch
         Used for the one row.
     kind : type
@@ -91,6 +93,7 @@ cdef class Appender:
     cdef readonly bint writing
     cdef public object asked
     cdef RowBatch batch
+    cdef StateFields state
     cdef object clock, after_put
     cdef int64_t max_ends
     cdef type kind, result
@@ -99,11 +102,11 @@ cdef class Appender:
     cdef dict ends       # queue number: FileEnd
     cdef IndexRegion index
 
-    def __cinit__(self, RowBatch batch not None, type kind not None, type result not None, clock, after_put not None,
+    def __cinit__(self, StateFields state not None, RowBatch batch not None, type kind not None, type result not None, clock, after_put not None,
                   bint indexed, bint index_tags, int64_t max_ends=1024):
         if not issubclass(result, tuple) or len(result._fields) != 5:
             raise TypeError("a named tuple of five is needed")
-        self.batch, self.kind, self.result = batch, kind, result
+        self.state, self.batch, self.kind, self.result = state, batch, kind, result
         self.indexed, self.index_tags, self.clock, self.max_ends = indexed, index_tags, clock, max_ends
         self.after_put = after_put
         self.ends = {}
@@ -117,8 +120,24 @@ cdef class Appender:
                 self.ends.clear()
             self.ends[queue] = end
 
-    cdef object put(self, object message, object queue_id, int64_t* last_store_timestamp):
-        # Append the message; its `result`, or None if it has to go the long way: nothing is written then.
+    def put(self, message, queue_id=0):
+        """Append the message; its `result`, or None if nothing was written and the caller has to put it."""
+        cdef StateFields state = self.state
+        put = None
+        with state.lock:
+            try:
+                if state.appender is self:
+                    put = self.append(message, queue_id)
+            except BaseException as error:
+                if self.writing:
+                    state.fail(error)
+                raise
+        if put is not None and (state.waiting or state.sync_flush):
+            self.after_put(put.phy_offset + put.size, (message,))
+        return put
+
+    cdef object append(self, object message, object queue_id):
+        # The caller holds the append lock.
         cdef RowBatch batch = self.batch
         cdef Row* row
         cdef FileEnd log = self.log, end
@@ -183,37 +202,9 @@ cdef class Appender:
                           row.parts.store_timestamp, row.size)
         self.writing = False
         batch.clear()
-        if now > last_store_timestamp[0]:
-            last_store_timestamp[0] = now
+        if now > self.state.last_store_timestamp:
+            self.state.last_store_timestamp = now
         return made
-
-
-cdef object put_in_short(StateFields state, PyObject** args, Py_ssize_t num, object store):
-    # message and maybe queue_id.
-    cdef Appender appender
-    cdef object message = <object>args[0], queue_id = ZERO if num < 2 else <object>args[1], put = None
-    if type(state.appender) is not Appender:
-        return None
-    appender = <Appender>state.appender
-    lock = state.lock
-    lock.acquire()
-    try:
-        if state.appender is appender:
-            put = appender.put(message, queue_id, &state.last_store_timestamp)
-    except BaseException as error:
-        if appender.writing:
-            state.fail(error)
-        raise
-    finally:
-        lock.release()
-    if put is not None and (state.waiting or state.sync_flush):
-        appender.after_put(put.phy_offset + put.size, (message,))
-    return put
-
-
-def append_first(method not None):
-    """The method of a store, `put_message` as it is written, with a plain message put in one call (`Appender`)."""
-    return short_way_first(method, put_in_short, 2, 3)
 
 
 cdef inline int64_t system_time() noexcept nogil:

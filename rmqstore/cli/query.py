@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import click
 
+from rmqstore.arguments import DEFAULT_LOG_BYTES
 from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.errors import error_text
 from rmqstore.cli.group import FOUND_NOTHING, nothing
@@ -38,7 +39,6 @@ from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.flatfile.metadata import METADATA_FILE
-from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
 from rmqstore.selection import Selection

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rmqstore import _core, _dispatch, _read
+from rmqstore import _core, _dispatch
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
@@ -19,7 +19,7 @@ from rmqstore.commitlog.pieces import SCAN_WINDOW, Division, Pieces, ScanProgres
 from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.mapped_file_queue import MappedFileQueue
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, _read
 
 __all__ = ["Blank", "Damage", "LogWalk", "Stretch"]
 
@@ -332,7 +332,7 @@ class LogWalk:
                 at = until
                 continue
             messages, pos = _read.read_messages(
-                region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check
+                region, at - base, stop - base, base, num, _READ_AHEAD_SIZE, self.crc_check
             )
             if messages:
                 yield messages

@@ -54,7 +54,7 @@ def _ignored(queue: UnitQueue, number: int) -> None:
     pass
 
 
-class UnitQueue(NotCopied, _core.QueueFields):
+class UnitQueue(NotCopied):
     """What simple and batch queues share: files of units, found by number."""
 
     kind: str

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmqstore import _core, _read
+from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.flatfile.flat_files import FlatFiles
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, _read
 from rmqstore.sources import Located, in_one_file, located
 
 __all__ = ["FlatLog"]
@@ -31,7 +31,7 @@ class FlatLog(FlatFiles):
         if found is None:
             return None
         region, base = found
-        message = _read.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
+        message = _read.read_message(region, phy_offset - base, base, self.crc_check)
         return None if isinstance(message, Verdict) or size not in (None, message.size) else message
 
     def verdict_at(self, phy_offset: int) -> tuple[Verdict, int] | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmqstore import _core, _read
+from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import (
     EXT_ADDRESS_BASE,
@@ -35,7 +35,7 @@ from rmqstore.errors import StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFile, offset_of_name
 from rmqstore.index.index_file import IndexFile
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, _read
 from rmqstore.timer.timer_checkpoint import TimerCheckpoint
 from rmqstore.timer.timer_log import STORED, UNIT_SIZE
 from rmqstore.timer.timer_wheel import TimerWheel
@@ -119,7 +119,7 @@ class StoreFile:
             written = file.last_nonzero()
             search: _core.RecordSearch | None = None
             while at < written:
-                found = _read.read_message(region, at, base, MessageExt)
+                found = _read.read_message(region, at, base)
                 if isinstance(found, MessageExt):
                     yield found
                     at += found.size

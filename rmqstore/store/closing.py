@@ -120,9 +120,9 @@ class Closing:
             return
         state = self.state
         state.closed = True
-        for short_way in (state.key_query, state.queue_gets):
-            if short_way is not None:
-                short_way.closed = True
+        for answers in (state.key_query, state.queue_gets):
+            if answers is not None:
+                answers.closed = True
         for older in state.older:
             older.close()
         try:

@@ -10,11 +10,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rmqstore._read import query_first
-from rmqstore.arguments import IndexType, Moment, milliseconds, one_text, shown, whole_number
+from rmqstore.arguments import DEFAULT_LOG_BYTES, IndexType, Moment, milliseconds, one_text, shown, whole_number
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
+from rmqstore.message._read import KeyQuestions
 from rmqstore.selection import INT64_MAX, Selection, of_key, of_scan
 from rmqstore.store.columns import ColumnOptions, scan_log
 from rmqstore.store.light_queues import refuse_light_queues
@@ -34,7 +33,7 @@ def _offset(offset: int | None, name: str) -> int | None:
     return None if offset is None else whole_number(offset, name)
 
 
-class LogQuestions:
+class LogQuestions(KeyQuestions):
     """Answers questions about keys and about the log of one store; a base of `MessageStore`."""
 
     commit_log: CommitLog
@@ -44,55 +43,19 @@ class LogQuestions:
 
     # ---------------------------------------------------------------------------------------------------- what has a key
 
-    @query_first
-    def query_message(
+    def _query_message(
         self,
         topic: str,
         key: str,
-        max_num: int = 64,
-        begin: Moment | None = None,
-        end: Moment | None = None,
-        max_log_bytes: int | None = DEFAULT_LOG_BYTES,
-        progress: Callable[[int, int], object] | None = None,
-        *,
-        index_type: IndexType | None = None,
-        compat: bool = False,
+        max_num: int,
+        begin: Moment | None,
+        end: Moment | None,
+        max_log_bytes: int | None,
+        progress: Callable[[int, int], object] | None,
+        index_type: IndexType | None,
+        compat: bool,
     ) -> QueryResult:
-        """Find messages by key: newest first, each once, every one checked against its topic and key.
-
-        Index files are searched, the index in RocksDB (``indexRocksDBEnable``), and what of the log neither covers: an index
-        file is lost or damaged, or the broker died before it indexed the newest records.  That part is scanned once while
-        the store is open.  As RocksDB has no entry of a record without a unique key, segments that begin with such records are
-        scanned, too.
-
-        Parameters
-        ----------
-        topic, key : str
-            A key, a unique key, or with ``index_type="T"`` a tag.
-        max_num : int
-            The greatest number of messages; any number.
-        begin, end : int or datetime, optional
-            Store time range, inclusive and exact: ms since epoch, or a `datetime` (aware, or naive as local time).
-        max_log_bytes : int, optional
-            Scan at most this part of the log that the index does not cover; None = all of it.  The result is not `complete`
-            where a part was not scanned.
-        progress : callable, optional
-            Called with the number of bytes of it that were scanned, and that of all.
-        index_type : {None, "U", "K", "T"}
-            None: unique key or keys; "U" only the unique key, "K" only the keys, "T" the tag.
-        compat : bool
-            Answer like RocketMQ's ``queryMessage`` (5.5.0): at most 64, ascending offsets, with duplicates and messages with
-            other keys of the same hash, times compared by whole seconds, without a scan.  Where the index is in RocksDB alone:
-            the oldest ones, also keys that continue after an ``@``, nothing for more than 7 days, the last 7 days without
-            `begin` or `end`; completed from the log as by a broker's start.
-
-        Raises
-        ------
-        ValueError
-            A time looks like seconds (see `rmqstore.arguments.milliseconds`), or `index_type` is unknown.
-        MissingDependencyError
-            The index is in RocksDB, rocksdict is not installed, and the log alone has no answer.
-        """
+        # What `query_message` does not answer at once.
         self._state.check_open()
         selection = of_key(topic, key, max_num, begin, end, index_type)
         look = LogLook(_offset(max_log_bytes, "max_log_bytes"), progress)

@@ -65,11 +65,12 @@ class LongWay:
         self.hosts: dict[str, bytes] = {}
         self._unique_key_counter = random.randrange(0x10000)
 
-    def check_batch(self, batch: list[Message]) -> None:
-        """Raise InvalidMessageError where messages cannot be one classic batch."""
-        for message in batch:
-            if not isinstance(message, Message):
+    def checked_batch(self, messages: list[Message | MessageExt]) -> list[Message]:
+        """Return the messages to put, or raise InvalidMessageError where they cannot be one classic batch."""
+        for message in messages:
+            if not isinstance(message, (Message, MessageExt)):
                 raise InvalidMessageError(f"messages holds a {type(message).__name__}, which is not a Message")
+        batch = [_to_put(message) for message in messages]
         if len({message.topic for message in batch}) > 1:
             raise InvalidMessageError("the messages of a batch must be of one topic; use put_messages")
         for message in batch:
@@ -81,13 +82,11 @@ class LongWay:
                 raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")
             if message.sys_flag & SysFlag.INNER_BATCH.value:
                 raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
+        return batch
 
-    def prepare(self, message: Message, queue_id: int, *, append_crc: bool) -> Prepared:
+    def prepare(self, given: Message | MessageExt, queue_id: int, *, append_crc: bool) -> Prepared:
         """Check a message and take it apart."""
-        if not isinstance(message, Message):
-            raise InvalidMessageError(f"{type(message).__name__} is not a Message")
-        if isinstance(message, MessageExt):
-            message = _as_new(message)
+        message = _to_put(given)
         message.validate()
         message = _with_plain_texts(message)
         if not isinstance(queue_id, (int, np.integer)) or not 0 <= queue_id <= 2**31 - 1:
@@ -250,7 +249,11 @@ def _with_plain_texts(message: Message) -> Message:
     )
 
 
-def _as_new(message: MessageExt) -> Message:
+def _to_put(message: Message | MessageExt) -> Message:
+    if isinstance(message, Message):
+        return message
+    if not isinstance(message, MessageExt):
+        raise InvalidMessageError(f"{type(message).__name__} is not a Message")
     # A message that was read is put again as it was sent.
     return Message(
         message.topic,

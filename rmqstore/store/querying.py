@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rmqstore import _numpy as np
-from rmqstore import _read
 from rmqstore._core import KeyKind
-from rmqstore._read import KeyQuery
-from rmqstore.arguments import exact_milliseconds, plain_text
+from rmqstore.arguments import DEFAULT_LOG_BYTES, exact_milliseconds, plain_text
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import QueryOffsetResult
 from rmqstore.index.key_source import Candidates, KeySource, Merged, SoughtKeys
-from rmqstore.index.log_index import DEFAULT_LOG_BYTES, LogIndex
-from rmqstore.message import MessageExt, encode_java_utf8, parse_message_id
+from rmqstore.index.log_index import LogIndex
+from rmqstore.message import MessageExt, parse_message_id
+from rmqstore.message._read import KeyQuery
 from rmqstore.selection import INT64_MAX, INT64_MIN, Selection
 from rmqstore.spans import without
 from rmqstore.store.columns import ColumnOptions
@@ -59,10 +58,7 @@ class Querying:
             state.key_query = KeyQuery(
                 self.index_service,
                 self._region_of,
-                QueryResult,
-                MessageExt,
                 self.commit_log.crc_check,
-                encode_java_utf8,
                 self.commit_log.files,
                 LOOK_INTERVAL if state.read_only else math.inf,
             )
@@ -165,14 +161,13 @@ class Querying:
             return self.by_text(selection, uncovered)
         source, log, max_num = self.source, self.commit_log, min(selection.max_num or 0, INT64_MAX - 1)
         if source is self.files:
-            assert self.index_service is not None
-            found = _read.find_messages(
-                self.index_service.newest_first(), self._region_of, selection.topic, selection.key,
-                _KEY_KINDS[selection.index_type], *selection.times, max_num, QueryResult, MessageExt, log.crc_check,
-                encode_java_utf8, log.files,
+            assert self.index_service is not None and self.state.key_query is not None
+            found = self.state.key_query.find(
+                self.index_service.newest_first(), selection.topic, selection.key, _KEY_KINDS[selection.index_type],
+                *selection.times, max_num,
             )  # fmt: skip
             if found is not None:
-                found._uncovered = uncovered
+                found.uncovered = uncovered
                 return found
         places = first_places(log, source, SoughtKeys.of(selection), max_num + 1)
         found = QueryResult(truncated=len(places) > max_num, uncovered=uncovered)

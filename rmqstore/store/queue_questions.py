@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from rmqstore._read import get_first
 from rmqstore.arguments import Boundary, Moment, milliseconds, one_queue, one_text, whole_number
 from rmqstore.selection import of_queue, row_num
 from rmqstore.store.columns import table_options
@@ -85,7 +84,6 @@ class QueueQuestions:
         timestamp = milliseconds(timestamp, "timestamp", up=boundary == "lower")
         return self._state.settled(self._reading.offset_by_time, *one_queue(topic, queue_id), timestamp, boundary)
 
-    @get_first
     def get_message(
         self,
         topic: str,
@@ -109,6 +107,11 @@ class QueueQuestions:
         max_bytes : int, optional
             Stop before the records together take more, at least 100; 128 MiB by default.
         """
+        gets = self._state.queue_gets
+        if gets is not None and tags is None and max_bytes is None:
+            found = gets.get(topic, queue_id, queue_offset, max_num)
+            if found is not None:
+                return found
         self._state.check_open()
         max_bytes = None if max_bytes is None else whole_number(max_bytes, "max_bytes")
         selection = of_queue(topic, queue_id, queue_offset, whole_number(max_num, "max_num"), tags)

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rmqstore._read import QueueGets
 from rmqstore.arguments import check_boundary, check_timeout
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.message import MessageExt
+from rmqstore.message._read import QueueGets
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.sources import Joined, Part
 from rmqstore.store.columns import ColumnOptions, Columns
@@ -98,9 +97,7 @@ class Reading:
             state.queues,
             ConsumeQueue,
             state.commit_log.files,
-            MessageExt,
             state.commit_log.crc_check,
-            GetMessageResult,
             GetMessageStatus.FOUND,
             EXAMINED,
             MAX_PULL_BYTES,

@@ -39,10 +39,8 @@ from rmqstore.store.recovery import claimed_by_queues
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
-    from rmqstore._read import KeyQuery, QueueGets
     from rmqstore.flatfile.flat_store import FlatStore
-    from rmqstore.message import MessageExt
-    from rmqstore.store.results import GetMessageResult, QueryResult
+    from rmqstore.message._read import KeyQuery, QueueGets
 
 __all__ = ["LOOK_INTERVAL", "StoreState"]
 
@@ -74,13 +72,17 @@ class StoreState(StateFields):
         How many wait for `arrived`, which is told of every put.
     lost_log : tuple of (int, int)
         As of `MessageStore.lost_log`.
-    others
-        As of `StateFields`.
+    key_query : KeyQuery or None
+        Answers the usual query by key; None without an index.
+    queue_gets : QueueGets or None
+        Answers the usual get; None while the store opens.
+    sync_flush : bool
+        A put waits for the disk.
     """
 
     appender: Appender | None
-    key_query: KeyQuery[QueryResult, MessageExt] | None
-    queue_gets: QueueGets[GetMessageResult] | None
+    key_query: KeyQuery | None
+    queue_gets: QueueGets | None
 
     def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
         self.path = path
@@ -103,6 +105,8 @@ class StoreState(StateFields):
         self.progress = GroupProgress(path, config, read_only=read_only)
         self._sizes = AssumedSizes(path)
         self.appender = None
+        self.key_query = None
+        self.queue_gets = None
         self.older: tuple[FlatStore, ...] = ()
         self.last_store_timestamp = 0
         self.waiting = 0

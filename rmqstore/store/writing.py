@@ -29,7 +29,7 @@ from rmqstore._rows import RowBatch
 from rmqstore.config import system_clock
 from rmqstore.errors import DiskFullError, InvalidMessageError
 from rmqstore.files.mapped_file_queue import MappedFileQueue
-from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message
+from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message, MessageExt
 from rmqstore.store.dispatcher import CommitLogDispatcher
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.long_way import LongWay, next_offset
@@ -73,6 +73,7 @@ class Writing:
             config = self.config
             self.rows = self._batch()
             self._one = Appender(
+                self.state,
                 self._batch(),
                 Message,
                 PutResult,
@@ -104,7 +105,12 @@ class Writing:
         )
 
     def put(
-        self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool = False, now: int | None = None
+        self,
+        messages: list[Message] | list[Message | MessageExt],
+        queue_id: int | Sequence[int],
+        *,
+        together: bool = False,
+        now: int | None = None,
     ) -> PutResults:
         """Append messages, see `MessageStore.put_messages`; `together` in one segment, `now` instead of the clock."""
         self.state.check_writable()
@@ -136,10 +142,9 @@ class Writing:
         self.after_put(end, messages)
         return placed
 
-    def put_batch(self, batch: list[Message], queue_id: int) -> PutResults:
+    def put_batch(self, messages: list[Message | MessageExt], queue_id: int) -> PutResults:
         """Append messages as a classic batch, see `MessageStore.put_message_batch`."""
-        self.long_way.check_batch(batch)
-        return self.put(batch, queue_id, together=True)
+        return self.put(self.long_way.checked_batch(messages), queue_id, together=True)
 
     @contextlib.contextmanager
     def _at(self, now: int | None) -> Iterator[int]:
@@ -156,7 +161,7 @@ class Writing:
             self.flushing.allow_for(now)
 
     def _put_plain(
-        self, messages: list[Message], queue_ids: int | list[int], now: int | None = None
+        self, messages: list[Message] | list[Message | MessageExt], queue_ids: int | list[int], now: int | None = None
     ) -> PutResults | None:
         # None if any of them is not plain; nothing is written then.
         rows = self.rows
@@ -168,6 +173,7 @@ class Writing:
                 at, why = rows.take_messages(messages, queue_ids, 0, Message)
                 while why == NEW_QUEUE:
                     message = messages[at]
+                    assert isinstance(message, Message)
                     message.validate()
                     self.queue_number(message.topic, queue_ids if isinstance(queue_ids, int) else queue_ids[at])
                     at, why = rows.take_messages(messages, queue_ids, at, Message)
@@ -248,7 +254,7 @@ class Writing:
         for topic, queue_id in units:
             self.queues.forget(topic, queue_id)
 
-    def learn_end(self, message: Message, queue_id: int) -> None:
+    def learn_end(self, message: Message | MessageExt, queue_id: int) -> None:
         """Tell the core where a message went that took the long way: the next one of its queue need not."""
         appender = self.state.appender
         if appender is None or type(message) is not Message:
@@ -290,7 +296,7 @@ class Writing:
                 self.path,
             )
 
-    def after_put(self, end: int, messages: Iterable[Message]) -> None:
+    def after_put(self, end: int, messages: Iterable[Message | MessageExt]) -> None:
         """Wake who waits for messages, and wait for the disk where that was asked for; without the append lock."""
         if self.state.waiting:
             with self.state.arrived:
