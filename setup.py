@@ -54,6 +54,8 @@ DIRECTIVES = {
     "binding": True,
     "cdivision": True,
     "embedsignature": True,
+    # Objects that threads share guard themselves; their docstrings have the rule.
+    "freethreading_compatible": True,
     "wraparound": False,
     "boundscheck": DEBUG,
     "initializedcheck": DEBUG,

@@ -164,16 +164,19 @@ cdef class MessageFields:
 
 cdef class FileStream:
     cdef public int64_t wrote_where
-    cdef public list file_offsets
+    cdef list offsets
     cdef Region found
     cdef list found_among
     cdef int64_t found_base
 
-    cdef Region around(self, int64_t offset)
+    cdef list files(self)
+    cdef Region around(self, int64_t offset, int64_t* base)
 
 
 cdef class OpenedIndexes:
-    cdef public object opened_files
+    cdef object files
+
+    cdef object known(self)
 
 
 cdef class StateFields:

@@ -113,7 +113,7 @@ cdef class Region:
 
     Made by `Region.map`.  The mapping is of the whole length and is never resized or moved.  Every use pins it, so
     that `close` (also from another thread, a finalizer or under an iterator) unmaps only after the last use; views
-    from `view` hold a pin for as long as they live.
+    from `view` hold a pin for as long as they live.  Any number of threads may share it.
 
     Where the file was cut short by somebody else, or its disk fails, an operation that meets a page that is gone raises
     `StoreChangedError`, and so does every one after it: the mapping is lost (docs/mmap.md).  A view is read by others, and
@@ -1890,23 +1890,48 @@ cdef class FileStream:
         Offset after the last byte of the stream.
     file_offsets : list of int
         Where the files begin, ascending; another list as soon as one of them leaves.
+
+    Notes
+    -----
+    Threads may share it: one appends and moves `wrote_where`, others read.
     """
+
+    cdef list files(self):
+        with cython.critical_section(self):
+            return self.offsets
+
+    @property
+    def file_offsets(self):
+        return self.files()
+
+    @file_offsets.setter
+    def file_offsets(self, list offsets):
+        with cython.critical_section(self):
+            self.offsets = offsets
 
     def remember(self, Region region not None, int64_t base, list offsets not None):
         """Note that the file which begins at `base` is mapped as `region`, found while `offsets` were the files."""
-        self.found, self.found_base, self.found_among = region, base, offsets
+        with cython.critical_section(self):
+            self.found, self.found_base, self.found_among = region, base, offsets
 
-    cdef Region around(self, int64_t offset):
-        # The mapping that holds `offset`, as long as nothing can have changed since it was found; None says to look again.
-        if (self.found is None or self.found_among is not self.file_offsets or atomic_load(&self.found.state) & CLOSED
-                or not self.found_base <= offset < self.wrote_where or offset - self.found_base >= self.found.size):
+    cdef Region around(self, int64_t offset, int64_t* base):
+        # The mapping that holds `offset`, and its first offset, as long as nothing can have changed since it was found; None
+        # says to look again.
+        cdef Region found
+        with cython.critical_section(self):
+            found, base[0] = self.found, self.found_base
+            if found is not None and self.found_among is not self.offsets:
+                found = None
+        if (found is None or atomic_load(&found.state) & CLOSED or not base[0] <= offset < self.wrote_where
+                or offset - base[0] >= found.size):
             return None
-        return self.found
+        return found
 
     def recent(self, offset not None):
         """(Region, int, int, int) or None: as of `CommitLog.region_of`, if the file that was asked for last holds `offset`."""
-        cdef Region region = self.around(clamped(offset))
-        return None if region is None else (region, self.found_base, self.found_base, self.wrote_where)
+        cdef int64_t base
+        cdef Region region = self.around(clamped(offset), &base)
+        return None if region is None else (region, base, base, self.wrote_where)
 
 
 @cython.auto_pickle(False)
@@ -1918,6 +1943,19 @@ cdef class OpenedIndexes:
     opened_files : tuple of IndexRegion, or None
         All files, newest first, while all are open.
     """
+
+    cdef object known(self):
+        with cython.critical_section(self):
+            return self.files
+
+    @property
+    def opened_files(self):
+        return self.known()
+
+    @opened_files.setter
+    def opened_files(self, files):
+        with cython.critical_section(self):
+            self.files = files
 
 
 @cython.auto_pickle(False)

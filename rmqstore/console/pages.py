@@ -162,7 +162,7 @@ def metrics_text(store: MessageStore, run: VerifyRun, with_pending: bool = False
     last = run.last_finished()
     findings = None if last is None else metrics.Findings(last[0], last[1])
     # `FollowedStore` refreshed it, or opened it, when this request asked for it.
-    text: bytes = metrics.text(store, findings=findings, with_pending=with_pending, refresh=False)
+    text: bytes = metrics.text(metrics.collect(store, findings=findings, with_pending=with_pending, refresh=False))
     return text
 
 

@@ -64,7 +64,7 @@ cdef enum:
 @cython.auto_pickle(False)
 @cython.embedsignature(False)
 cdef class MessageExt:
-    """A message that was read from a store.  It cannot be changed.
+    """A message that was read from a store.  It cannot be changed, and threads may share it.
 
     Sizes are in bytes, timestamps in milliseconds since the epoch.
 
@@ -165,14 +165,16 @@ cdef class MessageExt:
         """
         if not self.sys_flag & 1 or not self.crc_agrees:
             return self.body_stored
-        cdef object sent = self.sent_body
+        with cython.critical_section(self):
+            sent = self.sent_body
         if sent is None or sent is True:
             try:
                 sent = decompress_body(self.body_stored, self.sys_flag)
             except (CorruptionError, UnsupportedFormatError) as error:
                 sent = type(error), error.message
-            # A few stored bytes may be a large body: a list of messages does not hold many, only that they are sound.
-            self.sent_body = True if type(sent) is bytes and len(sent) > KEPT_BODY else sent
+            with cython.critical_section(self):
+                # A few stored bytes may be a large body: a list of messages does not hold many, only that they are sound.
+                self.sent_body = True if type(sent) is bytes and len(sent) > KEPT_BODY else sent
         if type(sent) is tuple:
             kind, text = sent
             raise kind(f"message at phy offset {self.phy_offset}: {text}")
@@ -182,7 +184,10 @@ cdef class MessageExt:
     def properties(self):
         """dict of str to str: the properties, parsed on first use with `parse_properties`."""
         if self.parsed is None:
-            self.parsed = parse_properties(self.properties_stored)
+            parsed = parse_properties(self.properties_stored)
+            with cython.critical_section(self):
+                if self.parsed is None:
+                    self.parsed = parsed
         return self.parsed
 
     @property
@@ -395,15 +400,17 @@ cdef inline int take_properties(MessageExt m, const unsigned char* text, int64_t
     return 0
 
 
-cdef inline void find_indexed(MessageExt m) noexcept:
+cdef inline int find_indexed(MessageExt m) except -1:
     cdef KnownProperties known
-    if not m.is_indexed:
-        if m.long_properties is None:
-            find_properties(m.short_properties, m.properties_len, SHORT_PROPERTIES, &known)
-        else:
-            find_properties(<const unsigned char*>PyBytes_AS_STRING(m.long_properties), m.properties_len, m.properties_len,
-                            &known)
-        m.indexed, m.is_indexed = known.indexed, True
+    with cython.critical_section(m):
+        if not m.is_indexed:
+            if m.long_properties is None:
+                find_properties(m.short_properties, m.properties_len, SHORT_PROPERTIES, &known)
+            else:
+                find_properties(<const unsigned char*>PyBytes_AS_STRING(m.long_properties), m.properties_len,
+                                m.properties_len, &known)
+            m.indexed, m.is_indexed = known.indexed, True
+    return 0
 
 
 cdef inline object text_at(MessageExt m, int32_t pos, int32_t n):
@@ -665,14 +672,14 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
 def read_recent(FileStream stream not None, phy_offset not None, int check_crc):
     """MessageExt or None: the record at `phy_offset`, if it lies in the file that was asked for last and is whole."""
     cdef int64_t offset = clamped(phy_offset)
-    cdef Region region = stream.around(offset)
+    cdef int64_t base, room
+    cdef Region region = stream.around(offset, &base)
     cdef RecordView r
-    cdef int64_t room
     cdef unsigned char* p
     if region is None:
         return None
-    room = region.size - (offset - stream.found_base)
-    p = region.pin(offset - stream.found_base, room)
+    room = region.size - (offset - base)
+    p = region.pin(offset - base, room)
     try:
         prefetch_head(p, room)
         if judge_record(p, room, offset, 0, &r) != RECORD:
@@ -787,7 +794,7 @@ cdef class QueueGets:
 
         None where another file is needed, where nothing is found, and where the queue's first unit is not known.
         """
-        cdef int64_t number, first, wanted, count, low, high, pos, room, min_phy
+        cdef int64_t number, first, wanted, count, low, high, pos, room, min_phy, units_base, log_base
         cdef FileStream units
         cdef Region region, segment
         cdef unsigned char* first_unit
@@ -798,7 +805,10 @@ cdef class QueueGets:
         if (self.closed or not PyUnicode_CheckExact(<PyObject*>topic)
                 or not (small_number(<PyObject*>queue_id, &number) and small_number(<PyObject*>queue_offset, &first)
                         and small_number(<PyObject*>max_num, &wanted))
-                or first < 0 or first > INT64_MAX // UNIT_SIZE or wanted < 0 or not self.log.file_offsets):
+                or first < 0 or first > INT64_MAX // UNIT_SIZE or wanted < 0):
+            return None
+        offsets = self.log.files()
+        if not offsets:
             return None
         queue = (<dict?>self.queues._queues).get((topic, queue_id))
         if type(queue) is not self.queue_kind:
@@ -813,12 +823,12 @@ cdef class QueueGets:
                                  or (self.interval < INFINITY and monotonic() - queue.refreshed_at >= self.interval)):
             return None
         # The queue's first unit is known as long as the log begins where it did.
-        if max(<int64_t>self.log.file_offsets[0], 0) != min_phy or not low <= first < high:
+        if max(<int64_t>offsets[0], 0) != min_phy or not low <= first < high:
             return None
-        region = units.around(first * UNIT_SIZE)
+        region = units.around(first * UNIT_SIZE, &units_base)
         if region is None:
             return None
-        pos = first * UNIT_SIZE - units.found_base
+        pos = first * UNIT_SIZE - units_base
         room = (region.size - pos) // UNIT_SIZE
         count = wanted if wanted > self.num else self.num
         if room > high - first:
@@ -832,13 +842,12 @@ cdef class QueueGets:
         try:
             first_unit = region.pin(pos, UNIT_SIZE * count)
             try:
-                segment = self.log.around(get_i64(first_unit))
+                segment = self.log.around(get_i64(first_unit), &log_base)
                 if segment is None:
                     return None
                 base = segment.pin(0, segment.size)
                 try:
-                    pull(&at, first_unit, count, base, segment.size, self.log.found_base, self.log.found_base,
-                         self.log.wrote_where, out, wanted, self.max_bytes, self.check_crc, None, None, topic, number,
+                    pull(&at, first_unit, count, base, segment.size, log_base, log_base, self.log.wrote_where, out, wanted, self.max_bytes, self.check_crc, None, None, topic, number,
                          first)
                 finally:
                     segment.unpin()
@@ -950,7 +959,7 @@ cdef class KeyQuery:
         if (self.closed or not PyUnicode_CheckExact(<PyObject*>topic) or not PyUnicode_CheckExact(<PyObject*>key)
                 or not small_number(<PyObject*>max_num, &num) or num < 0):
             return None
-        indexes = self.indexes.opened_files
+        indexes = self.indexes.known()
         if not indexes:
             return None
         if self.interval < INFINITY and (monotonic() - self.looked_at >= self.interval
@@ -1031,8 +1040,9 @@ cdef class KeyQuery:
 
     cdef bint look_at(self, int64_t phy, Sought* sought, str topic, QueryResult found, bint* descends) except -1:
         # In the segment that was asked for last, or else in the one that has it.  True where an entry cannot lead there.
-        cdef Region segment = self.log.around(phy)
-        cdef int64_t base_offset = self.log.found_base, low = base_offset, high = self.log.wrote_where, room
+        cdef int64_t base_offset, room
+        cdef Region segment = self.log.around(phy, &base_offset)
+        cdef int64_t low = base_offset, high = self.log.wrote_where
         cdef unsigned char* p
         if segment is None:
             answer = self.region_of(phy)
@@ -1123,9 +1133,7 @@ cdef class KeyQuestions:
             None: unique key or keys; "U" only the unique key, "K" only the keys, "T" the tag.
         compat : bool
             Answer like RocketMQ's ``queryMessage`` (5.5.0): at most 64, ascending offsets, with duplicates and messages with
-            other keys of the same hash, times compared by whole seconds, without a scan.  Where the index is in RocksDB alone:
-            the oldest ones, also keys that continue after an ``@``, nothing for more than 7 days, the last 7 days without
-            `begin` or `end`; completed from the log as by a broker's start.
+            other keys of the same hash, times compared by whole seconds, without a scan.
 
         Raises
         ------
@@ -1133,6 +1141,8 @@ cdef class KeyQuestions:
             A time looks like seconds (see `rmqstore.arguments.milliseconds`), or `index_type` is unknown.
         MissingDependencyError
             The index is in RocksDB, rocksdict is not installed, and the log alone has no answer.
+        UnsupportedFormatError
+            With `compat`: the index is in RocksDB, or a part of the messages is in tiered storage.
         """
         # Called by its class, it may get any object.
         if not isinstance(<object>self, KeyQuestions) or self._state is None:

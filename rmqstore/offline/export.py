@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from rmqstore.files.output_file import OutputFile, OutputFolder
-from rmqstore.offline.export_files import ArrowFile, Csv, Files, JsonLines, Sink, compressed
-from rmqstore.offline.export_options import ExportOptions, layout_of
+from rmqstore.offline.export_files import ArrowFile, Csv, ExportOptions, Files, JsonLines, Sink, compressed, layout_of
 from rmqstore.offline.export_source import Damage, Source
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
@@ -26,21 +25,10 @@ __all__ = ["ExportOptions", "ExportReport", "Selection", "export"]
 class ExportReport:
     """What an export wrote.
 
-    Attributes
-    ----------
-    output, format : str
-        ``-`` for a file that the caller opened; empty where none was made, as the store has no such topic.
-    messages : int
-        Rows written.
-    corrupt_records : int
-        Messages whose CRC is wrong or whose body cannot be decompressed: left out with ``skip``, among `messages` with
-        ``report``, their bodies as they are stored.
-    damaged_stretches, damaged_size : int
-        Parts of the log, and their bytes, that hold no record; nothing can be written of them.  Places of tiered storage
-        count as stretches without a size, and the first of them are named in warnings.
-    columns : tuple of str
-    notes : tuple of str
-        What is not known of tiered storage, and what that means; as of `TieredStore.notes`.
+    `output` is ``-`` for a file that the caller opened, and empty where none was made, as the store has no such topic.
+    `corrupt_records` are messages whose CRC or compression is wrong: left out with ``skip``, among `messages` with ``report``.
+    `damaged_stretches` and `damaged_size` (bytes) are parts of the log without a record, and places of tiered storage, without a
+    size.  `notes` are those of tiered storage.
     """
 
     output: str
@@ -106,11 +94,7 @@ def export(
             MessageStore.open(path, config=options.config, read_only=True, tiered=options.tiered)
         )
         damage = Damage(store.commit_log, options.corrupt)
-        notes: tuple[str, ...] = ()
-        by_number = False
-        if store.tiered is not None:
-            store.tiered.on_damage, store.tiered.goes_on = damage.finding, True
-            notes, by_number = tuple(store.tiered.notes), True
+        store.older.pass_over(damage.finding)
         source = Source(store, Selection() if selection is None else selection.check_times(), damage, progress)
         source.tell(source.begin)
         opened: Any = output if made is None else stack.enter_context(made)
@@ -119,7 +103,7 @@ def export(
             stack.callback(sink.abandon)
             writer: Any = ArrowFile(sink, layout, made is not None and opened.seekable())
         elif layout.format == "files":
-            writer = Files(opened, layout, by_number)
+            writer = Files(opened, layout, not store.older.one_log)
             stack.callback(writer.manifest.close)
         else:
             packed = stack.enter_context(compressed(opened, layout.compression))
@@ -142,5 +126,5 @@ def export(
             target = ""
     return ExportReport(
         "-" if target is None else target, layout.format, number, damage.records, damage.stretches, damage.size,
-        layout.columns, notes,
+        layout.columns, tuple(store.older.notes),
     )  # fmt: skip

@@ -24,8 +24,7 @@ from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.listing import is_empty
 from rmqstore.files.output_file import OutputFolder
 from rmqstore.offline.import_arrow import arrow_chunks, reconciled
-from rmqstore.offline.import_input import Chunk, Input
-from rmqstore.offline.import_rows import row_chunks
+from rmqstore.offline.import_rows import Chunk, Input, row_chunks
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.opening import has_store
@@ -74,17 +73,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What `import_files` did.
-
-    Attributes
-    ----------
-    path : str
-    created : bool
-        The store is new; without a message none is made.
-    messages : int
-    first_phy_offset, end_phy_offset : int
-        Where the messages lie in the log, in bytes; both are the log's end for no messages.
-    """
+    """What `import_files` did: `messages`, from `first_phy_offset` to `end_phy_offset`; `created` if the store is new."""
 
     path: str
     created: bool

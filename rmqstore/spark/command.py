@@ -3,24 +3,16 @@
 Owns options, printing and exit codes, which are those of `rmqstore.cli`; every answer comes from the functions of
 `rmqstore.spark`.  It imports pyspark when a command runs, so that ``--help`` needs neither pyspark nor Java.  Only ``rebuild``
 writes into a store.
-
-``spark-submit`` takes a file: the path of this one.  Python then searches this file's folder first, where `profile` would hide
-the standard library's module of that name; so the folder is taken off the path before anything else is imported.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    _FOLDER = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [each for each in sys.path if os.path.abspath(each or os.curdir) != _FOLDER]
-
 import contextlib
 import dataclasses
 import functools
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,17 +22,14 @@ import click
 
 from rmqstore.cli.errors import CannotOpenError
 from rmqstore.cli.group import FOUND_NOTHING, StoreGroup, nothing
-from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import (
     GIVEN_OPTIONS,
     Given,
     begin_option,
     end_option,
     gathered,
-    key_type_option,
     optioned,
     path_argument,
-    selecting,
     tags_option,
 )
 from rmqstore.cli.rebuild import (
@@ -52,11 +41,11 @@ from rmqstore.cli.rebuild import (
     what_option,
     yes_option,
 )
-from rmqstore.cli.terminal import Printer, escape, format_size, format_time, note
+from rmqstore.cli.terminal import Printer, escape
 from rmqstore.commitlog.commit_log import check_store_root
+from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import MissingDependencyError
 from rmqstore.offline.rebuild import check_config
-from rmqstore.selection import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +54,6 @@ __all__ = ["main"]
 
 _INSTALL = "pip install 'rmqstore[spark]'"
 _GROUPS = ("topic", "queue_id", "tags", "day", "hour")
-_HIT_COLUMNS = ("topic", "queue_id", "queue_offset", "phy_offset", "size", "keys", "tags", "store_timestamp")
 # How Spark cites an error of ours that was raised in a task, or where Spark planned the job.
 _CITED = re.compile(r"rmqstore\.errors\.\w+: (.+?)\s*$", re.MULTILINE)
 
@@ -85,50 +73,6 @@ def _cannot(error: Any) -> CannotOpenError:
     return CannotOpenError(lines[0] if lines else type(error).__name__)
 
 
-@contextlib.contextmanager
-def _session(master: str | None, settings: tuple[str, ...]) -> Iterator[SparkSession]:
-    """The session of a command: the one that is there, or a new one, as spark-submit says if it runs; a new one ends with it."""
-    try:
-        import pyarrow  # noqa: F401
-        from pyspark.errors import PySparkException
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise MissingDependencyError(f"this needs {error.name or 'pyspark'}: install it with {_INSTALL}") from None
-    # PySpark 4.3 says so of pandas 3 at every start; nothing here goes through pandas.
-    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
-    # A task must run a Python that has this package; where nothing else is said, this one.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("rmqstore")
-    if not sys.stderr.isatty():
-        builder = builder.config("spark.ui.showConsoleProgress", "false")
-    if master is not None:
-        builder = builder.master(master)
-    for setting in settings:
-        name, separator, value = setting.partition("=")
-        if not separator:
-            raise click.BadParameter(f"{setting!r} has no '=': write NAME=VALUE", param_hint="--conf")
-        builder = builder.config(name.strip(), value.strip())
-    try:
-        # Errors are told below, in one sentence.
-        there = SparkSession.getActiveSession()
-        spark = builder.getOrCreate() if there is None else there
-        if there is None and not any(setting.startswith("spark.log.level") for setting in settings):
-            with contextlib.suppress(AttributeError, PySparkException):
-                spark.sparkContext.setLogLevel("OFF")
-        try:
-            yield spark
-        finally:
-            if there is None:
-                spark.stop()
-    except PySparkException as error:
-        raise _cannot(error) from None
-    except Exception as error:
-        # Py4J's own, which are not PySpark exceptions.
-        if type(error).__module__.partition(".")[0] == "py4j":
-            raise _cannot(error) from None
-        raise
-
-
 @dataclasses.dataclass
 class SparkGiven(Given):
     """The options that every command has: those of a store, and where Spark runs."""
@@ -136,9 +80,53 @@ class SparkGiven(Given):
     master: str | None = None
     settings: tuple[str, ...] = ()
 
-    def session(self) -> contextlib.AbstractContextManager[SparkSession]:
-        """Return the session of a command, which ends with it."""
-        return _session(self.master, self.settings)
+    def sizes(self, path: str) -> dict[str, Any]:
+        """dict: the sizes of the store in `path` that the command line has, as options of the data source."""
+        fields = self.overrides()
+        refuse_other_log(path, fields.pop("unknown", {}))
+        return fields
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """Yield the session that is there, or a new one, configured by spark-submit if that runs; a new one ends with the block."""
+        try:
+            import pyarrow  # noqa: F401
+            from pyspark.errors import PySparkException
+            from pyspark.sql import SparkSession
+        except ImportError as error:
+            raise MissingDependencyError(f"this needs {error.name or 'pyspark'}: install it with {_INSTALL}") from None
+        # PySpark 4.3 warns of pandas 3 at every start; nothing here goes through pandas.
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        # A task must run a Python that has this package; where nothing else is said, this one.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.appName("rmqstore")
+        if not sys.stderr.isatty():
+            builder = builder.config("spark.ui.showConsoleProgress", "false")
+        if self.master is not None:
+            builder = builder.master(self.master)
+        for setting in self.settings:
+            name, separator, value = setting.partition("=")
+            if not separator:
+                raise click.BadParameter(f"{setting!r} has no '=': write NAME=VALUE", param_hint="--conf")
+            builder = builder.config(name.strip(), value.strip())
+        try:
+            there = SparkSession.getActiveSession()
+            spark = builder.getOrCreate() if there is None else there
+            if there is None and not any(setting.startswith("spark.log.level") for setting in self.settings):
+                with contextlib.suppress(AttributeError, PySparkException):
+                    spark.sparkContext.setLogLevel("OFF")
+            try:
+                yield spark
+            finally:
+                if there is None:
+                    spark.stop()
+        except PySparkException as error:
+            raise _cannot(error) from None
+        except Exception as error:
+            # Py4J's own, which are not PySpark exceptions.
+            if type(error).__module__.partition(".")[0] == "py4j":
+                raise _cannot(error) from None
+            raise
 
 
 def spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,55 +148,24 @@ def spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-@dataclasses.dataclass
-class Reading:
-    """Which messages a command reads, and how: options of the data source."""
+_CHOICE = ("topic", "queue_id", "tags", "begin", "end", "partition_bytes", "corrupt", "columns")
 
-    selection: Selection
-    partition_bytes: str | None
-    corrupt: str | None
 
-    def options(self, path: str, given: Given) -> dict[str, Any]:
-        """dict: these, and the sizes of the store as far as the command line tells them."""
-        fields = given.overrides()
-        if given.config_file is not None:
-            # What neither the files nor the broker.conf tell has RocketMQ's default.
-            fields |= given.config(path, read_only=True).as_dict()
-            del fields["store_host"], fields["unknown"]
-        chosen = self.selection
-        values = {
-            "topic": chosen.topics,
-            "queue_id": chosen.queue_ids,
-            "tags": None if chosen.tags is None else " || ".join(chosen.tags),
-            "begin": chosen.begin,
-            "end": chosen.end,
-            "begin_phy_offset": chosen.begin_phy_offset,
-            "end_phy_offset": chosen.end_phy_offset,
-            "partition_bytes": self.partition_bytes,
-            "corrupt": self.corrupt,
-        }
-        return {**{name: value for name, value in values.items() if value is not None}, **fields}
+def _choice(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the data source that choose messages; the command gets them as one argument `reading`."""
+    """Add the options of the data source that choose messages; the command gets those that are given as one dict `choice`."""
     return optioned(
-        selecting("topics", "queue_ids", "tags", "begin", "end", "begin_phy_offset", "end_phy_offset")(
-            gathered(Reading, "reading")(function)
-        ),
-        click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable."),
+        gathered(_choice, "choice", *_CHOICE)(function),
+        click.option("--topic", multiple=True, help="Only this topic; repeatable."),
         click.option(
-            "--queue", "queue_ids", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
+            "--queue", "queue_id", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
         ),
         tags_option,
         begin_option,
         end_option,
-        click.option(
-            "--begin-phy-offset",
-            type=click.IntRange(min=0),
-            help="Records from this phy offset on.",
-        ),
-        click.option("--end-phy-offset", type=click.IntRange(min=0), help="Records before this phy offset."),
         click.option("--partition-bytes", help="Bytes of log for one task, as 134217728 or 128m (the default)."),
         click.option("--corrupt", type=click.Choice(["fail", "report", "skip"]), help="What damage in the log does."),
     )
@@ -238,29 +195,25 @@ def _target(output: str) -> str:
 @click.option("--by", multiple=True, type=click.Choice(_GROUPS), help="Count in groups of these; repeatable.")
 @read_options
 @spark_options
-def count_command(path: str, by: tuple[str, ...], reading: Reading, given: SparkGiven) -> None:
+def count_command(path: str, by: tuple[str, ...], choice: dict[str, Any], given: SparkGiven) -> None:
     """Count messages, all or by topic, queue, tag, day or hour (UTC)."""
     with given.session() as spark:
         from rmqstore.spark.export import count
 
-        found = count(spark, path, by, **reading.options(path, given))
+        found = count(spark, path, by, **choice, **given.sizes(path))
+    groups = found if isinstance(found, dict) else {(): found}
     printer = Printer(given.as_json)
-    if isinstance(found, int):
-        if given.as_json:
-            printer.json_line({"type": "count", "messages": found})
-        else:
-            printer.line(str(found))
-        if not found:
-            click.get_current_context().exit(FOUND_NOTHING)
-        return
-    for group, messages in found.items() if given.as_json else ():
-        names = {name: value.isoformat() if name == "day" else value for name, value in zip(by, group)}
-        printer.json_line({"type": "count", **names, "messages": messages})
-    if not found:
-        nothing("no messages")
-    if not given.as_json:
-        rows = [(*("-" if value is None else str(value) for value in group), n) for group, n in found.items()]
+    if given.as_json:
+        for group, messages in groups.items():
+            names = {name: value.isoformat() if name == "day" else value for name, value in zip(by, group)}
+            printer.json_line({"type": "count", **names, "messages": messages})
+    elif not by:
+        printer.line(str(found))
+    elif groups:
+        rows = [(*("-" if value is None else str(value) for value in group), n) for group, n in groups.items()]
         printer.table("messages", (*by, "number"), rows, left=len(by))
+    if not any(groups.values()):
+        nothing("no messages")
 
 
 # -------------------------------------------------------------------------------------------------------------- export
@@ -273,8 +226,6 @@ class _Files:
     output: str
     format_name: str
     partition_by: tuple[str, ...]
-    columns: str | None
-    stored_bodies: bool
     mode: str
 
 
@@ -284,7 +235,7 @@ class _Files:
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice(["parquet", "json", "orc", "csv"]),
+    type=click.Choice(["parquet", "json", "orc"]),
     default="parquet",
     show_default=True,
     help="JSON has one object a line, with bodies as text or base64.",
@@ -298,20 +249,15 @@ class _Files:
     help="A level of folders; repeatable, the outermost first. none: one folder.",
 )
 @click.option("--columns", metavar="A,B", help="Only these columns; by default all.")
-@click.option("--stored-bodies", is_flag=True, help="Leave compressed bodies as they are.")
 @click.option("--mode", type=click.Choice(["errorifexists", "overwrite", "append"]), default="errorifexists",
               show_default=True, help="What happens if OUTPUT is there.")  # fmt: skip
 @read_options
 @spark_options
 @gathered(_Files, "files")
-def export_command(path: str, files: _Files, reading: Reading, given: SparkGiven) -> None:
+def export_command(path: str, files: _Files, choice: dict[str, Any], given: SparkGiven) -> None:
     """Write messages into files at OUTPUT, a folder or any address that Spark can write to."""
     folders = () if "none" in files.partition_by else files.partition_by
-    options = reading.options(path, given)
-    if files.columns is not None:
-        options["columns"] = files.columns
-    if files.stored_bodies:
-        options["decode_body"] = False
+    options = choice | given.sizes(path)
     with given.session() as spark:
         from rmqstore.spark.export import export
 
@@ -328,128 +274,6 @@ def export_command(path: str, files: _Files, reading: Reading, given: SparkGiven
         click.get_current_context().exit(FOUND_NOTHING)
 
 
-# ------------------------------------------------------------------------------------------------------------- profile
-
-
-@dataclasses.dataclass(frozen=True)
-class _Page:
-    """The folder that a profile makes."""
-
-    output: str
-    top_keys: int
-    overwrite: bool
-
-
-@main.command(name="profile")
-@path_argument
-@click.argument("output", type=click.Path())
-@click.option("--top-keys", type=click.IntRange(min=0), default=30, show_default=True, help="How many keys to name.")
-@click.option("--overwrite", is_flag=True, help="Replace a profile that is in OUTPUT.")
-@read_options
-@spark_options
-@gathered(_Page, "page")
-def profile_command(path: str, page: _Page, reading: Reading, given: SparkGiven) -> None:
-    """Write a page about what is in a store into the folder OUTPUT, and its figures as Parquet.
-
-    Messages and bytes by topic, tag and hour, sizes of bodies, compression, keys. OUTPUT/report.html needs nothing else.
-    """
-    with given.session() as spark:
-        from rmqstore.spark.profile import profile
-
-        figures = profile(spark, path, page.output, page.top_keys, page.overwrite, **reading.options(path, given))
-    printer = Printer(given.as_json)
-    report = os.path.join(page.output, "report.html")
-    if given.as_json:
-        value = dataclasses.asdict(figures.total)
-        damage = {"damaged": figures.damaged, "damaged_bytes": figures.damaged_bytes}
-        printer.json_line({"type": "profile", "report": report, "topics": figures.topic_num, **value, **damage})
-    else:
-        total = figures.total
-        printer.line(f"{total.messages} messages of {figures.topic_num} topics, {format_size(total.bytes)} of log")
-        printer.line(f"see {escape(report)}")
-    if figures.damaged:
-        note(f"{figures.damaged} damaged stretches or records were passed over")
-        click.get_current_context().exit(FOUND_NOTHING)
-
-
-# --------------------------------------------------------------------------------------------------------------- query
-
-
-@main.command(name="query")
-@path_argument
-@click.argument("topic")
-@click.argument("keys", nargs=-1)
-@click.option("--keys-from", type=click.Path(exists=True, dir_okay=False), help="A file with a key on each line.")
-@key_type_option("What the keys are.")
-@begin_option
-@end_option
-@click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many for a key.")
-@click.option("-O", "--output", help="Write the messages into this folder, as Parquet, and print none.")
-@spark_options
-@selecting("topic", "keys", "index_type", "begin", "end", "max_num")
-def query_command(
-    path: str, selection: Selection, keys_from: str | None, output: str | None, given: SparkGiven
-) -> None:
-    """Find the messages of many keys through the index, each checked against its message."""
-    if (selection.keys is not None) == (keys_from is not None):
-        raise click.UsageError("give KEYS, or --keys-from FILE")
-    config = given.config(path, read_only=True)
-    with given.session() as spark:
-        from rmqstore.spark.export import check_target
-        from rmqstore.spark.query import query
-
-        if output:
-            check_target(output, path)
-
-        wanted: Any = list(selection.keys or ())
-        if keys_from is not None:
-            lines = spark.read.text("file://" + os.path.abspath(keys_from)).withColumnRenamed("value", "key")
-            wanted = lines.where("key <> ''")
-        columns = None if output else _HIT_COLUMNS
-        hits = query(
-            spark,
-            path,
-            selection.topic,
-            wanted,
-            columns,
-            max_num=selection.max_num or 0,
-            begin=selection.begin,
-            end=selection.end,
-            index_type=selection.index_type,
-            config=config,
-        )
-        printer = Printer(given.as_json)
-        found = 0
-        if output:
-            from pyspark.sql import Observation
-            from pyspark.sql import functions as F
-
-            rows = Observation()
-            hits.observe(rows, F.count(F.lit(1)).alias("messages")).write.parquet(_target(output))
-            found = int(rows.get["messages"])
-            if given.as_json:
-                printer.json_line({"type": "query", "output": output, "messages": found})
-            elif found:
-                printer.line(f"wrote {found} messages into {escape(output)}")
-        else:
-            shown = [name for name in _HIT_COLUMNS if name != "store_timestamp"]
-            hits = hits.selectExpr("key", *shown, "unix_millis(store_timestamp) as store_timestamp")
-            for row in hits.orderBy("key", "phy_offset", ascending=[True, False]).toLocalIterator():
-                found += 1
-                if given.as_json:
-                    printer.json_line({"type": "hit", **row.asDict()})
-                else:
-                    printer.line(
-                        f"{escape(row.key)}  {format_time(row.store_timestamp)}  phy {row.phy_offset:>12}  {row['size']:>6} B"
-                        f"  {escape(row.topic)}/{row.queue_id} #{row.queue_offset}"
-                        + (f"  tags={escape(row.tags)}" if row.tags else "")
-                    )
-    if not found:
-        with given.open(path) as store:
-            about = about_topic(store, selection.topic)
-        nothing(f"no message of topic {selection.topic} has any of the keys{about}")
-
-
 # ------------------------------------------------------------------------------------------------------------- rebuild
 
 
@@ -457,12 +281,11 @@ def query_command(
 @path_argument
 @what_option
 @output_option
-@click.option("--partition-bytes", type=click.IntRange(min=1), help="Bytes of log for one task.")
 @drop_units_option
 @yes_option
 @spark_options
 @gathered(Task, "task")
-def rebuild_command(path: str, task: Task, partition_bytes: int | None, given: SparkGiven) -> None:
+def rebuild_command(path: str, task: Task, given: SparkGiven) -> None:
     """Rebuild index and consume queues from the commit log, with the tasks of a cluster.
 
     THIS COMMAND WRITES, as rmqstore rebuild does: without --output it replaces index/ and consumequeue/ of the store, after
@@ -477,9 +300,7 @@ def rebuild_command(path: str, task: Task, partition_bytes: int | None, given: S
     with given.session() as spark:
         from rmqstore.spark.rebuild import rebuild
 
-        report = rebuild(
-            spark, path, kinds, config, task.output, partition_bytes=partition_bytes, drop_units=task.drop_units
-        )
+        report = rebuild(spark, path, kinds, config, task.output, drop_units=task.drop_units)
     print_rebuild(report, task.output or path, given)
 
 

@@ -1,7 +1,6 @@
 """A store's messages as files that any tool reads, and their number.
 
-Owns the columns that exported files have beside those of a scan, and how bodies become text.  It writes through Spark only, to
-wherever Spark can, and reads the store through the data source; it never changes the store.
+It reads the store through the data source and writes through Spark only, to wherever Spark can; it never changes the store.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
+
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import check_outside
 from rmqstore.spark.source import FORMAT, ensure_registered
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "PARTITIONS", "ExportReport", "check_target", "count", "export", "option_text", "read"]
 
-FORMATS = ("parquet", "json", "orc", "csv")
+FORMATS = ("parquet", "json", "orc")
 PARTITIONS = ("topic", "queue_id", "tags", "day", "hour")
 SAVE_MODES = ("errorifexists", "overwrite", "append")
 
@@ -32,17 +34,7 @@ _BODIES = ("body", "body_stored")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What `export` wrote.
-
-    Attributes
-    ----------
-    output : str
-    format : str
-    messages : int
-        Rows; with ``corrupt=report`` also those that tell of damage.
-    columns : tuple of str
-        Of the files, and then those that are folders.
-    """
+    """What `export` wrote: rows, with ``corrupt=report`` also those of damage; columns of the files, then of the folders."""
 
     output: str
     format: str
@@ -51,7 +43,7 @@ class ExportReport:
 
 
 def option_text(name: str, value: Any) -> str:
-    """str: a value as the data source takes it: several topics, queues or columns one after the other, likewise several tags."""
+    """str: a value as the data source takes it; several are joined by its separators."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -60,22 +52,14 @@ def option_text(name: str, value: Any) -> str:
 
 
 def read(spark: SparkSession, path: str | os.PathLike[str], options: Mapping[str, Any]) -> DataFrame:
-    """DataFrame: the store in `path`, with options of the data source; those that are None are as if not given."""
+    """DataFrame: the store in `path`, with options of the data source that are not None."""
     ensure_registered(spark)
     texts = {name: option_text(name, value) for name, value in options.items() if value is not None}
     return spark.read.format(FORMAT).options(**texts).load(os.path.abspath(os.fspath(path)))
 
 
 def check_target(output: str | os.PathLike[str], path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Refuse an output of Spark that is in the store, or that holds it and is overwritten: Spark deletes what is there.
-
-    Addresses of other file systems than this machine's are not looked at.
-
-    Raises
-    ------
-    StoreError
-        It is, or does.
-    """
+    """Raise StoreError for an output on this machine that is in the store, or that holds it and is overwritten by Spark."""
     address = urllib.parse.urlsplit(os.fspath(output))
     if address.scheme not in ("", "file"):
         return
@@ -88,18 +72,9 @@ def check_target(output: str | os.PathLike[str], path: str | os.PathLike[str], *
         raise StoreError("the store lies in the output; give another folder", target) from None
 
 
-def _hours() -> Column:
-    # Whole hours since the epoch, whatever time zone the session has.
-    from pyspark.sql import functions as F
-
-    return F.floor(F.unix_millis("store_timestamp") / F.lit(_HOUR))
-
-
 def derived(name: str) -> Column:
-    """Column: ``day`` (a date) or ``hour`` (0 to 23) of the store time, in UTC."""
-    from pyspark.sql import functions as F
-
-    hours = _hours()
+    """Column: ``day`` (a date) or ``hour`` (0 to 23) of the store time, in UTC, whatever time zone the session has."""
+    hours = F.floor(F.unix_millis("store_timestamp") / F.lit(_HOUR))
     if name == "day":
         return F.date_from_unix_date(F.floor(hours / F.lit(24)).cast("int"))
     return F.pmod(hours, F.lit(24)).cast("int")
@@ -107,8 +82,6 @@ def derived(name: str) -> Column:
 
 def _as_text(frame: DataFrame) -> DataFrame:
     # Bytes as text where they are UTF-8, else as base64, with a column after each that says which.
-    from pyspark.sql import functions as F
-
     columns: list[Any] = []
     for name in frame.columns:
         if name not in _BODIES:
@@ -128,17 +101,6 @@ def _as_text(frame: DataFrame) -> DataFrame:
     return frame.select(columns)
 
 
-def _as_flat(frame: DataFrame) -> DataFrame:
-    # Lists and maps as one text: keys as RocketMQ has them, properties as JSON.
-    from pyspark.sql import functions as F
-
-    how = {
-        "keys": lambda: F.concat_ws(" ", "keys").alias("keys"),
-        "properties": lambda: F.to_json("properties").alias("properties"),
-    }
-    return frame.select([how[name]() if name in how else F.col(name) for name in frame.columns])
-
-
 def export(
     spark: SparkSession,
     path: str | os.PathLike[str],
@@ -150,9 +112,9 @@ def export(
 ) -> ExportReport:
     """Write the messages of a store into files.
 
-    Bodies are decompressed unless ``decode_body=False``.  In JSON and CSV a body is text where it is UTF-8 and base64 where it
-    is not; ``body_encoding`` says "utf-8" or "base64".  Times are ISO 8601 in UTC there.  Every task writes files of its own, so
-    there is one for each task and folder.
+    Bodies are decompressed unless ``decode_body=False``.  In JSON, which has one object a line, a body is text where it is
+    UTF-8 and base64 where it is not; ``body_encoding`` is "utf-8" or "base64"; times are ISO 8601 in UTC.  Every task writes
+    a file for each folder that it has rows for.
 
     Parameters
     ----------
@@ -161,13 +123,12 @@ def export(
         The store.
     output : str
         A folder, or an address of any file system that Spark can write to.
-    format : {"parquet", "json", "orc", "csv"}
-        JSON has one object a line.  In CSV keys are joined by spaces and properties are JSON.
+    format : {"parquet", "json", "orc"}
     partition_by : iterable of str
-        Which folders there are, the outermost first: of ``topic``, ``queue_id``, ``tags``, ``day`` and ``hour``, of the store
-        time in UTC.  Nothing writes into one folder.
+        The folders, the outermost first: of ``topic``, ``queue_id``, ``tags``, ``day`` and ``hour``, of the store time in UTC.
+        Nothing writes into one folder.
     save_mode : {"errorifexists", "overwrite", "append"}
-        What happens where `output` is there already, as in Spark.
+        What to do where `output` is there already, as in Spark.
     **options
         Of the data source: ``topic``, ``columns``, ``corrupt`` and so on; lists where there may be several.
 
@@ -184,9 +145,6 @@ def export(
     pyspark.errors.PySparkException
         The store cannot be read, or `output` not written; names file and position of damage in the store.
     """
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
     check_target(output, path, overwrite=save_mode == "overwrite")
     folders = list(partition_by)
     for value, what, known in [(format, "format", FORMATS), (save_mode, "save_mode", SAVE_MODES)]:
@@ -202,21 +160,15 @@ def export(
         asked = option_text("columns", options["columns"]).split(",")
         kept = {name.strip() for name in asked} | {"_corrupt"} | set(folders)
         frame = frame.select([name for name in frame.columns if name in kept])
-    if format in ("json", "csv"):
+    if format == "json":
         frame = _as_text(frame)
-    if format == "csv":
-        frame = _as_flat(frame)
     rows = Observation()
     writer = frame.observe(rows, F.count(F.lit(1)).alias("messages")).write.mode(save_mode)
     if folders:
         writer = writer.partitionBy(*folders)
-    if format in ("json", "csv"):
-        writer = writer.option("timeZone", "UTC")
     if format == "json":
         # Every object has every name, so that the first few tell the schema.
-        writer = writer.option("ignoreNullFields", "false")
-    if format == "csv":
-        writer = writer.option("header", "true").option("escape", '"')
+        writer = writer.option("timeZone", "UTC").option("ignoreNullFields", "false")
     target = os.fspath(output)
     writer.format(format).save(target)
     files = [name for name in frame.columns if name not in folders]
@@ -258,8 +210,6 @@ def count(
     pyspark.errors.PySparkException
         The store cannot be read.
     """
-    from pyspark.sql import functions as F
-
     groups = list(by)
     for name in groups:
         if name not in PARTITIONS or groups.count(name) > 1:

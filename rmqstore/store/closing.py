@@ -123,8 +123,7 @@ class Closing:
         for answers in (state.key_query, state.queue_gets):
             if answers is not None:
                 answers.closed = True
-        for older in state.older:
-            older.close()
+        state.older.close()
         try:
             with state.lock:
                 state.close_files()

@@ -15,7 +15,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.message import MessageExt
 from rmqstore.message._read import KeyQuestions
 from rmqstore.selection import INT64_MAX, Selection, of_key, of_scan
-from rmqstore.store.columns import ColumnOptions, scan_log
+from rmqstore.store.columns import ColumnOptions
 from rmqstore.store.light_queues import refuse_light_queues
 from rmqstore.store.querying import LogLook, Querying
 from rmqstore.store.results import QueryResult
@@ -23,8 +23,6 @@ from rmqstore.store.store_state import StoreState
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from rmqstore.flatfile.flat_store import FlatStore
 
 __all__ = ["LogQuestions"]
 
@@ -37,7 +35,6 @@ class LogQuestions(KeyQuestions):
     """Answers questions about keys and about the log of one store; a base of `MessageStore`."""
 
     commit_log: CommitLog
-    tiered: FlatStore | None
     _state: StoreState
     _querying: Querying
 
@@ -79,6 +76,11 @@ class LogQuestions(KeyQuestions):
             As for `query_message`, compared by whole seconds.
         index_type : {None, "U", "K", "T"}
             "T" asks for a tag; unique keys and keys share one form.
+
+        Raises
+        ------
+        UnsupportedFormatError
+            As for `query_message` with `compat`.
         """
         self._state.check_open()
         for name, moment in (("begin", begin), ("end", end)):
@@ -281,8 +283,4 @@ class LogQuestions(KeyQuestions):
         )
         refuse_light_queues(self.commit_log, state.queue, selection.topics)
         options = ColumnOptions(columns, batch_size, views, read_dictionary)
-        if state.older and selection.begin_phy_offset is None and selection.end_phy_offset is None:
-            from rmqstore.store.tiered_scan import scan_both
-
-            return scan_both(state, selection, options, use_threads=use_threads)
-        return scan_log(self.commit_log, selection, options, use_threads=use_threads, refresh=state.read_only)
+        return state.older.scan(selection, options, use_threads=use_threads)
