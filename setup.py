@@ -30,7 +30,6 @@ MODULES = (
     "rmqstore._core",
     "rmqstore._columns",
     "rmqstore.rabbitmq._term",
-    "rmqstore._append",
     "rmqstore._rows",
     "rmqstore.rabbitmq._core",
     "rmqstore.rabbitmq._messages",

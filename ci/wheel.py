@@ -28,7 +28,6 @@ MODULES = (
     "rmqstore/_core",
     "rmqstore/_dispatch",
     "rmqstore/_columns",
-    "rmqstore/_append",
     "rmqstore/_rows",
     "rmqstore/message/_read",
     "rmqstore/rabbitmq/_core",

@@ -10,7 +10,6 @@ from rmqstore._version import __version__
 
 try:
     # Asked for first, so that the absence of one is explained.
-    import rmqstore._append
     import rmqstore._columns
     import rmqstore._core
     import rmqstore._dispatch

@@ -1,4 +1,4 @@
-"""The compiled core: with `_dispatch`, `_columns`, `_rows`, `_append`, `_read` the only code on RocketMQ bytes in place.
+"""The compiled core: with `_dispatch`, `_columns`, `_rows` and `message._read` the only code on RocketMQ bytes in place.
 
 It owns the fence around mapped memory (`Region`), the layout constants, index files, the framing of records and queue
 units.  Leaves that several of the six need stand in the declarations (`_record.pxd` and its like).  It knows bytes, not

@@ -11,7 +11,7 @@ import sysconfig
 from importlib.machinery import PathFinder
 
 COMPILED = tuple(
-    f"rmqstore.{name}" for name in ("_core", "_dispatch", "_columns", "_rows", "_append", "message._read")
+    f"rmqstore.{name}" for name in ("_core", "_dispatch", "_columns", "_rows", "message._read")
 )
 
 

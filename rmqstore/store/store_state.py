@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rmqstore._append import Appender
 from rmqstore._core import StateFields
+from rmqstore._rows import Appender
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import AssumedSizes, StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore

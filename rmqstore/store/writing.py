@@ -23,9 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rmqstore import _numpy as np
-from rmqstore._append import Appender, FileEnd
 from rmqstore._dispatch import RecordColumns
-from rmqstore._rows import RowBatch
+from rmqstore._rows import Appender, FileEnd, RowBatch
 from rmqstore.config import system_clock
 from rmqstore.errors import DiskFullError, InvalidMessageError
 from rmqstore.files.mapped_file_queue import MappedFileQueue

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rmqstore.message  # noqa: F401  (registers the error handler by which topics are decoded)
-from rmqstore import _append, _columns, _core, _dispatch, _rows
+from rmqstore import _columns, _core, _dispatch, _rows
 from rmqstore._core import IndexRegion, Region, Verdict
 from rmqstore._dispatch import RecordColumns, TopicTable
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
@@ -219,7 +219,7 @@ def test_bytes_hash_with_one_byte_beyond_ascii_anywhere():
 GUARDED_HASHES = """
 import ctypes, mmap, tempfile
 import numpy as np, pyarrow
-from rmqstore import _append, _columns, _core, _dispatch, _rows
+from rmqstore import _columns, _core, _dispatch, _rows
 from rmqstore.message import _read
 
 page = mmap.PAGESIZE
@@ -2281,7 +2281,7 @@ PRELUDE = """
 import array, gc, sys, tempfile
 import numpy as np
 import rmqstore.message
-from rmqstore import _append, _columns, _core, _dispatch, _rows
+from rmqstore import _columns, _core, _dispatch, _rows
 from rmqstore.message import _read
 from rmqstore.errors import StoreError
 def region(size=4096):
@@ -2671,7 +2671,7 @@ def test_every_region_function_is_tried_closed():
     named = {*reading_calls(None, index_of(1, 1)), *writing_calls(None, index_of(1, 1))}
     functions = {
         name
-        for module in (_core, _dispatch, _columns, _rows, _append, _read)
+        for module in (_core, _dispatch, _columns, _rows, _read)
         for name, value in vars(module).items()
         if callable(value) and not isinstance(value, type) and name[0] != "_" and value.__module__ == module.__name__
     }
