@@ -219,7 +219,7 @@ LONG = (
     "store/test_oracle.py::test_rebuild_without_tags_gives_another_index",
     "store/test_populating.py::test_the_log_has_pages_ahead_in_proportion_to_its_growth",
     "store/test_power_loss.py",
-    "store/test_reading.py::test_messages_and_their_types_are_freed",
+    "store/test_reading.py::test_messages_are_freed",
     "store/test_reading.py::test_readers_on_threads_beside_a_writer",
     "store/test_reading.py::test_the_same_with_changed_bytes",
     "store/test_recovery.py::test_an_entry_whose_hash_was_lost_is_written_again",
