@@ -73,7 +73,6 @@ __all__ = [
     "IndexFile",
     "IndexFileError",
     "InvalidMessageError",
-    "LocalOffsets",
     "LostLogError",
     "Message",
     "MessageExt",
@@ -110,7 +109,6 @@ __all__ = [
 if TYPE_CHECKING:
     from rmqstore.consumer.consumer import Consumer
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
-    from rmqstore.consumer.local_offsets import LocalOffsets
     from rmqstore.offline.pending import Pending, PendingMessage, pending
     from rmqstore.offline.settings import Settings, settings
     from rmqstore.store.stats import StoreStats
@@ -119,7 +117,6 @@ else:
     _LOADED_LATER = {
         "Consumer": "rmqstore.consumer.consumer",
         "ConsumerOffsets": "rmqstore.consumer.consumer_offset",
-        "LocalOffsets": "rmqstore.consumer.local_offsets",
         "Settings": "rmqstore.offline.settings",
         "settings": "rmqstore.offline.settings",
         "Pending": "rmqstore.offline.pending",

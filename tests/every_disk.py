@@ -19,7 +19,7 @@ import rocksdb_stores
 import tiered_oracle
 
 from rmqstore import Message, MessageStore, StoreConfig
-from rmqstore.tiered import TieredStore
+from rmqstore.flatfile.flat_store import FlatStore
 
 T0 = 1_700_000_000_000
 NUM = 48
@@ -98,6 +98,12 @@ def places_of(messages: Iterable[tiered_oracle.Sent], geometry: dict[str, Any], 
     return [(put.phy_offset, put.size) for put in puts]
 
 
+def open_tiered(tiered: Path, store: Path | None = None, **options: Any) -> MessageStore:
+    """Open tiered storage by itself; of the local store only its metadata and index files are read."""
+    flat_store = FlatStore(tiered, store, **options)
+    return MessageStore.open(tiered, read_only=True, tiered=flat_store)
+
+
 @dataclass(frozen=True)
 class Disk:
     """A store of one kind: where it is, how it is opened, and what is in it.
@@ -124,7 +130,7 @@ class Disk:
     def open(self, on_damage: Callable[[Any], object] | None = None) -> Any:
         """Open it for reading."""
         if self.alone:
-            return TieredStore.open(self.tiered, self.root, on_damage=on_damage)
+            return open_tiered(self.tiered, self.root, on_damage=on_damage)
         return MessageStore.open(self.root, config=self.config, read_only=not self.writable, tiered=self.tiered)
 
     def copied(self, folder: Path) -> Disk:

@@ -6,7 +6,6 @@ Owns the arguments, which are those of `rmqstore.rebuild`.
 from __future__ import annotations
 
 from rmqstore.offline.rebuild import RebuildJob
-from rmqstore.spark.mapper import Mapper
 from rmqstore.spark.rebuild import rebuild_with as run
 
 
@@ -15,6 +14,6 @@ def in_order(function, plan, tasks):
     return [function(plan, task) for task in tasks]
 
 
-def rebuild_with(call, path, *args, partition_bytes=None, parallelism=1, **options):
+def rebuild_with(call, path, *args, parallelism=1, **options):
     """Rebuild with tasks that `call` runs."""
-    return run(Mapper(call, parallelism), RebuildJob.of(path, *args, **options), partition_bytes)
+    return run(call, RebuildJob.of(path, *args, **options), parallelism)

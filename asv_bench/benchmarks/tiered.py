@@ -7,9 +7,9 @@ import os
 import shutil
 import struct
 
+from rmqstore import MessageStore
 from rmqstore.flatfile.flat_files import flat_file_name, name_prefix
 from rmqstore.flatfile.flat_index import flat_index_hash
-from rmqstore.tiered import TieredStore
 
 from . import _data
 from .columns import COLUMNS, _Store
@@ -60,7 +60,7 @@ class _Tiered(_Store):
         super().setup()
         self.path = os.path.join(self.folder, "tiered")
         write_tiered(self.store, self.path)
-        self.tiered = TieredStore.open(self.path)
+        self.tiered = MessageStore.open(self.path, read_only=True, tiered=self.path)
         for _ in self.tiered.scan(["corrupt"]):
             pass
 

@@ -314,10 +314,7 @@ def _nothing(plan: Any, task: Any) -> None:
 def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: StoreConfig, n: int) -> Iterator[Work]:
     """Queues and index from the log into another folder: with Spark, in processes without it, in one process."""
     from rmqstore.offline.rebuild import RebuildJob
-    from rmqstore.spark.mapper import Mapper
     from rmqstore.spark.rebuild import rebuild, rebuild_with
-
-    piece = 32 << 20 if not setting.quick else 1 << 20
 
     def run(work: Callable[[str], Any]) -> Callable[[], Outcome]:
         def once() -> Outcome:
@@ -335,11 +332,11 @@ def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: Sto
     pool = multiprocessing.get_context("spawn").Pool(CORES)
     pool.map(_call, [(_nothing, None, None)] * CORES * 4, chunksize=1)
 
-    def mapper(function: Any, plan: Any, tasks: Any) -> list[Any]:
+    def in_tasks(function: Any, plan: Any, tasks: Any) -> list[Any]:
         return pool.map(_call, [(function, plan, task) for task in tasks], chunksize=1)
 
     def in_processes(output: str) -> Any:
-        return rebuild_with(Mapper(mapper, CORES), RebuildJob.of(path, config=config, output=output), piece)
+        return rebuild_with(in_tasks, RebuildJob.of(path, config=config, output=output), CORES)
 
     base = f"{CORES} processes without Spark"
     yield Work(
@@ -348,9 +345,7 @@ def rebuilding(setting: Setting, spark: Any, folder: str, path: str, config: Sto
         "messages",
         n,
         {
-            "rmqstore.spark.rebuild": run(
-                lambda output: rebuild(spark, path, config=config, output=output, partition_bytes=piece)
-            ),
+            "rmqstore.spark.rebuild": run(lambda output: rebuild(spark, path, config=config, output=output)),
             base: run(in_processes),
             "rmqstore.rebuild, one process": run(lambda output: rmqstore.rebuild(path, config=config, output=output)),
         },

@@ -3,20 +3,23 @@
 Owns the list of commands; each lies in a module of its own, which is loaded when the command is used.  Every answer comes
 from the package's public functions.  Invariants:
 
-- Only ``import``, ``rebuild``, ``recover``, ``offsets set``, ``offsets reset``, ``spark rebuild`` and ``rabbitmq import`` write
-  into a store (and ``demo`` and ``bench``, into one of their own); every other command opens read-only.
+- Only ``import``, ``rebuild``, ``recover``, ``offsets set``, ``spark rebuild`` and ``rabbitmq import`` write into a store
+  (and ``demo``, into one of its own); every other command opens read-only.
 - Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
 - Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
 
-Shared by all commands: `group` (exit codes, lazy commands), `errors` (how they read, with the options of the command line),
-`terminal` (how an answer looks), `options`, `paths` (what a wrong PATH is), `completion`, `examples`, `messages`, `formats`,
-`next_steps`, `welcome`.
+Shared by all commands: `group` (exit codes, lazy commands, examples of each help), `errors` (how they read, with the options
+of the command line), `terminal` (how an answer looks), `options`, `paths` (what a wrong PATH is, and completion), `messages`
+(a message as a line or an object).
 
 A new command is a module here and a line in `_COMMANDS`.
 """
 
 from __future__ import annotations
+
+import os
+import textwrap
 
 import click
 
@@ -27,9 +30,8 @@ __all__ = ["main"]
 
 # By name: module, attribute, and the first sentence of its help (a test holds it equal), so that a list of commands loads none.
 _COMMANDS = {
-    "bench": ("rmqstore.cli.bench", "bench", "Measure what this machine and the disk of DIR do with a store."),
     "completion": (
-        "rmqstore.cli.completion",
+        "rmqstore.cli.paths",
         "completion",
         "Print the script that makes a shell complete commands, options, paths and topics.",
     ),
@@ -68,7 +70,7 @@ _COMMANDS = {
         "Find messages by key in the index, newest first, each checked against its message.",
     ),
     "queues": (
-        "rmqstore.cli.topics",
+        "rmqstore.cli.info",
         "queues",
         "List the queues: queue offsets, messages, files, and the store times of the first and the last.",
     ),
@@ -101,7 +103,7 @@ _COMMANDS = {
     ),
     "tail": ("rmqstore.cli.tail", "tail", "Show the newest messages, oldest first, and with -f those that come."),
     "topics": (
-        "rmqstore.cli.topics",
+        "rmqstore.cli.info",
         "topics",
         "List the topics: queues, messages, and the store times of the first and the last.",
     ),
@@ -131,12 +133,36 @@ def main(context: click.Context) -> None:
     """Look into, check and repair the on-disk store of Apache RocketMQ.
 
     PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). Commands marked [writes],
-    offsets set and reset, spark rebuild and rabbitmq import write into a store; every other opens it read-only, locks
-    nothing and works beside a running broker.
+    offsets set, spark rebuild and rabbitmq import write into a store; every other opens it read-only, locks nothing and
+    works beside a running broker.
 
     Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened.
     """
     if context.invoked_subcommand is None:
-        from rmqstore.cli.welcome import welcome
+        click.echo(_welcome(main.list_commands(context)))
 
-        click.echo(welcome(context))
+
+def _welcome(commands: list[str]) -> str:
+    # For somebody who knows no command yet: the first steps, with the store in this folder if there is one.
+    path = next((each for each in (".", "store") if os.path.isdir(os.path.join(each, "commitlog"))), "PATH")
+    lines = [
+        f"rmqstore {__version__}: look into, check and repair the on-disk store of Apache RocketMQ.",
+        "",
+        "PATH is a store's root, the folder that holds commitlog/ (a broker's ~/store).",
+        "",
+        "First steps:",
+        f"  rmqstore info {path:<22} what the store is: geometry, log, queues, index, consumers",
+        f"  rmqstore topics {path:<20} what it holds",
+        f"  rmqstore tail -f {path:<19} the newest messages, and those that come",
+        f"  rmqstore query {path} --key KEY{'':<{11 - len(path)}} messages by key, of all topics",
+        f"  rmqstore verify {path:<20} what is wrong with it",
+        f"  rmqstore serve {path:<21} all of it in a browser",
+        f"  rmqstore rabbitmq info {'PATH':<13} the same for RabbitMQ's classic queues",
+        f"  rmqstore demo {'--unpack store':<22} no store at hand? This brings one along",
+        "",
+        "Commands:",
+        textwrap.fill(" ".join(commands), 100, initial_indent="  ", subsequent_indent="  "),
+        "",
+        "rmqstore --help says more about them, rmqstore COMMAND --help everything about one, with examples.",
+    ]
+    return "\n".join(lines)

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import json
 import os
 import re
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
 
 from rmqstore._core import IndexLayout
-from rmqstore.cli.completion import complete_topic
 from rmqstore.cli.group import nothing
 from rmqstore.cli.messages import about_queues
 from rmqstore.cli.options import Given, path_argument, selecting, store_options
+from rmqstore.cli.paths import complete_topic
 from rmqstore.cli.terminal import Printer, Progress, escape, format_time
 from rmqstore.commitlog.log_walk import VERDICT_WORDS, Blank, Damage
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import StoreError
+from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_file import IndexFile
 from rmqstore.message import MessageExt
 from rmqstore.offline.single_file import KINDS, StoreFile, identify
@@ -54,7 +53,7 @@ def dump(path: str, what: str | None, selection: Selection, given: Given) -> Non
 
     log: one line a record, blank or damaged stretch. queue: the units of a topic's queues. index: header, entries and
     slots (with the lengths of their chains) of every index file. PATH may also be one file alone, wherever it lies: a
-    segment, a file of a queue or of the index, the checkpoint, one of the timer's files, or JSON of config/.
+    segment, a file of a queue or of the index, or the checkpoint.
     """
     if os.path.isfile(path):
         if what is not None or selection.topics is not None or selection.queue_ids is not None:
@@ -81,7 +80,7 @@ def dump(path: str, what: str | None, selection: Selection, given: Given) -> Non
             nothing(f"there is nothing of that kind to dump{about}")
 
 
-def _dump_progress(printer: Printer, what: str, unit: str) -> contextlib.AbstractContextManager[Progress | None]:
+def _dump_progress(what: str, unit: str) -> contextlib.AbstractContextManager[Progress | None]:
     # A bar below scrolling lines on one terminal would only be in the way.
     return contextlib.nullcontext() if sys.stdout.isatty() else Progress(what, unit)
 
@@ -98,24 +97,33 @@ def _dump_log(printer: Printer, store: MessageStore, selection: Selection) -> in
         last = last if end is None else min(end, last)
     # Begins the walk where a record is known to begin, so that the middle of one is not taken for damage.
     start = first if log.look_up(first) is not None else max(first - first % log.segment_size, log.min_offset)
-    shown = 0
-    with _dump_progress(printer, "dumping the log", "bytes") as progress:
-        for number, entry in enumerate(log.entries(start, last)):
+    return _print_log(printer, log.entries(start, last), selection, start, last)[0]
+
+
+def _print_log(
+    printer: Printer, entries: Iterable[MessageExt | Blank | Damage], selection: Selection, begin: int, end: int
+) -> tuple[int, int]:
+    """Print what was asked for of a log from `begin` to `end`; how many lines, and how many of them are damage."""
+    shown = damaged = 0
+    with _dump_progress("dumping the log", "bytes") as progress:
+        for number, entry in enumerate(entries):
             if progress is not None and number % 512 == 0:
-                progress(entry.phy_offset - start, max(last - start, 1))
-            if entry.phy_offset + entry.size <= first:
+                progress(entry.phy_offset - begin, max(end - begin, 1))
+            if not _is_within(selection, entry.phy_offset, entry.size):
                 continue
             if isinstance(entry, MessageExt):
                 if not selection.has_queue(entry.topic, entry.queue_id):
                     continue
+                damaged += entry.corrupt
             elif selection.topics is not None and isinstance(entry, Blank):
                 continue
             shown += 1
+            damaged += isinstance(entry, Damage)
             if printer.as_json:
                 printer.json_line(_log_object(entry))
             else:
                 printer.line(_log_line(entry, printer.time))
-    return shown
+    return shown, damaged
 
 
 def _log_object(entry: MessageExt | Blank | Damage) -> dict[str, Any]:
@@ -212,7 +220,7 @@ def _dump_index(printer: Printer, store: MessageStore, selection: Selection) -> 
 
 def _dump_index_file(printer: Printer, index: IndexFile, selection: Selection) -> None:
     _dump_index_header(printer, index)
-    with _dump_progress(printer, f"dumping {index.name}", "entries") as progress:
+    with _dump_progress(f"dumping {index.name}", "entries") as progress:
         depths = _dump_entries(printer, index, selection, progress)
     longest, used = _dump_slots(printer, index, depths)
     if printer.as_json:
@@ -299,46 +307,31 @@ def _dump_slots(printer: Printer, index: IndexFile, depths: array[int]) -> tuple
 def _dump_file(printer: Printer, path: str, selection: Selection, given: Given) -> None:
     """Print what one file holds; damage in it, or nothing in it, makes the exit code that of findings."""
     file = identify(path)
-
-    within = functools.partial(_is_within, selection)
     if printer.as_json:
-        printer.json_line({"type": "file", **file.as_dict()})
+        printer.json_line({"type": "file", **dataclasses.asdict(file)})
     else:
         printer.line(f"{escape(path)}: {_file_text(file)}")
-    if file.kind == "segment":
-        shown, damaged = _dump_segment(printer, file, within)
-    elif file.kind in ("queue", "batch_queue", "queue_extension"):
-        shown, damaged = _dump_unit_file(printer, file, within), 0
-    elif file.kind == "index":
-        index = file.index_file(given.overrides())
-        try:
+    if file.kind == "index":
+        with contextlib.closing(file.index_file(given.overrides())) as index:
             _dump_index_file(printer, index, selection)
-        finally:
-            index.close()
         return
-    elif file.kind in ("timer_log", "timer_wheel"):
-        shown, damaged = _dump_timer(printer, file), 0
-    elif file.kind == "settings":
-        value = file.settings()
-        if printer.as_json:
-            printer.json_line({"type": "settings", "content": value})
-        else:
-            for line in json.dumps(value, ensure_ascii=False, indent=2).splitlines():
-                printer.line(escape(line))
-        shown, damaged = value is not None, 0
-    else:
-        fields = file.fields()
+    if file.kind == "checkpoint":
+        fields = Checkpoint.load(path, read_only=True).as_dict()
         if printer.as_json:
             printer.json_line({"type": file.kind, **fields})
         else:
-            times = {name for name in fields if name.endswith(("timestamp", "time"))}
-            printer.fields(
-                [
-                    (name, f"{value}  {printer.time(value)}" if name in times and value else str(value))
-                    for name, value in fields.items()
-                ]
-            )
+            rows = []
+            for name, value in fields.items():
+                time = f"  {printer.time(value)}" if value and name.endswith("timestamp") else ""
+                rows.append((name, f"{value}{time}"))
+            printer.fields(rows)
         return
+    damaged = 0
+    if file.kind == "segment":
+        begin = file.base or 0
+        shown, damaged = _print_log(printer, file.records(), selection, begin, begin + file.size)
+    else:
+        shown = _dump_unit_file(printer, file, selection)
     if damaged:
         nothing(f"{damaged} damaged stretches or records")
     if not shown:
@@ -351,37 +344,18 @@ def _file_text(file: StoreFile) -> str:
         text += f", of {escape(file.topic)}/{file.queue_id}"
     if file.base is None:
         return text
-    first = {"segment": "phy offset", "queue": "queue offset", "timer_log": "position"}.get(file.kind)
+    first = {"segment": "phy offset", "queue": "queue offset"}.get(file.kind)
     return text if first is None else f"{text}, from {first} {file.base} on"
 
 
-def _dump_segment(printer: Printer, file: StoreFile, within: Callable[[int, int], bool]) -> tuple[int, int]:
-    """(int, int): how many lines were shown, and how much of that is damage."""
-    shown = damaged = 0
-    with _dump_progress(printer, "dumping the segment", "bytes") as progress:
-        for number, entry in enumerate(file.records()):
-            size = entry.size
-            if progress is not None and number % 512 == 0:
-                progress(entry.phy_offset - (file.base or 0), file.size)
-            if not within(entry.phy_offset, size):
-                continue
-            shown += 1
-            damaged += entry.corrupt if isinstance(entry, MessageExt) else isinstance(entry, Damage)
-            if printer.as_json:
-                printer.json_line(_log_object(entry))
-            else:
-                printer.line(_log_line(entry, printer.time))
-    return shown, damaged
-
-
-def _dump_unit_file(printer: Printer, file: StoreFile, within: Callable[[int], bool]) -> int:
+def _dump_unit_file(printer: Printer, file: StoreFile, selection: Selection) -> int:
     shown = 0
     names = {} if file.topic is None else {"topic": file.topic, "queue_id": file.queue_id}
     is_queue = file.kind != "queue_extension"
     if not printer.as_json:
         printer.line(_UNIT_HEAD if is_queue else f"{'address':>20}  {'tags code':>20}  stored")
     for unit in file.units():
-        if is_queue and not within(unit["phy_offset"]):
+        if is_queue and not _is_within(selection, unit["phy_offset"]):
             continue
         shown += 1
         if printer.as_json:
@@ -392,30 +366,4 @@ def _dump_unit_file(printer: Printer, file: StoreFile, within: Callable[[int], b
         else:
             address = unit.get("address", f"byte {unit['pos']}")
             printer.line(f"{address:>20}  {unit['tags_code']:>20}  {printer.time(unit['store_timestamp'])}")
-    return shown
-
-
-def _dump_timer(printer: Printer, file: StoreFile) -> int:
-    rows = file.timer_units() if file.kind == "timer_log" else file.wheel_slots()
-    kind = "timer_unit" if file.kind == "timer_log" else "timer_slot"
-    shown = 0
-    for row in rows:
-        if printer.as_json:
-            printer.json_line({"type": kind, **row})
-        elif file.kind == "timer_log":
-            if not shown:
-                printer.line(f"{'position':>14}  {'before it':>14}  {'phy offset':>14}  {'size':>9}  magic  due")
-            place = row.get("position", row["pos"])
-            printer.line(
-                f"{place:>14}  {row['prev']:>14}  {row['phy_offset']:>14}  {row['record_size']:>9}  {row['magic']:>5}  "
-                f"{printer.time(row['due'])}"
-            )
-        else:
-            if not shown:
-                printer.line(f"{'slot':>10}  {'time':>16}  {'first':>14}  {'last':>14}  {'number':>7}  magic")
-            printer.line(
-                f"{row['index']:>10}  {row['time']:>16}  {row['first']:>14}  {row['last']:>14}  {row['number']:>7}  "
-                f"{row['magic']:>5}"
-            )
-        shown += 1
     return shown

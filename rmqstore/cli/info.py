@@ -1,22 +1,26 @@
-"""rmqstore info: what a store is, in lines: sizes, offsets, who wrote it, which options its files tell.
+"""rmqstore info, topics and queues: what a store is, and what it holds of each topic and queue.
 
-Owns the order of the lines and their words; the figures are `rmqstore.offline.describe`'s.  It reads only, and checks
-no record: `verify` does.
+Owns the order of the lines and their words; the figures are `rmqstore.offline.describe`'s.  It reads only, and checks no
+record.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from typing import Any
 
 import click
 
-from rmqstore.cli.options import Given, path_argument, store_options, tiered_option
-from rmqstore.cli.terminal import Printer, escape, format_size
+from rmqstore.cli.group import nothing
+from rmqstore.cli.messages import about_topic
+from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options, tiered_option
+from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
 from rmqstore.consumer.system_names import progress_kind
-from rmqstore.offline.describe import StoreDescription, describe
-from rmqstore.tiered import TieredStore
+from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.offline.describe import StoreDescription, describe, queue_rows
+from rmqstore.store.message_store import MessageStore
 
 # Damaged files that are listed one by one.
 _DAMAGED_SHOWN = 20
@@ -30,13 +34,13 @@ def info(path: str, given: Given) -> None:
     """Describe a store: geometry, log, queues, index, checkpoint, consumers."""
     description = describe(path, given.config(path, read_only=True))
     printer = Printer(given.as_json)
-    if given.tiered is None:
+    if not given.tiered:
         if given.as_json:
             printer.json_line(_info_object(description))
         else:
             _print_info(printer, description)
         return
-    with TieredStore.open(given.tiered, path) as tiered:
+    with contextlib.closing(FlatStore(given.tiered, path)) as tiered:
         if given.as_json:
             printer.json_line({**_info_object(description), "tiered": _tiered_object(tiered, description)})
         else:
@@ -44,36 +48,43 @@ def info(path: str, given: Given) -> None:
             _print_tiered(printer, tiered, description)
 
 
-def _gaps(tiered: TieredStore, description: StoreDescription) -> list[str]:
+def _gaps(tiered: FlatStore, description: StoreDescription) -> list[str]:
     begins = {(queue.topic, queue.queue_id): queue.min_queue_offset for queue in description.queues}
     return [gap.detail for gap in tiered.gaps(begins)]
 
 
-def _tiered_object(tiered: TieredStore, description: StoreDescription) -> dict[str, Any]:
+def _tiered_object(tiered: FlatStore, description: StoreDescription) -> dict[str, Any]:
     return {
         "path": tiered.path,
         "broker": tiered.broker,
-        "queues": [dataclasses.asdict(queue) for queue in tiered.queues()],
+        "queues": [
+            {
+                "topic": queue.topic, "queue_id": queue.queue_id, "min_queue_offset": queue.min_queue_offset,
+                "max_queue_offset": queue.max_queue_offset, "log_bytes": queue.log.max_offset - queue.log.min_offset,
+                "log_files": len(queue.log), "unit_files": len(queue.units),
+            }
+            for queue in tiered.queues()
+        ],
         "index_files": [
             {
                 "path": index.path, "compacted": index.compacted, "begin_timestamp": index.begin_timestamp,
                 "end_timestamp": index.end_timestamp, "slots": index.slot_num, "items": index.item_num,
             }
-            for index in reversed(tiered.flat_store.index.files)
+            for index in reversed(tiered.index.files)
         ],
         "notes": tiered.notes,
         "gaps": _gaps(tiered, description),
-        "damaged_files": [{"path": each.path, "detail": each.detail} for each in tiered.flat_store.problems],
+        "damaged_files": [{"path": each.path, "detail": each.detail} for each in tiered.problems],
     }  # fmt: skip
 
 
-def _print_tiered(printer: Printer, tiered: TieredStore, description: StoreDescription) -> None:
-    queues, files, problems = tiered.queues(), tiered.flat_store.index.files, tiered.flat_store.problems
-    size = sum(queue.log_bytes for queue in queues)
+def _print_tiered(printer: Printer, tiered: FlatStore, description: StoreDescription) -> None:
+    queues, files, problems = list(tiered.queues()), tiered.index.files, tiered.problems
+    size = sum(queue.log.max_offset - queue.log.min_offset for queue in queues)
     printer.fields(
         [
             ("tiered storage", tiered.path),
-            ("  broker", f"{tiered.broker} of cluster {tiered.flat_store.cluster}"),
+            ("  broker", f"{tiered.broker} of cluster {tiered.cluster}"),
             ("  records", f"{size} bytes ({format_size(size)})"),
             *(("  note", escape(text)) for text in tiered.notes),
             *(("  gap", escape(text)) for text in _gaps(tiered, description)),
@@ -86,7 +97,7 @@ def _print_tiered(printer: Printer, tiered: TieredStore, description: StoreDescr
         [
             (
                 queue.topic, str(queue.queue_id), str(queue.min_queue_offset), str(queue.max_queue_offset),
-                queue.max_queue_offset - queue.min_queue_offset, queue.log_files + queue.unit_files,
+                queue.max_queue_offset - queue.min_queue_offset, len(queue.log) + len(queue.units),
             )
             for queue in queues
         ],
@@ -140,7 +151,7 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
             dict(zip(("group", "topic", "queue_id", "offset", "lag"), row)) for row in _progress_rows(description)
         ],
         "consumer_offsets_error": description.consumer_offsets_error,
-        "layout": None if description.layout is None else dataclasses.asdict(description.layout),
+        "layout": description.layout,
         "damaged_files": [{"path": path, "detail": detail} for path, detail in description.damaged_files],
         "unread": [part._asdict() for part in description.unread],
     }
@@ -175,7 +186,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             *([("not dispatched", _undispatched_text(description))] if description.undispatched else []),
             *([("queues in RocksDB", text) for text in _queue_database_texts(description)]),
             *([("RocksDB", _rocksdb_text(description))] if description.rocksdb else []),
-            *_layout_fields(description),
+            ("kept in", "; ".join(f"{name}: {where}" for name, where in description.layout.items()) or "nothing is there yet"),
             *_damaged_fields(description),
             *[("not read", escape(str(part))) for part in description.unread],
         ]
@@ -227,16 +238,6 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
         )
 
 
-def _layout_fields(description: StoreDescription) -> list[tuple[str, str]]:
-    layout = description.layout
-    if layout is None:
-        return []
-    fields = [("kept in", "; ".join(f"{name}: {where}" for name, where in layout.parts.items()) or "nothing is there yet")]
-    if layout.written_by:
-        fields.append(("written by", f"{layout.written_by}, because of: {', '.join(layout.evidence)}"))
-    return fields
-
-
 def _lag_text(description: StoreDescription, row: tuple[str, str, int, int, int | None]) -> str | int:
     lag = row[4]
     if lag is None:
@@ -286,3 +287,164 @@ def _rocksdb_text(description: StoreDescription) -> str:
 
 def _checkpoint_value(printer: Printer, name: str, value: int) -> str:
     return printer.time(value) if name.endswith("timestamp") and value else str(value)
+
+
+bytes_option = click.option(
+    "--bytes",
+    "with_bytes",
+    is_flag=True,
+    help="Also the bytes of its records in the log, which every unit of every queue is read for.",
+)
+
+
+_SORTS = ("name", "messages", "bytes", "time")
+_TIMES = ("first_store_timestamp", "last_store_timestamp")
+
+
+@click.command()
+@path_argument
+@optional_topic_argument
+@bytes_option
+@click.option(
+    "--sort",
+    type=click.Choice(_SORTS),
+    default="name",
+    show_default=True,
+    help="Which come first: most messages, most bytes (which adds --bytes), or newest last message.",
+)
+@store_options
+def topics(path: str, topic: str | None, with_bytes: bool, sort: str, given: Given) -> None:
+    """List the topics: queues, messages, and the store times of the first and the last."""
+    with_bytes |= sort == "bytes"
+    printer = Printer(given.as_json)
+    with given.open(path) as store:
+        rows = _queue_objects(store, topic, with_bytes)
+        advice = "" if topic is None else about_topic(store, topic)
+    merged: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        value = merged.setdefault(
+            row["topic"],
+            {
+                "topic": row["topic"],
+                "queues": 0,
+                "messages": 0,
+                "first_store_timestamp": None,
+                "last_store_timestamp": None,
+            }
+            | ({"size": 0} if with_bytes else {}),
+        )
+        value["queues"] += 1
+        value["messages"] += row["messages"]
+        if with_bytes:
+            value["size"] += row["size"]
+        for name, choose in zip(_TIMES, (min, max), strict=True):
+            times = [each for each in (value[name], row[name]) if each is not None]
+            value[name] = choose(times) if times else None
+    if not merged:
+        _check_seen(store)
+        if topic is not None:
+            nothing(f"topic {topic} has no queue here{advice}")
+        nothing("the store has no queues, so that no topic is known (rebuild makes them from the commit log)")
+    values = _sorted(list(merged.values()), sort)
+    if given.as_json:
+        for value in values:
+            printer.json_line({"type": "topic", **value})
+        return
+    if len(values) > 1:
+        values.append(_total(values))
+    printer.table(
+        "topics",
+        ("topic", "first stored", "last stored", "queues", "messages", *(["bytes"] if with_bytes else [])),
+        [
+            (
+                value["topic"],
+                # The total has none.
+                *(printer.time(value[name]) if name in value else "" for name in _TIMES),
+                value["queues"],
+                value["messages"],
+                *([format_size(value["size"])] if with_bytes else []),
+            )
+            for value in values
+        ],
+        left=3,
+    )
+
+
+def _sorted(values: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+    """list of dict: the topics in the order of `sort`; those that are equal in it by name."""
+    values.sort(key=lambda value: str(value["topic"]))
+    if sort != "name":
+        name = {"messages": "messages", "bytes": "size", "time": "last_store_timestamp"}[sort]
+        values.sort(key=lambda value: -1 if value[name] is None else int(value[name]), reverse=True)
+    return values
+
+
+def _total(values: list[dict[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {"topic": f"total of {len(values)}"}
+    for name in ("queues", "messages", "size"):
+        total[name] = sum(value.get(name, 0) for value in values)
+    return total
+
+
+@click.command()
+@path_argument
+@optional_topic_argument
+@bytes_option
+@store_options
+def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None:
+    """List the queues: queue offsets, messages, files, and the store times of the first and the last."""
+    printer = Printer(given.as_json)
+    with given.open(path) as store:
+        rows = _queue_objects(store, topic, with_bytes)
+        advice = "" if topic is None else about_topic(store, topic)
+    if not rows:
+        _check_seen(store)
+        if topic is None:
+            nothing("the store has no queues (rebuild makes them from the commit log)")
+        nothing(f"there is no queue of topic {topic}{advice}")
+    if given.as_json:
+        for row in rows:
+            printer.json_line({"type": "queue", **row})
+        return
+    # A terminal has room for what differs.
+    with_kind = not printer.terminal or {row["kind"] for row in rows} != {"SimpleCQ"}
+    printer.table(
+        "queues",
+        ("topic", *(["kind"] if with_kind else []), "first stored", "last stored", "queue", "min", "max", "messages", "files")
+        + (("bytes",) if with_bytes else ()),
+        [
+            (
+                row["topic"],
+                *([row["kind"]] if with_kind else []),
+                printer.time(row["first_store_timestamp"], "minutes"),
+                printer.time(row["last_store_timestamp"], "minutes"),
+                str(row["queue_id"]),
+                str(row["min_queue_offset"]),
+                str(row["max_queue_offset"]),
+                row["messages"],
+                row["files"],
+                *([format_size(row["size"])] if with_bytes else []),
+            )
+            for row in rows
+        ],
+        left=3 + with_kind,
+    )
+
+
+def _check_seen(store: MessageStore) -> None:
+    # What could not be looked at was named; nobody knows that it is not there.
+    if store.queues.unseen or store.queues.unread:
+        nothing("no queue could be read")
+
+
+def _queue_objects(store: MessageStore, topic: str | None, with_bytes: bool) -> list[dict[str, Any]]:
+    with Progress("reading the queues", "queues") as progress:
+        rows = list(queue_rows(store, topic, with_bytes=with_bytes, progress=progress))
+    advice = "rmqstore rebuild --what consumequeue makes queues"
+    if store.queues.unseen:
+        note("messages whose queues cannot be looked into are not counted here; export, sql and query read them")
+    elif store.unserved is not None:
+        note(f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted here; {advice}")
+    elif rows and store.queue_database is None and not any(queue.disk_files for queue in store.queues.opened()):
+        note(f"no queue of consumequeue/ has a file: the queues are shown as the log tells; {advice}")
+    return rows

@@ -1,8 +1,8 @@
 """rmqstore offsets: consumer progress, shown and set.
 
-Owns which places of a queue a user may name (an offset, a time, an end).  `show` reads only; `set` and `reset` write
-the file of progress and nothing else, under the lock of the store, so that no broker runs meanwhile.  Invariant: all
-queues that were asked for are set at once, or none.
+Owns which places of a queue a user may name (an offset, a time, an end).  `show` reads only; `set` writes the file of
+progress and nothing else, under the lock of the store, so that no broker runs meanwhile.  Invariant: all queues that were
+asked for are set at once, or none: a Ctrl-C before the end has changed nothing.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from rmqstore.cli.completion import complete_group, complete_queue, complete_topic
 from rmqstore.cli.errors import did_you_mean
 from rmqstore.cli.group import StoreGroup, nothing
 from rmqstore.cli.messages import about_queues, about_topic
-from rmqstore.cli.options import Given, gathered, optioned, path_argument, store_options
+from rmqstore.cli.options import Given, gathered, path_argument, store_options
+from rmqstore.cli.paths import complete_group, complete_queue, complete_topic
 from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.errors import ReadOnlyError, StoreError
 from rmqstore.files.store_lock import StoreLock
-from rmqstore.offline.consumer_lag import consumer_rows, group_sums
+from rmqstore.offline.describe import consumer_rows, group_sums
 from rmqstore.store.message_store import MessageStore
 
 
@@ -132,12 +132,7 @@ class _Change:
     timestamp: int | None
     earliest: bool
     latest: bool
-    queue_offset: int | None = None
-
-    @property
-    def ways(self) -> int:
-        """int: how many of the ways to say a place were given."""
-        return sum([self.queue_offset is not None, self.timestamp is not None, self.earliest, self.latest])
+    queue_offset: int | None
 
     def place(self, store: MessageStore, queue_id: int) -> int:
         """Return the queue offset that is next after the change."""
@@ -148,37 +143,35 @@ class _Change:
         return (store.min_queue_offset if self.earliest else store.max_queue_offset)(self.topic, queue_id)
 
 
-def _change_options(*more: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add what `set` and `reset` have in common, and `more`; the command gets them as one argument `change`."""
-
-    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-        return optioned(
-            gathered(_Change, "change")(function),
-            click.option("--group", required=True, help="The consumer group.", shell_complete=complete_group),
-            click.option("--topic", required=True, help="The topic.", shell_complete=complete_topic),
-            click.option(
-                "--queue",
-                "queue_ids",
-                type=click.IntRange(min=0, max=2**31 - 1),
-                multiple=True,
-                help="A queue; repeatable, by default all.",
-                shell_complete=complete_queue,
-            ),
-            click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time."),
-            click.option("--earliest", is_flag=True, help="The oldest message that is there."),
-            click.option("--latest", is_flag=True, help="After the newest message."),
-            *more,
-        )
-
-    return decorated
+@contextlib.contextmanager
+def _quiet_about_going_back() -> Iterator[None]:
+    # Going back is what was asked for; each change is shown with what was before.
+    log = logging.getLogger("rmqstore.consumer.consumer_offset")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
 
 
 @offsets.command(name="set")
 @path_argument
-@_change_options(
-    click.option("--queue-offset", "queue_offset", type=click.IntRange(min=0, max=2**63 - 1), help="This queue offset.")
+@click.option("--group", required=True, help="The consumer group.", shell_complete=complete_group)
+@click.option("--topic", required=True, help="The topic.", shell_complete=complete_topic)
+@click.option(
+    "--queue",
+    "queue_ids",
+    type=click.IntRange(min=0, max=2**31 - 1),
+    multiple=True,
+    help="A queue; repeatable, by default all.",
+    shell_complete=complete_queue,
 )
+@click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time.")
+@click.option("--earliest", is_flag=True, help="The oldest message that is there.")
+@click.option("--latest", is_flag=True, help="After the newest message.")
+@click.option("--queue-offset", "queue_offset", type=click.IntRange(min=0, max=2**63 - 1), help="This queue offset.")
 @store_options
+@gathered(_Change, "change")
 def offsets_set(path: str, change: _Change, given: Given) -> None:
     """Set the progress of a group in a topic to an offset, a time, or an end.
 
@@ -186,43 +179,9 @@ def offsets_set(path: str, change: _Change, given: Given) -> None:
     .bak), and nothing else. The broker must not run: it keeps progress in memory and would overwrite the file. Where the
     store does not tell which of the two files the broker uses, nothing is written: give -o enableLmq=true or false.
     """
-    if change.ways != 1:
+    places = (change.queue_offset is not None, change.timestamp is not None, change.earliest, change.latest)
+    if sum(places) != 1:
         raise click.UsageError("give one of --queue-offset, --time, --earliest and --latest")
-    _set(path, change, given)
-
-
-@offsets.command(name="reset")
-@path_argument
-@_change_options()
-@store_options
-def offsets_reset(path: str, change: _Change, given: Given) -> None:
-    """Reset the progress of a group in a topic to a time, or to an end.
-
-    THIS COMMAND WRITES, as offsets set does: the broker's file of progress (the one before stays as .bak) and nothing
-    else. The broker must not run.
-    """
-    if change.ways != 1:
-        raise click.UsageError("give one of --time, --earliest and --latest")
-    _set(path, change, given)
-
-
-@contextlib.contextmanager
-def _quiet_about_going_back() -> Iterator[None]:
-    # Going back is what was asked for; each change is shown with what was before.
-    log = logging.getLogger("rmqstore.consumer.consumer_offset")
-    log.addFilter(_nothing_at_all)
-    try:
-        yield
-    finally:
-        log.removeFilter(_nothing_at_all)
-
-
-def _nothing_at_all(record: logging.LogRecord) -> bool:
-    return False
-
-
-def _set(path: str, change: _Change, given: Given) -> None:
-    """Set the progress in all the queues at once: a Ctrl-C before the end has changed nothing."""
     group, topic = change.group, change.topic
     printer = Printer(given.as_json)
     config = given.config(path)

@@ -18,9 +18,16 @@ from typing import Any, TypeAlias
 import click
 
 from rmqstore.arguments import IndexType
-from rmqstore.cli.completion import complete_option, complete_path, complete_topic
 from rmqstore.cli.errors import did_you_mean
-from rmqstore.cli.paths import FILE_THERE, FOLDER_THERE, STORE_PATH, check_store_path
+from rmqstore.cli.paths import (
+    FILE_THERE,
+    FOLDER_THERE,
+    STORE_PATH,
+    check_store_path,
+    complete_option,
+    complete_path,
+    complete_topic,
+)
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, escape, note
 from rmqstore.config import StoreConfig
 from rmqstore.config.broker_conf import read_java_properties, values_of_lines
@@ -83,14 +90,14 @@ def _overrides(told: Mapping[str, Any], options: Sequence[str]) -> dict[str, Any
 
 
 def _config(
-    path: str, overrides: Mapping[str, Any], with_conf: bool, read_only: bool, alone: bool = False
+    path: str, overrides: Mapping[str, Any], with_conf: bool, read_only: bool, tiered: str | None
 ) -> StoreConfig:
     """The store's config: what its files say, overridden by the broker.conf and then by the options.
 
-    With `alone` there need be no local log: tiered storage has its messages.
+    With tiered storage, which may have all messages, there need be no local log.
     """
     refuse_other_log(path, overrides.get("unknown", {}))
-    if alone and os.path.isdir(path) and not os.path.isdir(os.path.join(path, "commitlog")):
+    if tiered and os.path.isdir(path) and not os.path.isdir(os.path.join(path, "commitlog")):
         return StoreConfig(**overrides)
     check_store_path(path)
     try:
@@ -157,7 +164,7 @@ class Given:
     def config(self, path: str, *, read_only: bool = False) -> StoreConfig:
         """StoreConfig: that of the store in `path`; for whoever only reads also where the index does not tell its own."""
         with_conf = self.config_file is not None
-        return _config(path, self.overrides(), with_conf, read_only, alone=self.tiered is not None)
+        return _config(path, self.overrides(), with_conf, read_only, self.tiered)
 
     def open(self, path: str) -> MessageStore:
         """Open the store at `path` read-only with these options."""
@@ -166,7 +173,7 @@ class Given:
 
     def _opened(self, path: str) -> MessageStore:
         store = MessageStore.open(path, config=self.config(path, read_only=True), read_only=True, tiered=self.tiered)
-        for text in () if store.tiered is None else store.tiered.notes:
+        for text in store.older.notes:
             note(f"note: tiered storage: {text}")
         return store
 

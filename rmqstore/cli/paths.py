@@ -1,16 +1,18 @@
-"""What a wrong PATH is, and what to give instead.
+"""What a wrong PATH is and what to give instead, and what the Tab key completes.
 
-Owns the sentences for a newcomer who gave a file, an empty folder, a part of a store, or the other system's directory.
-It looks at names only, and only after a command found that it cannot work there; it never opens a store.
+It looks at names only, and never opens a store; a path is looked at after a command found that it cannot work there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 from itertools import islice
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 from rmqstore.cli.errors import CannotOpenError, of_error
 from rmqstore.config.dledger import without_log
@@ -155,3 +157,97 @@ def _store_above(path: str) -> str | None:
 def _stores_below(path: str) -> list[str]:
     # Only what a store has for certain: many programs have folders of the name "index".
     return list(islice((each for each in listing(path).paths if os.path.isdir(os.path.join(each, "commitlog"))), 3))
+
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    """Print the script that makes a shell complete commands, options, paths and topics.
+
+    \b
+    bash: add to ~/.bashrc:  eval "$(rmqstore completion bash)"
+    zsh:  add to ~/.zshrc:   eval "$(rmqstore completion zsh)"
+    fish: rmqstore completion fish > ~/.config/fish/completions/rmqstore.fish
+    """
+    from rmqstore.cli import main
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    made = kind(main, {}, "rmqstore", "_RMQSTORE_COMPLETE")
+    # Not `source`, which runs the bash that is installed here to learn its version.
+    click.echo(made.source_template % made.source_vars())
+
+
+def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Directories: the shell knows them."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _names_in(directory: str) -> list[str]:
+    return listing(directory, os.DirEntry.is_dir).names
+
+
+def _items(names: set[str], incomplete: str) -> list[CompletionItem]:
+    # A name that could break the shell's line of candidates, or the terminal, is left out.
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and name.isprintable()]
+
+
+def _argument(ctx: click.Context, name: str, place: int) -> str | None:
+    # After an option that still lacks its value click has not given out the arguments.
+    value = ctx.params.get(name)
+    if not value and place < len(ctx.args):
+        value = ctx.args[place]
+    return value
+
+
+def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The topics that have queues in the store of ``PATH``."""
+    path = _argument(ctx, "path", 0)
+    if not path:
+        return []
+    return _items(
+        {name for kind in ("consumequeue", "batchconsumequeue") for name in _names_in(os.path.join(path, kind))},
+        incomplete,
+    )
+
+
+def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The queue ids of ``TOPIC`` in the store of ``PATH``."""
+    path, topic = _argument(ctx, "path", 0), _argument(ctx, "topic", 1)
+    if not path or not topic or os.sep in topic:
+        return []
+    found = {
+        name
+        for kind in ("consumequeue", "batchconsumequeue")
+        for name in _names_in(os.path.join(path, kind, topic))
+        if name.isdigit()
+    }
+    return _items(found, incomplete)
+
+
+def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The consumer groups that have progress in the store of ``PATH``."""
+    path = _argument(ctx, "path", 0)
+    if not path:
+        return []
+    from rmqstore.config.progress_files import progress_file
+    from rmqstore.consumer.consumer_offset import ConsumerOffsets
+    from rmqstore.errors import StoreError
+
+    with contextlib.suppress(OSError, ValueError, StoreError):
+        table = ConsumerOffsets.load(progress_file(path)).list()
+        return _items({group for group, _ in table}, incomplete)
+    return []
+
+
+def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of the store's options, each with its ``=``."""
+    from rmqstore.config import StoreConfig
+
+    names = {
+        f"{item.name}=" for item in dataclasses.fields(StoreConfig) if item.name not in ("clock", "assumed", "unknown")
+    }
+    return _items(names, incomplete)

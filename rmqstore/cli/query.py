@@ -14,7 +14,6 @@ from typing import BinaryIO
 
 import click
 
-from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.errors import error_text
 from rmqstore.cli.group import FOUND_NOTHING, nothing
 from rmqstore.cli.messages import MessageForm, about_queues, about_topic, form_options, print_message, uncovered_text
@@ -34,6 +33,7 @@ from rmqstore.cli.options import (
     tiered_option,
     topic_argument,
 )
+from rmqstore.cli.paths import complete_queue
 from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
@@ -174,7 +174,7 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
                 if truncated:
                     of_key = f" of {key}" if asked.several else ""
                     note(f"there are more than {max_num}{of_key}; give --max-num or a time range")
-        if given.tiered is None and os.path.exists(os.path.join(path, METADATA_FILE)):
+        if store.older.one_log and os.path.exists(os.path.join(path, METADATA_FILE)):
             note("older messages of this store are in tiered storage, which was not searched: give --tiered DIR")
         if uncovered and given.as_json:
             printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})

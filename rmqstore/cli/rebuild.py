@@ -25,9 +25,9 @@ from rmqstore.config.dledger import without_log
 from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import offset_of_name
-from rmqstore.offline.lost_messages import LostMessages, messages_behind
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_config, rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
+from rmqstore.offline.timeline import LostMessages, messages_behind
 from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.queue_lives import gone_text

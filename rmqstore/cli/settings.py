@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
 
 import click
 
 from rmqstore.cli.errors import typed
 from rmqstore.cli.group import FOUND_NOTHING, nothing
-from rmqstore.cli.options import path_argument
+from rmqstore.cli.options import json_option, path_argument
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, note
 from rmqstore.offline.settings import Settings, settings
@@ -33,17 +32,16 @@ _FORMS = {
 @path_argument
 @click.option(
     "--what",
-    type=click.Choice([*_KINDS, "popRecords", "metadata"]),
-    help="Only these; metadata is what mqadmin exportMetadata writes: users' topics and groups.",
+    type=click.Choice([*_KINDS, "popRecords"]),
+    help="Only these.",
 )
-@click.option("--special-topics", is_flag=True, help="With --what metadata: retry and dead-letter topics too.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def settings_command(path: str, what: str | None, special_topics: bool, as_json: bool) -> None:
+@json_option
+def settings_command(path: str, what: str | None, as_json: bool) -> None:
     """Show a broker's topics, groups, consumer offsets and pop records.
 
     They are read from the JSON files of config or from RocksDB, wherever the broker keeps them; where there are several, what
-    a broker takes at its start counts. With --json the objects are those of mqadmin rocksDBConfigToJson, with --what
-    metadata that of mqadmin exportMetadata. Exit code 1 if something cannot be read; the rest is shown.
+    a broker takes at its start counts. With --json the objects are those of mqadmin rocksDBConfigToJson. Exit code 1 if
+    something cannot be read; the rest is shown.
     """
     if not any(os.path.isdir(os.path.join(path, name)) for name in ("config", "kvStore")):
         check_store_path(path)
@@ -52,11 +50,7 @@ def settings_command(path: str, what: str | None, special_topics: bool, as_json:
     if not found.sources:
         nothing("there are no settings: neither JSON files nor a RocksDB in config, and no kvStore")
     if as_json:
-        _print_json(printer, found, what, special_topics)
-    elif what == "metadata":
-        metadata = found.metadata_json(special_topics=special_topics)
-        _print_topics(printer, metadata["topicConfigTable"])
-        _print_groups(printer, found, metadata["subscriptionGroupTable"])
+        _print_json(printer, found, what)
     else:
         _print_tables(printer, found, what)
     for finding in found.findings:
@@ -65,10 +59,7 @@ def settings_command(path: str, what: str | None, special_topics: bool, as_json:
         click.get_current_context().exit(FOUND_NOTHING)
 
 
-def _print_json(printer: Printer, found: Settings, what: str | None, special_topics: bool) -> None:
-    if what == "metadata":
-        printer.json_line(found.metadata_json(special_topics=special_topics))
-        return
+def _print_json(printer: Printer, found: Settings, what: str | None) -> None:
     for name in _KINDS:
         if what == name:
             printer.json_line(found.config_json(name))
@@ -88,9 +79,9 @@ def _print_json(printer: Printer, found: Settings, what: str | None, special_top
 
 def _print_tables(printer: Printer, found: Settings, what: str | None) -> None:
     if what in (None, "topics"):
-        _print_topics(printer, found.topics)
+        _print_topics(printer, found)
     if what in (None, "subscriptionGroups"):
-        _print_groups(printer, found, found.subscription_groups)
+        _print_groups(printer, found)
     if what in (None, "consumerOffsets"):
         for title, table in (("consumer offsets", found.consumer_offsets), ("pull offsets", found.pull_offsets)):
             rows = [
@@ -132,7 +123,7 @@ def _print_tables(printer: Printer, found: Settings, what: str | None) -> None:
             note(f"{name}: {reason}")
 
 
-def _print_topics(printer: Printer, topics: dict[str, dict[str, Any]]) -> None:
+def _print_topics(printer: Printer, found: Settings) -> None:
     printer.table(
         "topics",
         ("topic", "permissions", "attributes", "order", "read queues", "write queues"),
@@ -142,13 +133,13 @@ def _print_topics(printer: Printer, topics: dict[str, dict[str, Any]]) -> None:
                 "yes" if members.get("order") is True else "no", members.get("readQueueNums", ""),
                 members.get("writeQueueNums", ""),
             )
-            for name, members in topics.items()
+            for name, members in found.topics.items()
         ],
         left=4,
     )  # fmt: skip
 
 
-def _print_groups(printer: Printer, found: Settings, groups: dict[str, dict[str, Any]]) -> None:
+def _print_groups(printer: Printer, found: Settings) -> None:
     printer.table(
         "subscription groups",
         ("group", "consumes", "broadcast", "orderly", "attributes", "forbidden", "retries", "retry queues"),
@@ -163,7 +154,7 @@ def _print_groups(printer: Printer, found: Settings, groups: dict[str, dict[str,
                 members.get("retryMaxTimes", ""),
                 members.get("retryQueueNums", ""),
             )
-            for name, members in groups.items()
+            for name, members in found.subscription_groups.items()
         ],
         left=6,
     )

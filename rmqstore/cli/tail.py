@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 
 import click
 
-from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.errors import CannotOpenError
 from rmqstore.cli.group import INTERRUPTED, nothing
 from rmqstore.cli.messages import MessageForm, about_queues, form_options, print_message
@@ -35,6 +34,7 @@ from rmqstore.cli.options import (
     store_options,
     tags_option,
 )
+from rmqstore.cli.paths import complete_queue
 from rmqstore.cli.terminal import Progress, note
 from rmqstore.commitlog.log_walk import VERDICT_WORDS, Blank, Damage
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue

@@ -10,11 +10,9 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Container, Iterable, Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 
@@ -58,6 +56,8 @@ TIME = _TimeType()
 END_TIME = _TimeType(end=True)
 BEGIN_HELP = "Stored at or after: ISO time, 2026-11-21, 10:30, yesterday, '2h ago', or ms since epoch."
 END_HELP = "Stored at or before; a day counts to its end."
+# Columns of the terminal that a column of long texts has at least.
+_LEAST_WIDTH = 16
 # What JSON leaves raw although a terminal may obey or hide it; inside a JSON string \u.... means the same.
 _RAW_IN_JSON = re.compile(
     "[\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
@@ -92,14 +92,13 @@ class Printer:
 
     def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Names and values, one a line."""
-        rows = list(pairs)
+        rows = [(name, escape(value)) for name, value in pairs]
+        if self.terminal:
+            self._print_grid(rows)
+            return
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
-            text = f"{name:<{width}}  {escape(value)}".rstrip()
-            if self.terminal:
-                columns = max(shutil.get_terminal_size().columns, width + 20)
-                text = textwrap.fill(text, columns, subsequent_indent=" " * (width + 2), drop_whitespace=False)
-            self.line(text)
+            self.line(f"{name:<{width}}  {value}".rstrip())
 
     def time(self, timestamp: int | None, timespec: str = "seconds") -> str:
         """str: ms since epoch, short and local on a terminal, ISO 8601 elsewhere; a table breaks none."""
@@ -120,11 +119,9 @@ class Printer:
     ) -> None:
         """A table; all columns but the first `left`, or those of these numbers, hold numbers.
 
-        The column `optional`, one of the first `left`, is left out where every row has "" in it.
-
-        Plain columns, but on a terminal fitted to its width: names that are too long are broken between their words,
-        and where that is not enough each row becomes a block of lines.  Cells that are an int are counts, whose digits are
-        grouped there; places that go into commands (offsets) come as text.
+        The column `optional`, one of the first `left`, is left out where every row has "" in it.  On a terminal the table is
+        fitted to its width: long texts are folded, and where that is not enough each row becomes a block of lines.  Cells that
+        are an int are counts, whose digits are grouped there; places that go into commands (offsets) come as text.
         """
         if optional is not None:
             number = columns.index(optional)
@@ -136,8 +133,7 @@ class Printer:
             left = range(left)
         columns = [escape(column) for column in columns]
         if self.terminal:
-            cells = [[_cell(cell) for cell in row] for row in rows]
-            self._fitted_table(title, columns, cells, [number for number in range(len(columns)) if number in left])
+            self._fitted_table(title, columns, [[_cell(cell) for cell in row] for row in rows], left)
             return
         cells = [[escape(str(cell)) for cell in row] for row in rows]
         widths = [max([len(column), *(len(row[number]) for row in cells)]) for number, column in enumerate(columns)]
@@ -149,55 +145,48 @@ class Printer:
             )
             self.line(("  " + "  ".join(parts)).rstrip())
 
-    def _fitted_table(self, title: str, columns: Sequence[str], cells: list[list[str]], left: list[int]) -> None:
+    def _fitted_table(self, title: str, columns: Sequence[str], cells: list[list[str]], left: Container[int]) -> None:
         from rich.cells import cell_len
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
         console = Console(file=sys.stdout, highlight=False)
-        by_column = list(zip(*cells)) if cells else [() for _ in columns]
-        widths = [
-            max([cell_len(column), *map(cell_len, its)]) for column, its in zip(columns, by_column, strict=True)
-        ]
-        least = [
-            max([cell_len(columns[number]), *(_least_width(cell) for cell in by_column[number])])
-            if number in left
-            else width
-            for number, width in enumerate(widths)
-        ]
-        room = console.width - 2 * (len(columns) - 1)
         console.print(Text(f"\n{title}", style="italic"))
-        if sum(least) > room:
-            self._blocks(columns, cells, console.width)
-            return
-        while sum(widths) > room:
-            widest = max((number for number in left if widths[number] > least[number]), key=widths.__getitem__)
-            widths[widest] -= 1
-        shown = Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        least = 2 * (len(columns) - 1)
         for number, column in enumerate(columns):
-            shown.add_column(Text(column), justify="left" if number in left else "right", width=widths[number])
+            whole = number not in left or all(isinstance(row[number], _Whole) for row in cells)
+            width = max(cell_len(each) for each in [column, *(row[number] for row in cells)])
+            least += width if whole else min(width, _LEAST_WIDTH)
+            justify: Literal["left", "right"] = "left" if number in left else "right"
+            table.add_column(Text(column), justify=justify, no_wrap=whole, overflow="fold")
+        if least > console.width:
+            for number, row in enumerate(cells):
+                if number:
+                    self.line()
+                self._print_grid(list(zip(columns, row, strict=True)))
+            return
         for row in cells:
             # Text, so that nothing in a store is taken for markup.
-            shown.add_row(*(Text(_broken(cell, width)) for cell, width in zip(row, widths, strict=True)))
-        console.print(shown)
+            table.add_row(*map(Text, row))
+        console.print(table)
 
-    def _blocks(self, columns: Sequence[str], cells: list[list[str]], width: int) -> None:
-        # As psql does in its expanded mode: what no line can hold side by side stands one below the other.
-        names = max(map(len, columns))
-        for number, row in enumerate(cells):
-            if number:
-                self.line()
-            for column, cell in zip(columns, row, strict=True):
-                head = f"{column:<{names}}  "
-                lines = _broken(cell, max(width - len(head), 8)).split("\n")
-                for text in lines:
-                    self.line((head + text).rstrip())
-                    head = " " * len(head)
+    def _print_grid(self, rows: Iterable[tuple[str, str]]) -> None:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, value in rows:
+            grid.add_row(Text(name), Text(value))
+        Console(file=sys.stdout, highlight=False).print(grid)
 
 
 class _Whole(str):
-    """A text that is never broken."""
+    """A text that is never folded."""
 
     __slots__ = ()
 
@@ -208,38 +197,6 @@ def _cell(cell: object) -> str:
     if isinstance(cell, int) and not isinstance(cell, bool):
         return _Whole(format_number(cell))
     return escape(str(cell))
-
-
-# A word and what joins it to the next one.
-_WORD = re.compile(r"[^\s_.,:;/@%=+-]*[\s_.,:;/@%=+-]*")
-# Words longer than this are broken where nothing else helps: a name may be one of 200 letters.
-_LONG_WORD = 24
-
-
-def _least_width(cell: str) -> int:
-    from rich.cells import cell_len
-
-    if isinstance(cell, _Whole):
-        return cell_len(cell)
-    return max((min(cell_len(word.rstrip()), _LONG_WORD) for word in _WORD.findall(cell)), default=0)
-
-
-def _broken(cell: str, width: int) -> str:
-    """str: `cell` in lines of `width` columns, broken between words where one fits."""
-    from rich.cells import cell_len, chop_cells
-
-    if cell_len(cell) <= width or isinstance(cell, _Whole):
-        return cell
-    lines = [""]
-    for word in _WORD.findall(cell):
-        if cell_len((lines[-1] + word).rstrip()) <= width:
-            lines[-1] += word
-            continue
-        if lines[-1]:
-            lines.append("")
-        *whole, rest = chop_cells(word, width) if cell_len(word.rstrip()) > width else [word]
-        lines[-1:] = [*whole, rest]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def note(text: str) -> None:
@@ -300,32 +257,32 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
+            from rich import progress
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
             from rich.table import Column
-
-            class RateColumn(TextColumn):
-                def render(self, task: Task) -> Any:
-                    task.fields["rate"] = format_rate(task.finished_speed or task.speed, unit)
-                    return super().render(task)
+            from rich.text import Text
 
             unit = self.unit
+
+            class RateColumn(progress.ProgressColumn):
+                def render(self, task: Any) -> Text:
+                    return Text(format_rate(task.finished_speed or task.speed, unit), no_wrap=True)
+
+            console = Console(file=sys.stderr)
             columns = [
-                TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+                progress.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
                 # The bar gives way where the terminal is narrow; the figures do not.
-                BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4, max_width=40)),
-                TaskProgressColumn(table_column=Column(no_wrap=True)),
+                progress.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4, max_width=40)),
+                progress.TaskProgressColumn(table_column=Column(no_wrap=True)),
+                *([RateColumn(Column(no_wrap=True))] if unit and console.width >= 60 else []),
+                progress.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             ]
-            if unit and Console(file=sys.stderr).width >= 60:
-                columns.append(RateColumn("{task.fields[rate]}", table_column=Column(no_wrap=True)))
-            # Time left while it is at work, time taken where that is not known yet.
-            columns.append(TimeRemainingColumn(compact=True, elapsed_when_finished=True))
-            self._bar = Progress(
-                *columns, console=Console(file=sys.stderr), transient=True, redirect_stdout=sys.stdout.isatty(),
-                redirect_stderr=False, expand=True,
-            )  # fmt: skip
+            redirect = sys.stdout.isatty()
+            self._bar = progress.Progress(
+                *columns, console=console, transient=True, redirect_stdout=redirect, redirect_stderr=False, expand=True
+            )
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=None, rate="")
+            self._task = self._bar.add_task(self.what, total=None)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

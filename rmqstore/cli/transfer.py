@@ -38,7 +38,7 @@ from rmqstore.errors import StoreError
 from rmqstore.files.output_file import format_of
 from rmqstore.message.message import SCHEDULE_TOPIC
 from rmqstore.offline.export import ExportReport, export
-from rmqstore.offline.export_options import BODY_FORMS, COMPRESSIONS, CORRUPT_MODES, FORMATS, ExportOptions
+from rmqstore.offline.export_files import BODY_FORMS, COMPRESSIONS, CORRUPT_MODES, FORMATS, ExportOptions
 from rmqstore.offline.importing import IMPORT_FORMATS, ImportOptions, import_files
 from rmqstore.selection import Selection
 
@@ -202,9 +202,9 @@ def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
         Printer(True).json_line({"type": "export", **value, "size": _size_of(report.output)})
         return
     if report.damaged_stretches:
-        where, check = ("the log", "") if given.tiered is None else ("the log and tiered storage", " --tiered")
+        check = " --tiered" if given.tiered else ""
         note(
-            f"{report.damaged_stretches} damaged stretches of {where} were skipped "
+            f"{report.damaged_stretches} damaged stretches were skipped "
             f"({format_size(report.damaged_size)}); rmqstore verify{check} lists them"
         )
     if report.corrupt_records:

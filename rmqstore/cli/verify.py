@@ -1,29 +1,31 @@
-"""rmqstore verify: everything that is wrong in a store, a finding a line, and how many of each kind.
+"""rmqstore verify: everything that is wrong in a store, a finding a line, how many of each kind, and what to do next.
 
-Owns the lines and the summary; the findings are `rmqstore.offline.verify`'s.  It reads only and repairs nothing.
+Owns the lines, and which command repairs which kind of finding; the findings are `rmqstore.offline.verify`'s.  It reads only.
 Invariant: a finding is printed as soon as it is known, so that an interrupted run has shown what it found.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import click
 
 from rmqstore.cli.errors import typed
 from rmqstore.cli.group import FOUND_NOTHING
-from rmqstore.cli.next_steps import NextSteps
 from rmqstore.cli.options import Given, note_assumed, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, Progress, escape, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import Finding, GeometryError
+from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.offline.verify import verify
+from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.message_store import MessageStore
-from rmqstore.tiered import TieredStore
 
 
 def _tells_geometry(path: str) -> bool:
@@ -35,17 +37,18 @@ def _tells_geometry(path: str) -> bool:
 
 
 def _findings(path: str, config: StoreConfig | None, given: Given, progress: Progress) -> Iterator[Finding]:
-    if given.tiered is None or os.path.isdir(os.path.join(path, "commitlog")):
+    has_log = os.path.isdir(os.path.join(path, "commitlog"))
+    if has_log or not given.tiered:
         yield from verify(path, config, progress)
-    if given.tiered is not None:
-        with TieredStore.open(given.tiered, path) as tiered:
-            for text in tiered.notes:
+    if given.tiered:
+        with contextlib.closing(FlatStore(given.tiered, path)) as flat_store:
+            for text in flat_store.notes:
                 note(f"note: tiered storage: {text}")
-            yield from tiered.verify(progress)
-            if config is not None and os.path.isdir(os.path.join(path, "commitlog")):
+            yield from flat_store.verify(progress)
+            if config is not None and has_log:
                 with MessageStore.open(path, config=config, read_only=True) as store:
                     begins = {key: store.min_queue_offset(*key) for key in store.queues.keys()}
-                yield from tiered.gaps(begins)
+                yield from flat_store.gaps(begins)
 
 
 @click.command(name="verify")
@@ -96,3 +99,176 @@ def verify_command(path: str, given: Given) -> None:
             printer.line(f"  {names}: {escape(step)}")
     if kinds:
         click.get_current_context().exit(FOUND_NOTHING)
+
+
+_LOG = (
+    "bad_magic", "bad_size", "bad_length", "bad_phy_offset", "bad_body_crc", "bad_prop_crc", "bad_blank", "missing_blank",
+)  # fmt: skip
+_OF_UNITS = ("missing_unit", "bad_unit", "dangling_unit", "gap_in_queue")
+_DAMAGED = (
+    "take the segment from a backup or a slave; without one nothing repairs it: {export} --corrupt skip takes out what is whole, "
+    "{recover} --mode skip goes on after it"
+)
+_LOST = (
+    "mount the disk of the segments, or take them from a backup or a slave; without them nothing repairs it: {export} --corrupt "
+    "skip takes out what is there, and a rebuild or recovery first wants to know how many units go (--drop-units)"
+)
+_AS_IT_IS = "nothing repairs it: the message was stored so; {export} takes out all messages"
+_BODY = "nothing repairs it: the message was stored so; {export} --corrupt report writes it as it is stored"
+_FURTHER = (
+    "{rebuild} --what consumequeue writes the units that a queue lacks; nothing repairs a record that says it wrongly"
+)
+_QUEUES, _INDEX = "{rebuild} --what consumequeue", "{rebuild} --what index"
+# A rebuild without --rocksdb writes queue files, which a broker with storeType=defaultRocksDB does not read.
+_QUEUE_DATABASE = (
+    "{rebuild} --what consumequeue --rocksdb writes the database again from the log, and keeps the old one next to it"
+)
+_INDEX_DATABASE = (
+    "take the folder from a backup while no broker runs; without one nothing repairs it: rmqstore query finds keys in the log, "
+    "{pending} lists what waits"
+)
+_SETTINGS = (
+    "take the file or database from a backup or from mqadmin; without one nothing repairs it: rmqstore settings {path} shows "
+    "what is left"
+)
+_POP_RECORDS = (
+    "take the folder from a backup while no broker runs; without one nothing repairs it: rmqstore settings {path} shows what is "
+    "left"
+)
+_TIERED = (
+    "take the files of tiered storage from a backup; without one nothing repairs it: {export} --corrupt skip takes out the "
+    "rest"
+)
+_GAP = (
+    "take segments of the local log, or files of tiered storage, from a backup; without one nothing repairs it: {export} "
+    "--corrupt skip takes out the rest"
+)
+_DLEDGER = "nothing repairs it: this package does not read DLedger's log; {export} takes out what is before it"
+
+# In the order in which they are done: files, the log, what follows from the log.
+_STEPS: dict[str, str] = {
+    "interrupted_rebuild": "run the same rebuild again, which finishes it; nothing else before that",
+    "geometry": "give the options that the sentence names as -o NAME=VALUE, or --config broker.conf, to verify again",
+    "file": "",
+    "missing_segment": _LOST,
+    **dict.fromkeys(_LOG, _DAMAGED),
+    "stale_tail": "{recover}",
+    **dict.fromkeys(("missing_prop_crc", "bad_inner_batch", "bad_topic"), _AS_IT_IS),
+    "bad_body": _BODY,
+    "bad_multi_dispatch": _FURTHER,
+    "bad_checkpoint": "move the file away, then {recover}",
+    **dict.fromkeys(_OF_UNITS, _QUEUES),
+    **dict.fromkeys(("missing_index", "bad_index", "missing_entry", "bad_entry"), _INDEX),
+    "queues_behind_log": "start the broker, which completes its queues; or {rebuild} --what consumequeue --rocksdb",
+    "second_database": "move away the folder that the finding names, or the other one where the broker uses this one "
+    "(useSeparateStorePathForRocksdbCQ=true uses consumequeue_rocksdb)",
+    **dict.fromkeys(("bad_database", "stale_unit"), _QUEUE_DATABASE),
+    "damaged_database": _INDEX_DATABASE,
+    "missing_index_entry": "nothing repairs the database: rmqstore query finds the messages in the log; {rebuild} --what index "
+    "writes index files, which it reads too",
+    "bad_index_entry": "nothing repairs the database: rmqstore query skips wrong entries; {rebuild} --what index writes index "
+    "files, which it reads too",
+    **dict.fromkeys(("bad_consumer_offset", "bad_settings"), _SETTINGS),
+    "bad_pop_record": _POP_RECORDS,
+    **dict.fromkeys(("bad_timer", "bad_transaction"), "nothing repairs it: {pending} lists what waits, with what is wrong"),
+    "gap": _GAP,
+    "not_read": "nothing repairs it: this package does not read it; move it elsewhere where it is no part of the store",
+    "not_checked": "do what the sentence says (install what is missing, or make room for it), then verify again",
+    **dict.fromkeys(
+        ("bad_metadata", "bad_record", "duplicate_record", "missing_file", "not_indexed", "not_queued", "overlap",
+         "wrong_queue"), _TIERED,
+    ),
+}  # fmt: skip
+_FILES = {
+    "commitlog": "move strays away, take a short or missing segment from a backup or a slave; then {recover}",
+    "consumequeue": _QUEUES,
+    "batchconsumequeue": _QUEUES,
+    "consumequeue_ext": _QUEUES,
+    "index": _INDEX,
+    "config": _SETTINGS,
+    "": "move the file away, then verify again",
+}
+_DATABASES = {"config": _SETTINGS, "kvStore": _POP_RECORDS}
+_CLOSED = "let this user read it (chmod, chown), then verify again: it was not looked at, and a rebuild refuses"
+_UNKNOWN = "see the kind in docs/formats.md"
+
+
+def _lasting(config_file: str) -> str:
+    # A pipe, as of a shell's <(...), is gone by then: its place has the name of what it is about.
+    is_file = os.path.isfile(config_file) and not os.path.abspath(config_file).startswith(("/dev/", "/proc/"))
+    return config_file if is_file else "broker.conf"
+
+
+def _is_closed(path: str) -> bool:
+    # A folder that is listed only does not say what its entries are: the one below it is no more to be had.
+    while not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    needed = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
+    return not os.access(path, needed, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.abspath(path).startswith(os.path.abspath(folder) + os.sep)
+
+
+class NextSteps:
+    """Collects the kinds of findings, and says what to do about each.
+
+    Parameters
+    ----------
+    path : str
+        The store's root.
+    options : sequence of str
+        What was given as ``-o``; the commands to come need it too.
+    config_file : str, optional
+    tiered : str, optional
+        The folder of tiered storage.
+    """
+
+    def __init__(
+        self, path: str, options: Iterable[str] = (), config_file: str | None = None, tiered: str | None = None
+    ):
+        self._path = path
+        given = [*(["--config", _lasting(config_file)] if config_file is not None else [])]
+        for option in options:
+            given += ["-o", option]
+        quoted = shlex.quote(path)
+        end = "".join(f" {shlex.quote(each)}" for each in given)
+        self._names = {
+            "path": quoted,
+            "recover": f"rmqstore recover {quoted}{end}",
+            "rebuild": f"rmqstore rebuild {quoted}{end}",
+            "export": f"rmqstore export {quoted}{end}" + (f" --tiered {shlex.quote(tiered)}" if tiered else ""),
+            "pending": f"rmqstore pending {quoted}{end}",
+        }
+        self._queue_databases = queue_databases(path)
+        self._tiered = [os.path.join(path, "tiered_index_file"), *([tiered] if tiered else [])]
+        self._steps: dict[str, set[str]] = {}
+
+    def take(self, finding: Finding) -> None:
+        """Note the kind of a finding, and the part of the store that it is about."""
+        step = _STEPS.get(finding.kind, _UNKNOWN)
+        part = os.path.relpath(finding.path, self._path).split(os.sep)[0]
+        if finding.kind == "file":
+            step = _CLOSED if _is_closed(finding.path) else _FILES.get(part, _FILES[""])
+        elif finding.path in self._queue_databases and finding.kind in (*_OF_UNITS, "bad_checkpoint"):
+            step = _QUEUE_DATABASE
+        elif finding.kind == "damaged_database":
+            step = _DATABASES.get(part, step)
+        elif finding.kind == "not_checked" and part.startswith("dledger-"):
+            step = _DLEDGER
+        elif step in (_DAMAGED, _QUEUES, _INDEX) and any(_is_below(finding.path, each) for each in self._tiered):
+            # A rebuild makes units and index files of the local log only.
+            step = _TIERED
+        self._steps.setdefault(step, set()).add(finding.kind)
+
+    def steps(self) -> list[tuple[str, str]]:
+        """list of (str, str): kinds and what to do about them, in the order in which it is done."""
+        order = list(_STEPS)
+        last = len(order)
+
+        def rank(kinds: set[str]) -> int:
+            return min(order.index(kind) if kind in _STEPS else last for kind in kinds)
+
+        rows = sorted(self._steps.items(), key=lambda item: (rank(item[1]), item[0]))
+        return [(", ".join(sorted(kinds)), step.format(**self._names)) for step, kinds in rows]

@@ -31,8 +31,6 @@ QUEUE_COLUMNS = ("queue", "messages", "min_queue_offset", "max_queue_offset", "l
 _TIMELINE_KEPT = 10.0
 _TIMELINES_KEPT = 8
 _TOPICS_DRAWN = 15
-# Queues whose units are read to find records of the log.
-_LARGEST = 16
 # RocketMQ warns above this part of the disk (diskSpaceWarningLevelRatio).
 _DISK_WARNING = 0.9
 
@@ -216,13 +214,11 @@ class OverviewAnswers:
             kept = self._timelines.get(bins)
             if kept is not None and kept[1] is store and time.monotonic() - kept[0] < _TIMELINE_KEPT:
                 return kept[2]
-            largest, messages = None, None
+            messages = None
             if store.commit_log.max_offset - store.commit_log.min_offset > EXACT_BYTES:
                 surveyed = self.survey.known(store)
-                rows = nlargest(_LARGEST, surveyed.rows.values(), key=lambda row: row["messages"])
-                largest = [(row["topic"], row["queue_id"]) for row in rows]
                 messages = sum(row["messages"] for row in surveyed.rows.values()) if surveyed.complete else None
-            value = timeline(store, bins=bins, queues=largest or None, messages=messages).as_dict()
+            value = timeline(store, bins=bins, messages=messages).as_dict()
             while len(self._timelines) >= _TIMELINES_KEPT:
                 self._timelines.pop(next(iter(self._timelines)))
             self._timelines[bins] = time.monotonic(), store, value

@@ -13,11 +13,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from rmqstore.arguments import Boundary, Moment, check_timeout, milliseconds, shown
+from rmqstore.arguments import Moment, check_timeout, milliseconds, shown
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
-from rmqstore.consumer.local_offsets import LocalOffsets
 from rmqstore.errors import StoreClosedError, StoreError
 from rmqstore.message import MessageExt
 
@@ -27,26 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Consumer", "Progress", "Wanted"]
 
 logger = logging.getLogger(__name__)
-
-
-class _Store(Protocol):
-    # What a consumer needs of a store.
-    path: str
-
-    @property
-    def config(self) -> Any: ...
-    @property
-    def closed(self) -> bool: ...
-    def queue_ids(self, topic: str) -> list[int]: ...
-    def min_queue_offset(self, topic: str, queue_id: int = 0) -> int: ...
-    def max_queue_offset(self, topic: str, queue_id: int = 0) -> int: ...
-    def consumer_progress(self) -> tuple[dict[tuple[str, str], dict[int, int]], str | None]: ...
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: Moment, boundary: Boundary = "lower") -> int: ...
-    def get_message(
-        self, topic: str, queue_id: int, queue_offset: int, max_num: int, tags: str | Iterable[str] | None
-    ) -> Any: ...
-    def wait_for_messages(self, is_there: Callable[[], bool], timeout: float | None) -> bool: ...
-    async def wait_for_messages_async(self, is_there: Callable[[], bool], timeout: float | None) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -87,29 +66,19 @@ class Progress:
 
     Parameters
     ----------
-    offsets : ConsumerOffsets or LocalOffsets
+    offsets : ConsumerOffsets
     group, topic : str
-    broker : str
-        The broker's name, for `LocalOffsets`.
     interval : int or None
         After how many ms it is persisted; None where the store does that.
     """
 
-    def __init__(
-        self, offsets: ConsumerOffsets | LocalOffsets, group: str, topic: str, broker: str, interval: int | None
-    ):
-        if not isinstance(offsets, (ConsumerOffsets, LocalOffsets)):
-            raise TypeError(f"offsets is {shown(offsets)}; give ConsumerOffsets or LocalOffsets")
+    def __init__(self, offsets: ConsumerOffsets, group: str, topic: str, interval: int | None):
+        if not isinstance(offsets, ConsumerOffsets):
+            raise TypeError(f"offsets is {shown(offsets)}; give ConsumerOffsets")
         self.group, self.topic = group, topic
+        self.get: Callable[[int], int] = functools.partial(offsets.get, group, topic)
+        self.commit: Callable[[int, int], None] = functools.partial(offsets.commit, group, topic)
         self._offsets = offsets
-        if isinstance(offsets, LocalOffsets):
-            self.get: Callable[[int], int] = lambda queue_id: offsets.get(topic, queue_id, broker)
-            self.commit: Callable[[int, int], None] = lambda queue_id, offset: offsets.commit(
-                topic, queue_id, offset, broker
-            )
-        else:
-            self.get = functools.partial(offsets.get, group, topic)
-            self.commit = functools.partial(offsets.commit, group, topic)
         self._interval = interval
         self._persisted = time.monotonic()
 
@@ -140,7 +109,8 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     topic, group : str
     """
 
-    def __init__(self, store: _Store, wanted: Wanted, progress: Progress):
+    def __init__(self, store: Any, wanted: Wanted, progress: Progress):
+        # A `MessageStore`, whose package is above this one.
         self.topic, self.group = progress.topic, progress.group
         self._store, self._wanted, self._progress = store, wanted, progress
         # The next queue offset to fetch, by queue; in turn, so that no queue waits for another to run dry.
@@ -213,7 +183,8 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
                 raise StoreError(f"where group {self.group} stands in {self.topic} is not known: {problem}", self._store.path)
             return low if offset is None or offset < 0 else min(offset, high)
         assert not isinstance(begin, str)
-        return self._store.offset_by_time(self.topic, queue_id, begin)
+        first: int = self._store.offset_by_time(self.topic, queue_id, begin)
+        return first
 
     # ------------------------------------------------------------------------------------------------------ iteration
 
@@ -233,6 +204,9 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             raise
         if not self._fetched:
             raise StopIteration
+        return self._hand_out()
+
+    def _hand_out(self) -> MessageExt:
         message, following = self._fetched.popleft()
         self._handed_out = (self._fetched_from, following)
         return message
@@ -254,9 +228,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             raise
         if not self._fetched:
             raise StopAsyncIteration
-        message, following = self._fetched.popleft()
-        self._handed_out = (self._fetched_from, following)
-        return message
+        return self._hand_out()
 
     async def _wait_async(self) -> None:
         import asyncio

@@ -1,37 +1,35 @@
 """A broker's consumerOffset.json: the progress of consumer groups.
 
-Owns the members of that file: a table of offsets, one of pulls, one of light message queues, and a data version; how a
-file is read and replaced is `offsets_file`'s.  It knows no message and does not check that an offset lies in its
-queue.  Invariants:
+Owns the members of that file: a table of offsets, one of pulls, one of light message queues, and a data version; and replacing the
+file safely.  It knows no message and does not check that an offset is in its queue.  Invariants:
 
-- What a broker of another version wrote beside these members is kept.
-- A commit changes memory only; `persist` writes, in the order in which a broker writes.
-- For reading, a group that cannot be read is a finding and the others are there; for writing it is an error and
-  nothing is taken.
+- Members that are unknown here, of a broker of another version, are kept.
+- A commit changes memory only; `persist` writes.
+- At every moment of a `persist` the main file or its backup (`.bak`) is whole and on disk, and only a main file that was whole
+  becomes the backup.
+- For reading, a group that cannot be read is a finding and the others are there; for writing it is an error and nothing is read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import operator
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from rmqstore._core import java_string_hash
-from rmqstore.arguments import one_text
+from rmqstore.arguments import one_text, plain_text
 from rmqstore.config import system_clock
-from rmqstore.consumer.offsets_file import (
-    OffsetsFile,
-    checked_name,
-    checked_number,
-    java_order,
-    refuse_other_kind,
-    table_of,
-    text_key,
-    whole_number,
-    with_unknown,
-)
-from rmqstore.errors import CorruptionError, Finding
+from rmqstore.consumer.json_files import load_with_backup, refuse_other_kind, table_of, whole_number
+from rmqstore.errors import CorruptionError, Finding, ReadOnlyError
+from rmqstore.files.durable import fsync_directory, make_directories
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.os_errors import has_no_links
+from rmqstore.message import encode_java_utf8
 
 __all__ = ["ConsumerOffsets"]
 
@@ -39,9 +37,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_MEMBERS = ("dataVersion", "groupTopicMap", "lmqOffsetTable", "offsetTable", "pullOffsetTable")
+_VERSION_MEMBERS = ("counter", "stateVersion", "timestamp")
+
 
 def _queue_table(document: Any, name: str, path: str, findings: list[Finding] | None) -> dict[str, dict[int, int]]:
-    def table(key: Any, queues: Any) -> dict[int, int]:
+    def table(key: str, queues: Any) -> dict[int, int]:
         if not isinstance(queues, dict):
             raise CorruptionError(f"{name}: {key!r} is not an object", path)
         return {
@@ -55,13 +56,13 @@ def _queue_table(document: Any, name: str, path: str, findings: list[Finding] | 
 
 
 def _entries(
-    document: Any, name: str, path: str, findings: list[Finding] | None, value_of: Callable[[Any, Any], T]
+    document: Any, name: str, path: str, findings: list[Finding] | None, value_of: Callable[[str, Any], T]
 ) -> dict[str, T]:
     # A table's entries; one that cannot be read is a finding, or where there is no list for these an error.
     result: dict[str, T] = {}
     for key, value in table_of(document, name, path).items():
         try:
-            result[text_key(key, name, path)] = value_of(key, value)
+            result[key] = value_of(key, value)
         except CorruptionError as error:
             if findings is None:
                 raise
@@ -69,7 +70,26 @@ def _entries(
     return result
 
 
-class ConsumerOffsets(OffsetsFile):
+def _checked_number(value: int, what: str, bits: int) -> int:
+    """int: `value`, a number from 0 on that fits into `bits` bits with a sign; ValueError otherwise."""
+    number = operator.index(value)
+    if isinstance(value, bool) or not 0 <= number < 2 ** (bits - 1):
+        raise ValueError(f"{what} is {value!r}: give a whole number from 0 to 2**{bits - 1} - 1")
+    return number
+
+
+def _checked_name(value: str, what: str, never: str) -> str:
+    """str: `value`, a text that is not empty, has none of the characters `never` and can be UTF-8; ValueError otherwise."""
+    if not isinstance(value, str) or not value or any(char in value for char in never):
+        raise ValueError(
+            f"{what} is {value!r}: give a text that is not empty" + (f" and has none of {never!r}" if never else "")
+        )
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise ValueError(f"{what} is {value!r}: give a text without lone surrogates, which UTF-8 cannot hold")
+    return plain_text(value)
+
+
+class ConsumerOffsets(NotCopied):
     """Progress of consumer groups as a broker keeps it in `config/consumerOffset.json`.
 
     An offset is the queue offset that the group consumes next.  All methods may be called from several threads; the
@@ -112,18 +132,29 @@ class ConsumerOffsets(OffsetsFile):
     """
 
     __slots__ = (
+        "_changes",
         "_clock",
         "_commits",
         "_has_lmq",
-        "_members",
-        "_version_members",
+        "_lock",
+        "_main_is_whole",
+        "_persist_lock",
+        "_persisted",
+        "_pid",
+        "_unknown",
+        "_unknown_of_version",
         "_version_step",
         "data_version",
         "findings",
         "lmq_offset_table",
         "not_read",
         "offset_table",
+        "passed_over",
+        "path",
         "pull_offset_table",
+        "read_only",
+        "refusal",
+        "source",
     )
 
     def __init__(
@@ -136,7 +167,12 @@ class ConsumerOffsets(OffsetsFile):
     ):
         if version_step < 1:
             raise ValueError(f"version_step is {version_step}: give the number of commits, 1 or more")
-        super().__init__(path, read_only)
+        # It is written again later, also after a change of the working directory.
+        self.path = os.fspath(path) if read_only else os.path.abspath(os.fspath(path))
+        self.read_only = read_only
+        self.refusal = ""
+        self.source: str | None = None
+        self.passed_over: list[CorruptionError] = []
         self.offset_table: dict[str, dict[int, int]] = {}
         self.pull_offset_table: dict[str, dict[int, int]] = {}
         self.lmq_offset_table: dict[str, int] = {}
@@ -145,11 +181,17 @@ class ConsumerOffsets(OffsetsFile):
         self.not_read: str | None = None
         self._version_step = version_step
         self._clock = system_clock if clock is None else clock
-        self._commits = 0
         self._has_lmq = os.path.basename(self.path) == "lmqConsumerOffset.json"
-        # The members of the file and of its data version, for their order and for those that are unknown here.
-        self._members: dict[Any, Any] = {}
-        self._version_members: dict[Any, Any] = {}
+        # Members of the file, and of its data version, that are not known here.
+        self._unknown: dict[str, Any] = {}
+        self._unknown_of_version: dict[str, Any] = {}
+        self._main_is_whole = False
+        self._pid = os.getpid()
+        # `_lock` guards the tables; `_persist_lock` is for the file, and is taken first.
+        self._lock = threading.Lock()
+        self._persist_lock = threading.Lock()
+        # Changes of the tables, and how many of them the file has.
+        self._commits = self._changes = self._persisted = 0
 
     @classmethod
     def load(
@@ -186,6 +228,17 @@ class ConsumerOffsets(OffsetsFile):
             offsets._load(lambda document, path: offsets._decode(document, path, whole=False))
         return offsets
 
+    def _load(self, decode: Callable[[Any, str], None]) -> None:
+        self.passed_over = []
+        _, self.source = load_with_backup(self.path, self.read_only, decode, self.passed_over)
+        for problem in self.passed_over:
+            logger.warning("%s", problem)
+        self._main_is_whole = self.source == self.path
+        if not self.read_only:
+            _remove_leftovers(self.path)
+            # With the backup alone there is no second chance; the next persist writes a main file again.
+            self._changes += self.source not in (None, self.path)
+
     def _decode(self, document: Any, path: str, whole: bool = True) -> None:
         findings: list[Finding] | None = None if whole else []
         refuse_other_kind(document, "consumerOffset.json", path)
@@ -201,7 +254,7 @@ class ConsumerOffsets(OffsetsFile):
         version_members = table_of(document, "dataVersion", path)
         data_version = {
             name: whole_number(version_members[name], f"dataVersion: {name}", path)
-            for name in ("counter", "stateVersion", "timestamp")
+            for name in _VERSION_MEMBERS
             if version_members.get(name) is not None
         }
         for finding in findings or ():
@@ -210,11 +263,36 @@ class ConsumerOffsets(OffsetsFile):
         self.offset_table, self.pull_offset_table = offset_table, pull_offset_table
         self.lmq_offset_table, self.data_version = lmq_offset_table, data_version
         self.findings = findings or []
-        self._members, self._version_members = document or {}, version_members
-        self._has_lmq = self._has_lmq or "lmqOffsetTable" in self._members
-        for name in ("dataVersion", "groupTopicMap", "lmqOffsetTable", "offsetTable", "pullOffsetTable"):
-            if name in self._members:
-                self._members[name] = None
+        members = document or {}
+        self._has_lmq = self._has_lmq or "lmqOffsetTable" in members
+        self._unknown = {name: value for name, value in members.items() if name not in _MEMBERS}
+        self._unknown_of_version = {
+            name: value for name, value in version_members.items() if name not in _VERSION_MEMBERS
+        }
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is something for `persist` to write."""
+        return self._changes != self._persisted
+
+    def check_writable(self) -> None:
+        """Raise where nothing can be committed, as `commit` does.
+
+        Raises
+        ------
+        ReadOnlyError
+            The offsets were loaded read-only, or by the parent of this process.
+        """
+        if self.refusal:
+            raise ReadOnlyError(self.refusal, self.path)
+        if self._pid != os.getpid():
+            raise ReadOnlyError(
+                "the offsets were loaded by the parent of this process; a forked child must not save them", self.path
+            )
+        if self.read_only:
+            raise ReadOnlyError(
+                "the offsets were loaded read-only: load them with read_only=False to change them", self.path
+            )
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """Next offset that `group` consumes from a queue; -1 when it is unknown, as a broker answers."""
@@ -265,10 +343,10 @@ class ConsumerOffsets(OffsetsFile):
         ReadOnlyError
             The offsets were loaded read-only.
         """
-        self._check_writable()
-        key = f"{checked_name(topic, 'topic', '@')}@{checked_name(group, 'group', '')}"
-        queue_id = checked_number(queue_id, "queue_id", 32)
-        offset = checked_number(queue_offset, "queue_offset", 64)
+        self.check_writable()
+        key = f"{_checked_name(topic, 'topic', '@')}@{_checked_name(group, 'group', '')}"
+        queue_id = _checked_number(queue_id, "queue_id", 32)
+        offset = _checked_number(queue_offset, "queue_offset", 64)
         lmq = self._has_lmq and _is_lmq(group)
         if lmq and queue_id:
             raise ValueError(f"queue_id is {queue_id}: a light message queue has only queue 0")
@@ -311,7 +389,7 @@ class ConsumerOffsets(OffsetsFile):
         ReadOnlyError
             The offsets were loaded read-only.
         """
-        self._check_writable()
+        self.check_writable()
         if group is None and topic is None:
             raise ValueError("give a group, a topic or both")
 
@@ -333,8 +411,8 @@ class ConsumerOffsets(OffsetsFile):
     def persist(self) -> bool:
         """Write the file if there is something new in the tables; the one that was there becomes ``.bak``.
 
-        The text is what a broker of 5.0.0 to 5.3.x writes, which those of other versions read too.  Commits of other
-        threads meanwhile are not held up and wait for the next time.  A missing ``config`` directory is created.
+        Brokers of all versions read the text.  Commits of other threads are not held up, and wait for the next time.  A missing
+        ``config`` directory is created.
 
         Returns
         -------
@@ -349,32 +427,38 @@ class ConsumerOffsets(OffsetsFile):
         ReadOnlyError
             The offsets were loaded read-only.
         """
-        return super().persist()
+        self.check_writable()
+        with self._persist_lock:
+            with self._lock:
+                if not self.dirty:
+                    return False
+                changes, members = self._changes, self._document()
+            data = encode_java_utf8(_text(members))
+            try:
+                _replace_file(self.path, data, keep=self._main_is_whole)
+            except OSError as error:
+                text = "the offsets could not be saved; they are kept, remove the cause and persist again"
+                raise OSError(error.errno, f"{error.strerror}: {text}", self.path) from error
+            self._main_is_whole = True
+            with self._lock:
+                self._persisted = changes
+        return True
 
-    def _note(self) -> Any:
+    def _document(self) -> dict[str, Any]:
+        # A copy of what is written; the caller holds the lock of the tables.
         if "timestamp" not in self.data_version:
             self.data_version["timestamp"] = int(self._clock())
-        return (
-            {"counter": 0, "stateVersion": 0} | self.data_version,
-            {key: dict(queues) for key, queues in self.offset_table.items()},
-            {key: dict(queues) for key, queues in self.pull_offset_table.items()},
-            dict(self.lmq_offset_table),
-        )
-
-    def _document(self, noted: Any) -> dict[str, Any]:
-        version, offset_table, pull_offset_table, lmq_offset_table = noted
-        offset_table = _in_java_order(offset_table)
-        known: dict[str, Any] = {
-            "dataVersion": with_unknown(version, self._version_members),
-            "groupTopicMap": _group_topic_map(offset_table),
-            "offsetTable": offset_table,
+        document = {
+            **self._unknown,
+            "dataVersion": {**self._unknown_of_version, "counter": 0, "stateVersion": 0, **self.data_version},
+            "groupTopicMap": _group_topic_map(self.offset_table),
+            "offsetTable": {key: dict(queues) for key, queues in self.offset_table.items()},
         }
-        if self._has_lmq or lmq_offset_table:
-            keys = java_order(lmq_offset_table, 1024, java_string_hash)
-            known["lmqOffsetTable"] = {key: lmq_offset_table[key] for key in keys}
-        if pull_offset_table or "pullOffsetTable" in self._members:
-            known["pullOffsetTable"] = _in_java_order(pull_offset_table)
-        return with_unknown(dict(sorted(known.items())), self._members)
+        if self._has_lmq or self.lmq_offset_table:
+            document["lmqOffsetTable"] = dict(self.lmq_offset_table)
+        if self.pull_offset_table:
+            document["pullOffsetTable"] = {key: dict(queues) for key, queues in self.pull_offset_table.items()}
+        return document
 
     def __repr__(self) -> str:
         return f"<ConsumerOffsets {self.path!r} {len(self.offset_table)} of topic@group>"
@@ -384,21 +468,108 @@ def _is_lmq(group: str) -> bool:
     return group.startswith("%LMQ%")
 
 
-def _in_java_order(table: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
-    return {
-        key: {queue_id: table[key][queue_id] for queue_id in java_order(table[key], 64, int)}
-        for key in java_order(table, 1024, java_string_hash)
-    }
-
-
 def _group_topic_map(offset_table: Iterable[str]) -> dict[str, list[str]]:
-    """Group -> topics, of the keys that Java's `split("@")`, which drops empty ends, cuts into two."""
-    topics: dict[str, dict[str, None]] = {}
+    # Group -> topics, of the keys that Java's `split("@")`, which drops empty ends, cuts into two.
+    topics: dict[str, list[str]] = {}
     for key in offset_table:
         parts = key.rstrip("@").split("@")
         if len(parts) == 2:
-            topics.setdefault(parts[1], {})[parts[0]] = None
-    return {
-        group: java_order(topics[group], 8, java_string_hash, concurrent=False)
-        for group in java_order(topics, 128, java_string_hash, concurrent=False)
-    }
+            topics.setdefault(parts[1], []).append(parts[0])
+    return topics
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    # In tables of queues names have no quotes, as brokers write them; elsewhere fastjson2 cannot skip such names.
+    texts = []
+    for name, value in document.items():
+        if name in ("offsetTable", "pullOffsetTable"):
+            rows = [
+                f"\t\t{_json(key)}:{{{','.join(f'{queue_id}:{offset}' for queue_id, offset in queues.items())}}}"
+                for key, queues in value.items()
+            ]
+            value_text = "{\n" + ",\n".join(rows) + "\n\t}"
+        else:
+            value_text = _json(value)
+        texts.append(f"\t{_json(name)}:{value_text}")
+    return "{\n" + ",\n".join(texts) + "\n}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+# ------------------------------------------------------------------------------------------------- replacing the file
+
+_TEMPORARY = ".rmqstore-tmp-"
+
+
+def _write_new_file(path: str, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _link(path: str, name: str) -> bool:
+    """Give the file at `path` a second name; False where the file system, or its owner's protection, has no links."""
+    try:
+        os.link(path, name)
+    except OSError as error:
+        if not has_no_links(error):
+            raise
+        return False
+    return True
+
+
+def _replace_file(path: str, data: bytes, keep: bool) -> None:
+    """Make `data` the file at `path`, durably; with `keep` the file that is there becomes ``.bak``.
+
+    RocketMQ 5.5.0 renames the main file to ``.bak`` and then writes a new one.  Here the new text is on disk before
+    anything is renamed, and the old file gets a second name first, so that there is a main file at every moment and a
+    reader, of whichever system, finds the old or the new one.  Whichever of the renames a power loss undoes, both files
+    are whole.  After an error both are what they were; only without hard links the old backup may be gone.
+    """
+    directory, backup = os.path.dirname(path), path + ".bak"
+    make_directories(directory)
+    token = os.urandom(8).hex()
+    new, previous = path + _TEMPORARY + token, backup + _TEMPORARY + token
+    try:
+        _write_new_file(new, data)
+        if not keep or not os.path.exists(path):
+            os.replace(new, path)
+        elif _link(path, previous):
+            os.replace(new, path)
+            _replace_or_undo(previous, backup, previous, path)
+        else:
+            os.replace(path, backup)
+            _replace_or_undo(new, path, backup, path)
+    finally:
+        # After success they are gone already, except when main file and backup were one file under two names.
+        for name in (new, previous):
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+    fsync_directory(directory or ".")
+
+
+def _replace_or_undo(source: str, target: str, undo_source: str, undo_target: str) -> None:
+    try:
+        os.replace(source, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.replace(undo_source, undo_target)
+        raise
+
+
+def _remove_leftovers(path: str) -> None:
+    """Delete the temporary files that killed processes left beside `path`."""
+    directory, name = os.path.split(path)
+    for entry in listing(directory or ".").existing():
+        if entry.name.startswith((name + _TEMPORARY, name + ".bak" + _TEMPORARY)):
+            try:
+                os.unlink(entry.path)
+            except OSError as error:
+                logger.warning("%s was left behind and cannot be deleted: %s", entry.name, error)

@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 from rmqstore.config.progress_files import is_named, other_progress_file, progress_file
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
-from rmqstore.consumer.fastjson import parse_fastjson
-from rmqstore.consumer.offsets_file import load_with_backup, refuse_other_kind, table_of, whole_number
+from rmqstore.consumer.json_files import load_with_backup, parse_fastjson, refuse_other_kind, table_of, whole_number
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
 from rmqstore.rocksdb.settings import Kind, Layout, SettingsDatabase, settings_layouts
 

@@ -7,7 +7,7 @@ names it, and never a shorter answer.  RocketMQ's words: a flat file is one file
 - `metadata`: `TieredMetadata`, config/tieredStoreMetadata.json of the broker's local store
 - `flat_files`: `FlatFiles`, the files of one kind of one queue as one stream of bytes, with its holes
 - `flat_log`: `FlatLog`, the records of one queue; `flat_queue`: `FlatQueue`, its units and what they lead to
-- `flat_index`: `FlatIndexFile`, one index file in either form; `FlatIndex`, all of them
+- `flat_index`: `FlatIndexFile`, one index file in either form; `FlatIndex`, all of them; `flat_keys`: of one queue
 - `flat_store`: `FlatStore`, what one broker has in tiered storage: its queues, and messages by queue and by key
 - `flat_verify`: everything in it that is wrong, as findings
 """

@@ -26,7 +26,7 @@ from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import FlatFiles
 from rmqstore.flatfile.metadata import FlatFileMetadata
 
-__all__ = ["LOCAL_FOLDER", "FlatIndex", "FlatIndexFile", "IndexItem", "flat_index_hash"]
+__all__ = ["LOCAL_FOLDER", "NO_HASH", "FlatIndex", "FlatIndexFile", "IndexItem", "flat_index_hash"]
 
 LOCAL_FOLDER = "tiered_index_file"
 """Where a broker keeps index files that it did not upload yet, below the root of its local store."""
@@ -40,15 +40,14 @@ _ITEM = struct.Struct(">iiiqii")
 _CHAINED_ITEM = struct.Struct(">iiiqiii")
 # RocketMQ's defaults for tieredStoreIndexFileMaxHashSlotNum and tieredStoreIndexFileMaxIndexNum.
 _USUAL_SLOTS, _USUAL_ITEMS = 5_000_000, 20_000_000
-_INT32_MIN = -(2**31)
-# What one lookup of RocketMQ 5.5.0 looks at: steps along a chain, bytes of a slot's items.
-_CHAIN_STEPS, _SLOT_BYTES = 512, 28_672
+NO_HASH = -(2**31)
+"""The hash that has no positive number, and that RocketMQ cannot look up."""
 
 
 def flat_index_hash(topic: str, key: str) -> int:
-    """int: what index files have for a key; -2**31 has no positive number, and RocketMQ cannot look it up."""
+    """Return what index files have for a key; `NO_HASH` for a key that they cannot have."""
     value = _core.java_string_hash(f"{topic}#{key}")
-    return -value if _INT32_MIN < value < 0 else value
+    return -value if NO_HASH < value < 0 else value
 
 
 class IndexItem(NamedTuple):
@@ -157,26 +156,17 @@ class FlatIndexFile(NotCopied):
 
     # ------------------------------------------------------------------------------------------------------ lookup
 
-    def _slot(self, key_hash: int) -> tuple[int, int, int]:
-        pos = HEADER_SIZE + SLOT_SIZE * (key_hash % self.slot_num)
-        return (pos, *_SLOT.unpack(self.file.region.read(pos, SLOT_SIZE)))
-
     def items(self, key_hash: int) -> Iterator[IndexItem]:
         """The items with this hash, newest first; what cannot be ends them and becomes `damage`."""
         if self.damage is not None and not self.slot_num:
             return
-        for item in self._slot_items(key_hash):
+        pos = HEADER_SIZE + SLOT_SIZE * (key_hash % self.slot_num)
+        value, length = _SLOT.unpack(self.file.region.read(pos, SLOT_SIZE))
+        for item in self._run(pos, value, length, key_hash) if self.compacted else self._chain(pos, value, key_hash):
             if item.hash == key_hash:
                 yield item
 
-    def _slot_items(self, key_hash: int, steps: int | None = None, size: int | None = None) -> Iterator[IndexItem]:
-        if self.compacted:
-            yield from self._run(*self._slot(key_hash), key_hash, size)
-        else:
-            pos, newest, _ = self._slot(key_hash)
-            yield from self._chain(pos, newest, key_hash, steps)
-
-    def _run(self, slot_pos: int, begin: int, length: int, key_hash: int, size: int | None) -> Iterator[IndexItem]:
+    def _run(self, slot_pos: int, begin: int, length: int, key_hash: int) -> Iterator[IndexItem]:
         low = HEADER_SIZE + SLOT_SIZE * self.slot_num
         if not length:
             return
@@ -185,20 +175,19 @@ class FlatIndexFile(NotCopied):
             detail = f"the slot's items lie at {begin}, {length} bytes, and the file holds items from {low} to {self.size}"
             self._damaged(slot_pos, detail)
             return
-        data = self.file.region.read(begin, length if size is None else min(length, size))
-        for number, values in enumerate(_ITEM.iter_unpack(data[: len(data) // COMPACTED_ITEM_SIZE * COMPACTED_ITEM_SIZE])):
+        for number, values in enumerate(_ITEM.iter_unpack(self.file.region.read(begin, length))):
             item = IndexItem(*values)
             if item.hash < 0 or item.hash % self.slot_num != key_hash % self.slot_num:
                 self._damaged(begin + number * COMPACTED_ITEM_SIZE, f"an item with hash {item.hash} among those of another slot")
                 continue
             yield item
 
-    def _chain(self, slot_pos: int, newest: int, key_hash: int, steps: int | None) -> Iterator[IndexItem]:
+    def _chain(self, slot_pos: int, newest: int, key_hash: int) -> Iterator[IndexItem]:
         if not 0 <= newest <= self.item_num:
             self._damaged(slot_pos, f"the slot leads to item {newest}, and there are {self.item_num}")
             return
-        number, left = newest, self.item_num if steps is None else steps
-        while number > 0 and left > 0:
+        number = newest
+        while number > 0:
             pos = HEADER_SIZE + SLOT_SIZE * self.slot_num + UNSEALED_ITEM_SIZE * number
             *values, previous = _CHAINED_ITEM.unpack(self.file.region.read(pos, UNSEALED_ITEM_SIZE))
             item = IndexItem(*values)
@@ -209,15 +198,7 @@ class FlatIndexFile(NotCopied):
             if not 0 <= previous < number:
                 self._damaged(pos + 28, f"item {number} leads on to item {previous}, which must be an older one")
                 return
-            number, left = previous, left - 1
-
-    def like_java(self, key_hash: int, begin: int, end: int) -> Iterator[IndexItem]:
-        """The items that one lookup of RocketMQ 5.5.0 sees: times by whole seconds, and not all of a long slot."""
-        if self.damage is not None and not self.slot_num:
-            return
-        for item in self._slot_items(key_hash, _CHAIN_STEPS, _SLOT_BYTES):
-            if item.hash == key_hash and begin <= self.begin_timestamp + 1000 * item.seconds <= end:
-                yield item
+            number = previous
 
     # ------------------------------------------------------------------------------------------------------- whole
 
@@ -239,11 +220,11 @@ class FlatIndexFile(NotCopied):
                     if value != expected:
                         detail = f"the slot's items lie at {value}, those of the slot before end at {expected}"
                         yield Finding(self.path, pos, "bad_index", detail)
-                    items = list(self._run(pos, value, length, slot, None))
+                    items = list(self._run(pos, value, length, slot))
                     places = list(range(value, value + length, COMPACTED_ITEM_SIZE)) if items else []
                     expected += length if 0 <= length <= self.size else 0
                 else:
-                    items = list(self._chain(pos, value, slot, None))
+                    items = list(self._chain(pos, value, slot))
                     places = self._chain_places(value, len(items))
                 yield from self._taken_damage()
                 used, found = used + bool(items), found + len(items)

@@ -127,6 +127,16 @@ class FlatQueue(NotCopied):
             return None
         return Finding(self.units.path, 0, "missing_file", "there are no units, but the queue has records")
 
+    def report_lacking(self) -> None:
+        """Report that nobody knows where the queue begins and ends, if so."""
+        if self.lacks_units is not None:
+            self.report(self.lacks_units)
+
+    def gap(self, begin: int, end: int) -> Finding:
+        """Return the finding that the queue offsets from `begin` up to but not including `end` are nowhere any more."""
+        detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} are in neither the local log nor tiered storage"
+        return Finding(self.units.path, 0, "gap", f"{detail}; go on at {end}")
+
     def unit_of(self, log_offset: int) -> tuple[int, bool]:
         """(int, bool): queue offset of the unit that leads to this log offset, and whether it is certain; -1 for none.
 

@@ -1,12 +1,9 @@
 """What one broker has in tiered storage: its folders, its queues, and its messages by key.
 
-Owns choosing the folder of the broker, opening queues at their first use, and the two ways to look a key up: exactly, and as
-RocketMQ does.  It changes nothing and takes no lock.  An exact answer lacks nothing that is there: where index files are
-missing, damaged or do not reach so far, the records themselves are gone over.  What cannot be read at all is told to
-`on_damage`, and is an error without it.
+Owns choosing the folder of the broker and opening queues at their first use.  It changes nothing and takes no lock.  What cannot
+be read is reported to `on_damage`, and is an error without it.
 
-Facts (RocketMQ 5.5.0): <path>/<8 hex of the MD5 of the cluster>_<cluster>/<broker>/<topic>/<queue id>/.  Index files have no
-tags.  The real query asks only files that were made between begin and end, and never compares key texts.
+Facts (RocketMQ 5.5.0): <path>/<8 hex of the MD5 of the cluster>_<cluster>/<broker>/<topic>/<queue id>/.
 """
 
 from __future__ import annotations
@@ -15,7 +12,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreError
 from rmqstore.files.again import ask_again
@@ -23,25 +21,31 @@ from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.open_file import is_directory
 from rmqstore.flatfile.flat_files import EXPIRED, name_prefix
-from rmqstore.flatfile.flat_index import FlatIndex, IndexItem, flat_index_hash
+from rmqstore.flatfile.flat_index import FlatIndex
+from rmqstore.flatfile.flat_keys import FlatKeys
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.metadata import FlatFileMetadata, TieredMetadata
 from rmqstore.index.key_source import SoughtKeys
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 
-__all__ = ["INDEX_TOPIC", "FlatStore"]
+__all__ = ["INDEX_TOPIC", "FlatRange", "FlatStore"]
 
 logger = logging.getLogger(__name__)
 
 INDEX_TOPIC = "rmq_sys_INDEX"
 """The folder among the topics that has the index files."""
 
-_NO_HASH = -(2**31)
-# So many messages in a row without a key are read one by one; after more, a search looks for the next key.
-_KEYLESS = 256
 # Seconds.
 _LOOK_INTERVAL = 1.0
+
+
+class FlatRange(NamedTuple):
+    """The messages of a queue from queue offset `begin` up to but not including `end`."""
+
+    queue: FlatQueue
+    begin: int
+    end: int
 
 
 class FlatStore(NotCopied):
@@ -94,8 +98,7 @@ class FlatStore(NotCopied):
         self._load_metadata()
         self.folder, self.cluster, self.broker = self._choose(cluster, broker)
         self._queues: dict[tuple[str, int], FlatQueue] = {}
-        self._indexed_from: dict[tuple[str, int], int] = {}
-        self._indexed_to: dict[tuple[str, int], int] = {}
+        self._keys: dict[tuple[str, int], FlatKeys] = {}
         # Folders of topics that cannot be listed, by topic; of "" the broker's own.
         self._unlisted: dict[str, Finding] = {}
         self.closed = False
@@ -245,15 +248,36 @@ class FlatStore(NotCopied):
             )
         self.on_damage(finding)
 
-    # --------------------------------------------------------------------------------------------------- key lookup
+    # ------------------------------------------------------------------------------------------------- messages, findings
+
+    def ranges(self, selection: Selection) -> Iterator[FlatRange]:
+        """Yield all that is there of each queue of a selection; what cannot be listed is reported."""
+        keys = self.keys()
+        self.report_unlisted(selection.topics)
+        for topic, queue_id in keys:
+            queue = self.queue(topic, queue_id) if selection.has_queue(topic, queue_id) else None
+            if queue is None:
+                continue
+            queue.report_lacking()
+            if queue.min_queue_offset < queue.max_queue_offset:
+                yield FlatRange(queue, queue.min_queue_offset, queue.max_queue_offset)
+
+    def keys_of(self, queue: FlatQueue) -> FlatKeys:
+        """Return the index of a queue as it is now."""
+        found = self._keys.get((queue.topic, queue.queue_id))
+        if found is None:
+            topic_ids = {} if self.metadata is None else self.metadata.topic_ids
+            others = {queue_id for _, queue_id in self.keys(queue.topic)}
+            found = self._keys[queue.topic, queue.queue_id] = FlatKeys(queue, self.index, topic_ids, others)
+        return found
 
     def find_messages(self, selection: Selection) -> list[MessageExt]:
-        """list of MessageExt: every message with one key and a store time in the range, newest first, each checked by its record.
+        """Return every message with one key and a store time in the range, newest first, each checked by its record.
 
         Parameters
         ----------
         selection : Selection
-            One topic and one key, `index_type` and store times.  Tags are in no index file, so units are gone over for them.
+            One topic and one key, `index_type` and store times.
 
         Raises
         ------
@@ -262,153 +286,59 @@ class FlatStore(NotCopied):
         """
         self.check_open()
         self.refresh()
-        low, high = selection.times
-        found = ask_again(lambda: self._find_messages(selection.at_any_time()), self.load)
-        return [message for message in found if low <= message.store_timestamp <= high]
+        return ask_again(lambda: self._find_messages(selection), self.load)
 
     def _find_messages(self, selection: Selection) -> list[MessageExt]:
-        topic, key, index_type = selection.topic, selection.key, selection.index_type
-        found: dict[tuple[int, int], MessageExt] = {}
-
-        def take(queue: FlatQueue, message: MessageExt) -> None:
-            # A record that says it is another message than its unit is marked; what was uploaded twice counts once.
-            number = queue.unit_of(message.phy_offset)[0]
-            if number >= 0:
-                message.check_queue(queue.topic, queue.queue_id, number)
-            place = queue.queue_id, number if number >= 0 else message.queue_offset
-            known = found.get(place)
-            if known is None or known.phy_offset < message.phy_offset:
-                found[place] = message
-
-        key_hash = flat_index_hash(topic, key)
-        sound = index_type != "T" and key_hash != _NO_HASH
-        if sound:
-            for item in self.index.items(key_hash):
-                message = self._message_of(topic, item)
-                queue = self.queue(topic, item.queue_id) if message is not None else None
-                if queue and message and selection.has(message):
-                    take(queue, message)
-                elif not self._is_explained(topic, item, message, key_hash):
-                    sound = False
-            sound = sound and not self.index.problems
-        sought = SoughtKeys.of(selection)
-        queues = list(self.queues(topic))
-        self.report_unlisted((topic,))
+        sought, found = SoughtKeys.of(selection), list[MessageExt]()
+        queues = list(self.queues(selection.topic))
+        self.report_unlisted((selection.topic,))
         for queue in queues:
-            if queue.lacks_units is not None:
-                self.report(queue.lacks_units)
-            low, high = queue.min_queue_offset, queue.max_queue_offset
-            parts = [(low, self.indexed_from(queue)), (self.indexed_to(queue), high)] if sound else [(low, high)]
-            for begin, end in parts:
-                for log_offset in queue.find_keys(sought, begin, end):
-                    message = queue.log.look_up(log_offset)
-                    if message is not None:
-                        take(queue, message)
-        return sorted(found.values(), key=lambda each: (-each.store_timestamp, each.queue_id, -each.queue_offset))
+            queue.report_lacking()
+            found += self.keys_of(queue).messages(sought)
+        return sorted(found, key=lambda each: (-each.store_timestamp, each.queue_id, -each.queue_offset))
 
-    def _message_of(self, topic: str, item: IndexItem) -> MessageExt | None:
-        queue = self.queue(topic, item.queue_id) if item.queue_id >= 0 else None
-        return None if queue is None or item.log_offset < 0 else queue.log.look_up(item.log_offset)
+    def gaps(self, begins: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
+        """Yield a finding for queue offsets that neither tiered storage nor the local store has any more.
 
-    def _is_explained(self, topic: str, item: IndexItem, message: MessageExt | None, key_hash: int) -> bool:
-        # Why an item with the hash does not lead to a message with the key: another topic, another key, or retention.
-        known = None if self.metadata is None else self.metadata.topic_ids.get(item.topic_id)
-        if known is not None and known != topic:
-            return True
-        queue = self.queue(topic, item.queue_id) if item.queue_id >= 0 else None
-        if queue is None:
-            return known is None
-        if message is None:
-            # Without metadata it may be another topic's, unless a unit of this one leads there.
-            expired = 0 <= item.log_offset < queue.log.min_offset
-            return expired or (known is None and queue.unit_of(item.log_offset) == (-1, True))
-        return any(flat_index_hash(message.topic, each) == key_hash for each in _keys_of(message))
-
-    def indexed_to(self, queue: FlatQueue) -> int:
-        """int: queue offset from which on messages of `queue` are in no index file that can be seen here.
-
-        A queue's messages are indexed in order, so that the place is found by halves.
+        Parameters
+        ----------
+        begins : mapping of (str, int) to int
+            By topic and queue id the first queue offset of each local queue.
         """
-        place = queue.topic, queue.queue_id
-        known = self._indexed_to.get(place)
-        if known is None:
-            low, high = queue.min_queue_offset, queue.max_queue_offset
-            middle = high - 1
-            while low < high:
-                at, indexed = middle, self._is_indexed(queue, middle)
-                while indexed is None and at > low and middle - at < _KEYLESS:
-                    # It has no key, and is in no index file wherever it lies.
-                    at -= 1
-                    indexed = self._is_indexed(queue, at)
-                if indexed or (indexed is None and at == low):
-                    low = middle + 1
-                else:
-                    high = at
-                middle = (low + high) // 2
-            known = self._indexed_to[place] = low
-        return known
-
-    def indexed_from(self, queue: FlatQueue) -> int:
-        """int: queue offset before which messages of `queue` are in no index file; not above `indexed_to`.
-
-        The oldest index file may expire, or be lost, before the log files that have its messages.
-        """
-        place = queue.topic, queue.queue_id
-        known = self._indexed_from.get(place)
-        if known is None:
-            low, high = queue.min_queue_offset, self.indexed_to(queue)
-            middle = low
-            while low < high:
-                at, indexed = middle, self._is_indexed(queue, middle, unread=None)
-                while indexed is None and at + 1 < high and at - middle < _KEYLESS:
-                    # It has no key, or cannot be read, and says nothing: the next one does.
-                    at += 1
-                    indexed = self._is_indexed(queue, at, unread=None)
-                if indexed:
-                    high = middle
-                else:
-                    low = at + 1
-                middle = (low + high) // 2
-            known = self._indexed_from[place] = low
-        return known
-
-    def _is_indexed(self, queue: FlatQueue, queue_offset: int, unread: bool | None = False) -> bool | None:
-        # None for a message without a key; what cannot be read counts as not indexed, so that it is looked at and told.
-        unit = queue.unit_at(queue_offset)
-        message = None if unit is None else queue.log.look_up(unit[0], unit[1])
-        if message is None:
-            return unread
-        keys = _keys_of(message)
-        if not keys:
-            return None
-        return any(
-            item.log_offset == message.phy_offset and item.queue_id == queue.queue_id
-            for item in self.index.items(flat_index_hash(message.topic, keys[0]))
-        )
-
-    def like_java(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[MessageExt]:
-        """list of MessageExt: what RocketMQ 5.5.0 finds in tiered storage, with all that it misses."""
-        self.check_open()
+        # The broker uploads before it deletes, so what is listed after the local queues has all of it.
         self.refresh()
-        return ask_again(lambda: self._like_java(topic, key, max_num, begin, end), self.load)
+        for queue, begin, end in self.ranges(Selection()):
+            low = begins.get((queue.topic, queue.queue_id), 0)
+            if begin < end < low:
+                yield queue.gap(end, low)
 
-    def _like_java(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[MessageExt]:
-        key_hash = flat_index_hash(topic, key)
-        chosen: dict[str, IndexItem] = {}
-        for index in self.index.files:
-            if not begin <= index.begin_timestamp <= end:
-                continue
-            for number, item in enumerate(index.like_java(key_hash, begin, end)):
-                if len(chosen) < max_num and number < max_num:
-                    chosen[f"{item.queue_id}-{item.log_offset:20d}"] = item
-        ids = {} if self.metadata is None else self.metadata.topic_ids
-        found = []
-        for _, item in sorted(chosen.items())[:max_num]:
-            if ids.get(item.topic_id, topic) == topic:
-                message = self._message_of(topic, item)
-                if message is not None and message.topic == topic:
-                    found.append(message)
-        return found
+    def verify(self, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
+        """Look for everything that is wrong: files, units against records, index items against records; nothing is changed.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with (bytes of records done, bytes in all), now and then and at the end.
+
+        Yields
+        ------
+        Finding
+        """
+        # Imported here because it needs this module.
+        from rmqstore.flatfile.flat_verify import verify_flat
+
+        own = FlatStore(
+            self.path,
+            self.store_path,
+            cluster=self.cluster,
+            broker=self.broker,
+            on_damage=lambda finding: None,
+            goes_on=True,
+        )
+        try:
+            yield from verify_flat(own, progress)
+        finally:
+            own.close()
 
     # ------------------------------------------------------------------------------------------------ state, closing
 
@@ -419,7 +349,7 @@ class FlatStore(NotCopied):
         self._load_metadata()
         for (topic, queue_id), queue in list(self._queues.items()):
             queue.load(self.said("COMMIT_LOG", topic, queue_id), self.said("CONSUME_QUEUE", topic, queue_id))
-        self._indexed_from, self._indexed_to, self._unlisted = {}, {}, {}
+        self._keys, self._unlisted = {}, {}
         self.index.load(self.said("INDEX", INDEX_TOPIC, 0))
 
     def refresh(self) -> None:
@@ -459,8 +389,3 @@ def _is_topic(name: str) -> bool:
 def _is_queue_id(name: str) -> bool:
     # Python refuses to make a number of thousands of digits, which metadata may name.
     return re.fullmatch("0|[1-9][0-9]{0,9}", name) is not None and int(name) < 2**31
-
-
-def _keys_of(message: MessageExt) -> list[str]:
-    unique_key = message.unique_key
-    return [*([unique_key] if unique_key else []), *message.keys]

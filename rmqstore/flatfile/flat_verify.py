@@ -101,7 +101,7 @@ class _Verify:
 
     def _queue(self, queue: FlatQueue) -> Iterator[Finding]:
         covered = _Covered(queue)
-        indexed_to = self.flat_store.indexed_to(queue)
+        indexed_to = self.flat_store.keys_of(queue).indexed_to
         columns = RecordColumns()
         for base in queue.log.bases:
             mapped_file = queue.log.find(base)
@@ -370,17 +370,13 @@ class _Verify:
 
     def _without_item(self, queues: list[FlatQueue]) -> Iterator[Finding]:
         for queue in queues:
-            for queue_offset in range(queue.min_queue_offset, self.flat_store.indexed_to(queue)):
+            for queue_offset in range(queue.min_queue_offset, self.flat_store.keys_of(queue).indexed_to):
                 unit = queue.unit_at(queue_offset)
                 message = None if unit is None else queue.log.look_up(unit[0], unit[1])
                 if message is None:
                     continue
                 for key in sorted(_indexed_keys(message) - {""}):
-                    key_hash = flat_index_hash(queue.topic, key)
-                    if not any(
-                        item.log_offset == message.phy_offset and item.queue_id == queue.queue_id
-                        for item in self.flat_store.index.items(key_hash)
-                    ):
+                    if not self.flat_store.keys_of(queue).has_item(message, key):
                         detail = f"queue offset {queue_offset} of {queue.topic}/{queue.queue_id}: no index file has its key {key}"
                         yield Finding(*queue.log.place_of(message.phy_offset), "not_indexed", detail)
 

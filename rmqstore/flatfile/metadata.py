@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmqstore.consumer.fastjson import parse_fastjson
+from rmqstore.consumer.json_files import parse_fastjson
 from rmqstore.errors import CorruptionError
 from rmqstore.files.open_file import read_small_file
 from rmqstore.files.os_errors import is_unreadable

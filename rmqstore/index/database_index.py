@@ -1,27 +1,24 @@
 """The index in RocksDB as the store's index: what of the log it covers, and the phy offsets that a key has in it.
 
-Owns when the database is opened, whether it is trusted, and the answers as RocketMQ's own store gives them, completed by the part
-of the log that the database does not have yet.  It writes nothing (I7).
+Owns when the database is opened, and whether it is trusted.  It writes nothing (I7).
 What of the log it covers is looked at by its segments: it was switched on at some time, and entries are deleted by the hour, so
 the first records of each segment tell.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import os
 import threading
-from bisect import bisect_left
 from collections.abc import Iterator
 
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.index.key_source import Candidates, SoughtKeys
-from rmqstore.message import MessageExt, encode_java_utf8
-from rmqstore.rocksdb.index import HOUR, IndexDatabase, IndexKind, index_folder, keys_of_message, may_have_entries
+from rmqstore.message import MessageExt
+from rmqstore.rocksdb.index import IndexDatabase, IndexKind, index_folder, keys_of_message, may_have_entries
 from rmqstore.rocksdb.places import may_be_database, state_of_files
 from rmqstore.selection import Selection
 
@@ -31,12 +28,6 @@ logger = logging.getLogger(__name__)
 
 # So many records of a segment are looked at for one that has entries.
 _RECORDS_LOOKED_AT = 64
-# As RocketMQ 5.5.0: maxRocksDBIndexQueryDays, and the hours that a query goes over.
-_DAYS = 7
-_DAY = 24 * HOUR
-_HOURS = 720
-# Keys of records that are in the log alone take more memory than the records; so much of the log is taken in.
-_MAX_TAIL = 256 * 1024 * 1024
 
 
 class DatabaseIndex:
@@ -66,7 +57,6 @@ class DatabaseIndex:
         self._covered: tuple[tuple[int, ...], list[tuple[int, int]]] | None = None
         # By segment whether its first records have their entries.
         self._firsts: dict[int, bool] = {}
-        self._tail: tuple[int, int, list[bytes]] | None = None
         self._lock = threading.RLock()
 
     def renew_lock(self) -> None:
@@ -240,82 +230,3 @@ class DatabaseIndex:
                 text = f"an entry leads to phy offset {phy_offset}, where no record has its key"
                 self.distrust(CorruptionError(text, self.root))
                 return
-
-    def like_java(self, selection: Selection, begin: int, end: int) -> list[int]:
-        """list of int: phy offsets as RocketMQ 5.5.0 finds them by its index in RocksDB, ascending, quirks included.
-
-        A range of over seven days finds nothing; one without a begin or an end is the last seven days.  The oldest are kept
-        where there are more than `max_num`, and texts that go on after an ``@`` are found too.  What the log has beyond the
-        database counts as if it were there, as after the broker's start.
-
-        Parameters
-        ----------
-        selection : Selection
-            One topic and one key, `index_type` and `max_num`.
-        begin, end : int
-            Store times in ms, inclusive.
-
-        Raises
-        ------
-        StoreError
-            The database cannot be read, among others as a CorruptionError or a MissingDependencyError.
-        """
-        with self._lock:
-            database = self._open()
-            if database is None:
-                if self.damage is not None or self.missing is not None:
-                    raise self.damage or self.missing  # type: ignore[misc]
-                return []
-            if begin == 0 or end == 2**63 - 1:
-                now = self.commit_log.config.clock()
-                begin, end = now - _DAYS * _DAY, now
-            if end - begin > _DAYS * _DAY or end < begin:
-                return []
-            kinds: tuple[IndexKind, ...] = ("K", "U") if selection.index_type is None else (selection.index_type,)
-            for kind in kinds:
-                walk = self._walk(database, selection, kind, (begin, end))
-                found = list(itertools.islice(walk, max(selection.max_num or 0, 0)))
-                if found:
-                    return sorted(found)
-            return []
-
-    def _walk(
-        self, database: IndexDatabase, selection: Selection, kind: IndexKind, times: tuple[int, int]
-    ) -> Iterator[int]:
-        # By hour, then by unique key: the order of the keys.
-        topic, text, tail = selection.topic, selection.key, self._tail_keys(database)
-        begin, end = times
-        first = begin // HOUR * HOUR
-        for hour in range(first, min(end // HOUR * HOUR, first + (_HOURS - 1) * HOUR) + 1, HOUR):
-            if not -(2**63) <= hour < 2**63:
-                return
-            sought = hour.to_bytes(8, "big", signed=True) + encode_java_utf8(f"@{topic}@{kind}@{text}@")
-            of_log = itertools.takewhile(lambda key: key.startswith(sought), tail[bisect_left(tail, sought) :])  # noqa: B023
-            of_database = ((key, value) for key, value in database.of_hour(hour, topic, kind, text) if len(value) == 8)
-            last = b""
-            for key, value in heapq.merge(of_database, ((key, b"") for key in of_log)):
-                if key == last:
-                    continue
-                last = key
-                phy = int.from_bytes(key[-8:], "big", signed=True)
-                time = int.from_bytes(value, "big", signed=True) if value else self.commit_log.store_timestamp_at(phy)
-                if begin <= time <= end:
-                    yield phy
-
-    def _tail_keys(self, database: IndexDatabase) -> list[bytes]:
-        # The keys of what the log has from the database's last record on.
-        log = self.commit_log
-        begin, end = max(database.last_offset, log.min_offset), log.max_offset
-        if self._tail is not None and self._tail[:2] == (begin, end):
-            return self._tail[2]
-        if end - begin > _MAX_TAIL:
-            logger.warning(
-                "%s: the log has %d bytes that the index in RocksDB does not know; an answer as RocketMQ gives it takes in the "
-                "oldest %d of them", self.root, end - begin, _MAX_TAIL,
-            )  # fmt: skip
-        keys = []
-        for message in self._records(begin, min(end, begin + _MAX_TAIL)):
-            keys += keys_of_message(message)
-        keys.sort()
-        self._tail = begin, end, keys
-        return keys

@@ -101,11 +101,6 @@ class LogIndex:
         """list of (int, int): phy offsets, begin and end, of what the index does not cover; `cover` goes over these."""
         return self._stretches()[0]
 
-    def only_log(self) -> None:
-        """Let exact questions ask what `cover` found, and not the index files."""
-        order = [(f"log{part.begin:019d}", part.entries) for part in self._parts if part.entries is not None]
-        self.index_service.take_log_files([(name, entries) for name, entries in order], False, self.index_service.version)
-
     def candidates(self, sought: SoughtKeys) -> Candidates:
         """Return the places of all entries with the hashes of the keys, see `KeySource`."""
         return Candidates(*self.index_service.entries(sought.hashes))

@@ -1,24 +1,22 @@
 """Answers about a store, and its repair: what command line, console and Spark share.
 
-All of them take a path, beside a broker that runs or one that died; only `rebuild` and `importing` write.
+All of them take a path, and work next to a running broker or on the store of a dead one; only `rebuild` and `importing`
+write.
 
-- `describe`: a store in one look; `layout`: what it keeps where, and which versions may have written it
-- `queue_rows`: one row a queue, for the command line and SQL
-- `key_search`: messages by key where nobody knows the topic; `consumer_lag`: how far consumer groups are, and their sums
-- `single_file`: one file of a store alone, recognised and read
+- `describe`: a store in one look; rows of its queues and of the progress of consumer groups
+- `layout`: what it keeps where, and what nothing reads; `single_file`: one file of a store alone, recognised and read
+- `key_search`: messages by key of all topics
 - `settings`: a broker's topics, groups, offsets and pop records
-- `verify`: what is wrong, with file, position and what to do; its parts: `verify_log`, `verify_units` (queues),
-  `verify_entries` (index), `verify_settings`; `verify_queue_database`, `verify_databases`: the same of queues and of the
-  index in RocksDB; `verify_waiting`: of timers and transactions, in files and in RocksDB; `verify_unread`: what cannot be
-  read; `compared`: the log, queues and index that are compared
-- `rebuild`: queues and index again, from the log alone; `rebuild_queue_database`: queues as a RocksDB database;
+- `verify`: what is wrong, with file, position and what to do, and the log itself; `verify_units` (queues),
+  `verify_entries` (index), `verify_databases` (both in RocksDB), `verify_settings` (checkpoint, settings, what waits);
+  `compared`: the log, queues and index that are compared, and what of them cannot be read
+- `rebuild`: queues and index, from the log alone; `rebuild_queue_database`: queues as a RocksDB database;
   `rebuild_swap`: how both take the place of the old ones
-- `lost_messages`: what a cut of the log would delete, counted before
-- `export`: messages as files; `export_options`: how; `export_source`: which messages a selection means;
-  `export_tiered`: those of tiered storage; `export_files`: the files
-- `importing`: files into a store; `import_input`: their bytes; `import_rows`, `import_arrow`: their rows as tables to put;
-  `import_bounds`: the sizes of rows before they are decoded
-- `pending`: what still waits, and for what; `pending_queues` (delay levels, retries, dead letters), `pending_timers`,
-  `pending_transactions`: from where on it waits; `pending_search`, `pending_rows`: what they share
-- `timeline`: messages and bytes over time, sampled; `metrics`: names, labels and meaning of the Prometheus metrics
+- `export`: messages as files; `export_source`: which messages a selection means; `export_files`: options and files
+- `importing`: files into a store; `import_rows`: files of JSON lines and CSV as tables to put; `import_arrow`: those of
+  Arrow and Parquet, with the sizes of their rows before they are decoded
+- `pending`: what still waits, and for what; `pending_queues` (delay levels, retries, dead letters, transactions),
+  `pending_timers`: from where on it waits; `pending_search`: records and rows, which they share
+- `timeline`: messages and bytes over time, sampled, and those after a place
+- `metrics`: names, labels and meaning of the Prometheus metrics
 """

@@ -1,7 +1,8 @@
 """describe: what a store is, as plain values.
 
-Owns the summary that the command line shows: geometry, bounds of the log, queues, index files, checkpoint, consumer
-progress.  It only reads, and reads little: file lists, headers, the last segment and the last file of each queue.
+Owns the summary that the command line shows (geometry, bounds of the log, queues, index files, checkpoint, consumer
+progress), and the columns of a queue's row.  It only reads, and reads little: file lists, headers, the last segment, the
+first and last unit of each queue; every unit only where the bytes of a queue are asked for.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.consumer.system_names import group_kind, progress_kind
+from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.files.again import ask_again
 from rmqstore.files.listing import listing
 from rmqstore.files.os_errors import is_missing
@@ -23,7 +26,6 @@ from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
     from rmqstore.files.unread import UnreadPart
-    from rmqstore.offline.layout import StoreLayout
     from rmqstore.store.completion import QueueDatabaseState
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "QueueDescription",
     "StoreDescription",
     "describe",
+    "queue_rows",
     "rocksdb_folders",
 ]
 
@@ -128,8 +131,8 @@ class StoreDescription:
         As of `MessageStore`.
     queue_database : QueueDatabaseState or None
         As of `MessageStore`.
-    layout : StoreLayout or None
-        What it keeps where, and which versions may have written it.
+    layout : dict of str to str
+        Where it keeps its parts, as of `store_layout`.
     unseen_queues : tuple of str
         Folders of queues that cannot be looked into, so that it is not known which queues are in them.
     unread_queues : tuple of (str, int)
@@ -152,42 +155,28 @@ class StoreDescription:
     undispatched: tuple[int, int] | None = None
     unserved: tuple[int, int] | None = None
     queue_database: QueueDatabaseState | None = None
-    layout: StoreLayout | None = None
+    layout: dict[str, str] = field(default_factory=dict)
     unseen_queues: tuple[str, ...] = ()
     unread_queues: tuple[tuple[str, int], ...] = ()
     unread: tuple[UnreadPart, ...] = ()
 
     def __repr__(self) -> str:
         # As long for a store of many queues as for one of few; the fields have all of it.
-        from rmqstore.texts import escape, format_size, format_time
+        from rmqstore.texts import format_size, format_time
 
         log, topics = self.commit_log, self.topics
-        lines = [
-            f"StoreDescription of {self.path!r}, {'clean' if self.clean else 'in use, or not closed in order'}",
-            f"  commit log: {log.segments} segments of {format_size(log.segment_size)}, "
-            f"phy offsets {log.min_offset} to {log.max_offset}",
-            f"  stored: {format_time(log.first_store_timestamp)} to {format_time(log.last_store_timestamp)}",
-            f"  queues: {len(self.queues)} of {len(topics)} topics{_some(topics)}",
-            f"  index files: {len(self.index_files)}, {sum(index.entries for index in self.index_files)} entries",
-            f"  consumer offsets: {len(self.consumer_offsets)} of group and topic",
-        ]
-        if self.config.assumed:
-            lines.append(f"  assumed: {', '.join(self.config.assumed)}")
-        if self.undispatched is not None:
-            lines.append(f"  not dispatched: phy offsets {self.undispatched[0]} to {self.undispatched[1]}")
-        if self.layout is not None:
-            lines.append(f"  {escape(self.layout.text[:300])}")
-        if self.consumer_offsets_error is not None:
-            lines.append(f"  consumer offsets cannot be read: {escape(self.consumer_offsets_error[:200])}")
-        if self.damaged_files:
-            lines.append(f"  damaged files: {len(self.damaged_files)}{_some([path for path, _ in self.damaged_files])}")
-        if self.unread:
-            lines.append(f"  not read: {'; '.join(escape(str(part)) for part in self.unread[:3])}")
-        if self.queue_database is not None:
-            lines.append(f"  queues in RocksDB: {escape(self.queue_database.path)}")
-        if self.rocksdb:
-            lines.append(f"  RocksDB in: {', '.join(escape(folder) or '.' for folder in self.rocksdb)}")
-        return "\n".join(lines)
+        return "\n".join(
+            [
+                f"StoreDescription of {self.path!r}, {'clean' if self.clean else 'in use, or not closed in order'}",
+                f"  commit log: {log.segments} segments of {format_size(log.segment_size)}, "
+                f"phy offsets {log.min_offset} to {log.max_offset}",
+                f"  stored: {format_time(log.first_store_timestamp)} to {format_time(log.last_store_timestamp)}",
+                f"  queues: {len(self.queues)} of {len(topics)} topics",
+                f"  index files: {len(self.index_files)}, {sum(index.entries for index in self.index_files)} entries",
+                f"  consumer offsets: {len(self.consumer_offsets)} of group and topic",
+                f"  damaged files: {len(self.damaged_files)}",
+            ]
+        )
 
     @property
     def queues_elsewhere(self) -> bool:
@@ -201,14 +190,6 @@ class StoreDescription:
     def topics(self) -> tuple[str, ...]:
         """tuple of str: the topics that have queues, sorted."""
         return tuple(sorted({queue.topic for queue in self.queues}))
-
-
-def _some(names: Sequence[str]) -> str:
-    from rmqstore.texts import escape
-
-    if not names:
-        return ""
-    return f": {', '.join(escape(name) for name in names[:3])}{', …' if len(names) > 3 else ''}"
 
 
 def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) -> StoreDescription:
@@ -257,23 +238,11 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
         if last is None:
             last = log.last_store_timestamp()
         index_files = []
-        if store.index_service is not None:
-            for name in store.index_service.names:
-                index = store.index_service.file(name)
-                header = index.header
-                index_files.append(
-                    IndexFileDescription(
-                        name,
-                        header.index_count - 1,
-                        index.index_num - 1,
-                        header.hash_slot_count,
-                        header.begin_timestamp,
-                        header.end_timestamp,
-                        header.begin_phy_offset,
-                        header.end_phy_offset,
-                    )
-                )
-        point = store.checkpoint
+        service = store.index_service
+        for index in () if service is None else map(service.file, service.names):
+            header = dataclasses.asdict(index.header)
+            used_slots, count = header.pop("hash_slot_count"), header.pop("index_count")
+            index_files.append(IndexFileDescription(index.name, count - 1, index.index_num - 1, used_slots, **header))
         return StoreDescription(
             os.fspath(path),
             not os.path.exists(os.path.join(store.path, "abort")),
@@ -288,14 +257,7 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
             ),
             tuple(queues),
             tuple(index_files),
-            CheckpointDescription(
-                point.physic_msg_timestamp,
-                point.logics_msg_timestamp,
-                point.index_msg_timestamp,
-                point.master_flushed_offset,
-                point.confirm_phy_offset,
-                point.logics_physical_offset,
-            ),
+            CheckpointDescription(**store.checkpoint.as_dict()),
             *store.consumer_progress(),
             tuple((problem.path or store.path, problem.message) for problem in store.damaged_files()),
             rocksdb_folders(store.path),
@@ -330,3 +292,164 @@ def rocksdb_folders(root: str) -> tuple[str, ...]:
 def _is_rocksdb(path: str) -> bool:
     # One that lost its file CURRENT is one too; a topic may be a directory of such a name.
     return bool(listing(path, lambda entry: entry.name.startswith("MANIFEST-") and not entry.is_dir()))
+
+
+def queue_rows(
+    store: MessageStore,
+    topic: str | None = None,
+    *,
+    with_bytes: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The queues of a store, or of one topic, ordered as the store has them.
+
+    Parameters
+    ----------
+    with_bytes : bool
+        Also the bytes of its records in the log, which every unit is read for.
+    progress : callable, optional
+        Told how many queues were read, and of how many.
+
+    Yields
+    ------
+    dict
+        ``topic``, ``queue_id``, ``kind``, ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``,
+        ``first_store_timestamp`` and ``last_store_timestamp`` (ms since epoch, None where there is no message), and
+        ``size`` (bytes) where it is asked for.  Of a queue that the system does not give out there is a warning.
+
+    Raises
+    ------
+    OSError
+        No queue of `topic` is seen, and the system does not give out a folder in which they may be.
+    """
+    names = [name for name in store.queues.keys() if topic in (None, name[0])]
+    if topic is not None and not names:
+        store.queues.check_seen(topic)
+    for number, (name, queue_id) in enumerate(names):
+        if progress is not None:
+            progress(number, len(names))
+        try:
+            row = ask_again(partial(_row, store, name, queue_id, with_bytes), store.refresh)
+        except OSError as error:
+            store.queues.leave_out(name, queue_id, error)
+            continue
+        if row is not None:
+            yield row
+
+
+def _row(store: MessageStore, topic: str, queue_id: int, with_bytes: bool) -> dict[str, Any] | None:
+    queue = store.queues.find(topic, queue_id)
+    if queue is None:
+        return None
+    described = QueueDescription.of(queue, store.commit_log.min_offset)
+    low, high = described.min_queue_offset, described.max_queue_offset
+    first, last = queue.unit(low) if low < high else None, queue.last_record()
+    value = {
+        **described.as_dict(),
+        "first_store_timestamp": None if first is None else _time_at(store, first.phy_offset),
+        "last_store_timestamp": None if last is None else _time_at(store, last.phy_offset),
+    }
+    if with_bytes:
+        value["size"] = _bytes(queue, low, high)
+    return value
+
+
+def _time_at(store: MessageStore, phy_offset: int) -> int | None:
+    timestamp = store.commit_log.store_timestamp_at(phy_offset)
+    return timestamp if timestamp >= 0 else None
+
+
+def _bytes(queue: AnyConsumeQueue, low: int, high: int) -> int:
+    # The sizes of the records that the units from `low` up to but not including `high` lead to.
+    total = 0
+    for places in queue.places(low, high):
+        total += int(places.sizes[places.are_real].sum())
+    return total
+
+
+def consumer_rows(store: MessageStore, group: str | None = None, topic: str | None = None) -> Iterator[dict[str, Any]]:
+    """The queues of the topics that groups consume, ordered by group, topic and queue.
+
+    Parameters
+    ----------
+    group, topic : str, optional
+        Only these.
+
+    Yields
+    ------
+    dict
+        ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress
+        in other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are
+        None where the queue is gone, or cannot be read; the lag is None too where the group's offset lies after the end
+        of the queue.  ``waiting_since`` is when the next message was stored, ms since the epoch; None where none waits,
+        or it is not known because the message is deleted or damaged.  ``kind`` is as of `progress_kind`.
+    """
+    queue_ids: dict[str, list[int]] = {}
+    for name, queue_id in store.queues.keys():
+        queue_ids.setdefault(name, []).append(queue_id)
+    for (its_group, its_topic), offsets in sorted(store.consumer_offsets.list().items()):
+        if group not in (None, its_group) or topic not in (None, its_topic):
+            continue
+        there = queue_ids.get(its_topic, [])
+        for queue_id in sorted({*there, *offsets}):
+            queue_offset = offsets.get(queue_id, -1)
+            newest: int | None = None
+            if queue_id in there:
+                try:
+                    newest = store.max_queue_offset(its_topic, queue_id)
+                    queue = store.queues.find(its_topic, queue_id)
+                    if newest == 0 and queue_offset > 0 and (queue is None or not queue.disk_files):
+                        # Only its folder is left: nobody knows what it held.
+                        newest = None
+                except OSError as error:
+                    store.queues.leave_out(its_topic, queue_id, error)
+                    newest = None
+            lag = None if newest is None or newest < queue_offset else newest - max(queue_offset, 0)
+            yield {
+                "group": its_group, "topic": its_topic, "queue_id": queue_id, "queue_offset": queue_offset,
+                "max_queue_offset": newest, "lag": lag,
+                "waiting_since": _stored(store, its_topic, queue_id, max(queue_offset, 0)) if lag else None,
+                "kind": progress_kind(its_group, its_topic),
+            }  # fmt: skip
+
+
+def _stored(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> int | None:
+    try:
+        unit = store.queues.unit(topic, queue_id, queue_offset)
+        stored = -1 if unit is None else store.commit_log.store_timestamp_at(unit.phy_offset)
+    except (StoreError, OSError):
+        return None
+    return stored if stored >= 0 else None
+
+
+def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag``, ``unknown``, ``waiting_since``, ``kind``.
+
+    ``unknown`` are the queues of which the lag is not known; ``waiting_since`` is the oldest one of them all, or None;
+    ``kind`` is "system" for a group of RocketMQ's own, else "".
+
+    Parameters
+    ----------
+    rows : iterable of dict
+        As of `consumer_rows`.
+    """
+    sums: dict[str, dict[str, Any]] = {}
+    topics: dict[str, set[str]] = {}
+    for row in rows:
+        name = row["group"]
+        if name not in sums:
+            sums[name] = {
+                "group": name, "topics": 0, "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None,
+                "kind": group_kind(name),
+            }  # fmt: skip
+        each = sums[name]
+        topics.setdefault(name, set()).add(row["topic"])
+        each["queues"] += 1
+        each["lag"] += row["lag"] or 0
+        each["unknown"] += row["lag"] is None
+        since = row["waiting_since"]
+        if since is not None and (each["waiting_since"] is None or since < each["waiting_since"]):
+            each["waiting_since"] = since
+    for name, each in sums.items():
+        each["topics"] = len(topics[name])
+    return list(sums.values())

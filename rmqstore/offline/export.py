@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from rmqstore.files.output_file import OutputFile, OutputFolder
-from rmqstore.offline.export_files import ArrowFile, Csv, Files, JsonLines, Sink, compressed
-from rmqstore.offline.export_options import ExportOptions, layout_of
+from rmqstore.offline.export_files import ArrowFile, Csv, ExportOptions, Files, JsonLines, Sink, compressed, layout_of
 from rmqstore.offline.export_source import Damage, Source
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
@@ -40,7 +39,7 @@ class ExportReport:
         count as stretches without a size, and the first of them are named in warnings.
     columns : tuple of str
     notes : tuple of str
-        What is not known of tiered storage, and what that means; as of `TieredStore.notes`.
+        What is not known of tiered storage, and what that means.
     """
 
     output: str
@@ -106,11 +105,7 @@ def export(
             MessageStore.open(path, config=options.config, read_only=True, tiered=options.tiered)
         )
         damage = Damage(store.commit_log, options.corrupt)
-        notes: tuple[str, ...] = ()
-        by_number = False
-        if store.tiered is not None:
-            store.tiered.on_damage, store.tiered.goes_on = damage.finding, True
-            notes, by_number = tuple(store.tiered.notes), True
+        store.older.pass_over(damage.finding)
         source = Source(store, Selection() if selection is None else selection.check_times(), damage, progress)
         source.tell(source.begin)
         opened: Any = output if made is None else stack.enter_context(made)
@@ -119,7 +114,7 @@ def export(
             stack.callback(sink.abandon)
             writer: Any = ArrowFile(sink, layout, made is not None and opened.seekable())
         elif layout.format == "files":
-            writer = Files(opened, layout, by_number)
+            writer = Files(opened, layout, not store.older.one_log)
             stack.callback(writer.manifest.close)
         else:
             packed = stack.enter_context(compressed(opened, layout.compression))
@@ -142,5 +137,5 @@ def export(
             target = ""
     return ExportReport(
         "-" if target is None else target, layout.format, number, damage.records, damage.stretches, damage.size,
-        layout.columns, notes,
+        layout.columns, tuple(store.older.notes),
     )  # fmt: skip

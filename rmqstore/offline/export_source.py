@@ -26,10 +26,10 @@ from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.index.key_source import SoughtKeys
 from rmqstore.index.log_index import LogIndex
 from rmqstore.message import OTHER_MESSAGE, MessageExt
-from rmqstore.offline.export_options import DECODED, JUDGED
-from rmqstore.offline.export_tiered import older_batches, older_messages
+from rmqstore.offline.export_files import DECODED, JUDGED
 from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.sources import STEP
 from rmqstore.spans import without
 from rmqstore.store.columns import (
     ColumnOptions,
@@ -39,7 +39,7 @@ from rmqstore.store.columns import (
 from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.queue_columns import chosen, rows_at
-from rmqstore.store.tiered_only import tiered_spans
+from rmqstore.store.results import QueryResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -326,7 +326,7 @@ class Source:
         if queue is None:
             return
         low = max(low, queue.bounds(self.log.min_offset)[0])
-        older = tiered_spans(self.store, topic, queue_id)
+        older = self.store.older.spans(topic, queue_id)
         newest = -1
 
         def on_gone(first: int, last: int) -> None:
@@ -430,3 +430,67 @@ def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: Damage,
             keep[place] = damage.row(batch.column("phy_offset")[place].as_py())
         batch = batch.filter(import_pyarrow().array(keep))
     return batch.select(list(columns))
+
+
+def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQueue, list[int]]]:
+    # Log offsets of the chosen messages of one queue, some at a time.
+    wanted: set[tuple[str, int, int]] | None = None
+    if selection.keys and selection.topics:
+        wanted = {
+            (message.topic, message.queue_id, message.queue_offset)
+            for topic in dict.fromkeys(selection.topics)
+            for key in dict.fromkeys(selection.keys)
+            for message in store.older.with_key(QueryResult(), Selection((topic,), keys=(key,), max_num=INT64_MAX))
+        }
+    for queue, begin, end in store.older.ranges(selection):
+        for each in queue.places(begin, end, STEP):
+            places = chosen(queue, each, selection)
+            found = []
+            for row, queue_offset in enumerate(places.queue_offsets.tolist()):
+                if wanted is not None and (queue.topic, queue.queue_id, queue_offset) not in wanted:
+                    continue
+                message = queue.log.look_up(int(places.phy_offsets[row]), int(places.sizes[row]))
+                if message is None or not message.check_queue(queue.topic, queue.queue_id, queue_offset):
+                    queue.report_unread(places[row : row + 1])
+                elif selection.has(message):
+                    found.append(int(places.phy_offsets[row]))
+            if found:
+                yield queue, found
+
+
+def older_messages(
+    store: MessageStore, selection: Selection, is_sound: Callable[[FlatQueue, MessageExt], bool]
+) -> Iterator[MessageExt]:
+    """The chosen messages that only tiered storage has; a unit that leads to no message of its queue is reported.
+
+    Parameters
+    ----------
+    is_sound : callable
+        Whether to give a message whose CRC or body may be wrong.
+    """
+    for queue, offsets in _places(store, selection):
+        for offset in offsets:
+            message = queue.log.look_up(offset)
+            if message is None:
+                _report_gone(queue, offset)
+            elif is_sound(queue, message):
+                yield message
+
+
+def older_batches(
+    store: MessageStore, selection: Selection, columns: Columns
+) -> Iterator[tuple[FlatQueue, pa.RecordBatch]]:
+    """The same as record batches of these columns, each of one queue."""
+    for queue, offsets in _places(store, selection):
+        batches, taken = rows_at(queue.log, columns, np.array(offsets, np.int64))
+        for batch in batches:
+            yield queue, batch
+        for number in np.setdiff1d(np.arange(len(offsets)), taken).tolist():
+            _report_gone(queue, offsets[number])
+
+
+def _report_gone(queue: FlatQueue, log_offset: int) -> None:
+    # It was there a moment ago; what the columns were not chosen to is no matter of a hole.
+    hole = queue.log.hole_at(log_offset)
+    if hole is not None:
+        queue.report(hole.finding)

@@ -24,8 +24,7 @@ from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.listing import is_empty
 from rmqstore.files.output_file import OutputFolder
 from rmqstore.offline.import_arrow import arrow_chunks, reconciled
-from rmqstore.offline.import_input import Chunk, Input
-from rmqstore.offline.import_rows import row_chunks
+from rmqstore.offline.import_rows import Chunk, Input, row_chunks
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.opening import has_store

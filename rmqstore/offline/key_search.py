@@ -85,7 +85,7 @@ def find_in_all_topics(
     by_log = (log.max_offset - log.min_offset) / _LOG_BYTES_A_SECOND < len(names) * files * _SECONDS_A_LOOK
     # There may be topics that nobody sees.
     by_log |= bool(store.queues.unseen)
-    if store.index_service is None or (by_log and store.tiered is None):
+    if store.index_service is None or (by_log and store.older.one_log):
         return _in_log(store, selection, look)
     found = []
     uncovered: tuple[tuple[int, int], ...] = ()
@@ -101,7 +101,7 @@ def find_in_all_topics(
 
     def newest_first(message: MessageExt) -> tuple[int, int]:
         # With tiered storage each queue has phy offsets of its own.
-        return (-message.store_timestamp if store.tiered is not None else 0, -message.phy_offset)
+        return (0 if store.older.one_log else -message.store_timestamp, -message.phy_offset)
 
     messages = list(itertools.islice(heapq.merge(*found, key=newest_first), max_num + 1))
     return AllTopicsResult(messages[:max_num], truncated or len(messages) > max_num, uncovered, len(names))

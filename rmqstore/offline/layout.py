@@ -1,37 +1,28 @@
-"""What a store keeps where, and which versions of RocketMQ may have written it, as far as its own files prove it.
+"""What a store keeps where, and which of its files and folders nothing reads.
 
-Owns names of folders and files as evidence.  It reads little: file lists, the settings, a few keys of databases.  What the
-files do not tell is left out: no configuration is guessed.
-
-Facts, each seen in a store that the version wrote (4.9.7, 5.1.4, 5.3.3, 5.5.0) or stated in docs/formats.md: 4.x writes no
-``stateVersion`` into data versions and no ``compaction``; 5.1.4 writes no ``transactionMetrics``, 5.3.3 does; 5.4.0 began to
-index tags, to keep a sixth field in the checkpoint and pull offsets; 5.5.0 makes ``rocksdbstore`` and topics for transactions
-in RocksDB.
+It reads little: file lists, and a few keys of databases.  No configuration is guessed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
-from rmqstore.consumer.settings_sources import SettingsKind, SettingsSource, settings_sources
+from rmqstore.consumer.settings_sources import SettingsKind
 from rmqstore.errors import MissingDependencyError, StoreError
-from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import STAGING_PREFIX, offset_of_name
 from rmqstore.files.unread import UnreadPart, unread_parts
 from rmqstore.index.index_service import is_index_name
-from rmqstore.rocksdb.database import Database, is_database
+from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
 from rmqstore.rocksdb.places import FOLDERS, PLACES, closed_folder, may_be_database, queue_databases
 from rmqstore.rocksdb.pop_records import has_pop_records
 from rmqstore.rocksdb.settings import settings_layouts
 
-__all__ = ["StoreLayout", "store_layout", "unread_in"]
+__all__ = ["store_layout", "unread_in"]
 
 _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
 _FORMS = {
@@ -50,55 +41,28 @@ _READ = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class StoreLayout:
-    """What a store keeps where.
+def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> dict[str, str]:
+    """dict of str to str: where the store at `root` keeps its parts; parts that are nowhere are left out.
 
-    Attributes
-    ----------
-    parts : dict of str to str
-        By name ("queues", "index", "settings", "timers", "transactions", "pop records", "tiered storage") where it is; parts
-        that are nowhere are left out.
-    written_by : str
-        Which versions may have written it last, such as "5.4 or later"; "" where nothing tells.
-    evidence : tuple of str
-        What in the files says so.
-    """
-
-    parts: dict[str, str]
-    written_by: str
-    evidence: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        """str: one line for people."""
-        kept = "; ".join(f"{name}: {where}" for name, where in self.parts.items())
-        written = f"written by {self.written_by}: {', '.join(self.evidence)}" if self.written_by else ""
-        return "; ".join(part for part in (kept, written) if part)
-
-
-def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> StoreLayout:
-    """What the store at `root` keeps where; nothing is changed.
+    The parts are "queues", "index", "settings", "timers", "transactions", "pop records" and "tiered storage".
 
     Parameters
     ----------
     config : StoreConfig
-        What is known of it, see `StoreConfig.infer`.
+        What is known of the store, see `StoreConfig.infer`.
     """
     root = os.fspath(root)
-    sources = list(_sources(root))
     families = _families(root)
     parts = {
         "queues": _queues(root),
         "index": _index(root, config, families),
-        "settings": _settings(root, sources),
+        "settings": _settings(root),
         "timers": _timers(root, families),
         "transactions": _transactions(root, families),
         "pop records": "RocksDB (kvStore)" if has_pop_records(root) else "",
         "tiered storage": _tiered(root),
     }
-    written_by, evidence = _written_by(root, config, sources)
-    return StoreLayout({name: where for name, where in parts.items() if where}, written_by, evidence)
+    return {name: where for name, where in parts.items() if where}
 
 
 def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
@@ -214,18 +178,11 @@ def _index(root: str, config: StoreConfig, families: dict[str, bool] | str) -> s
     return _joined([files, _in_database(families, "default")])
 
 
-def _sources(root: str) -> Iterator[SettingsSource]:
-    for kind in _KINDS:
-        with contextlib.suppress(StoreError, OSError):
-            yield from settings_sources(root, kind, quiet=True)
-
-
-def _settings(root: str, sources: list[SettingsSource]) -> str:
-    forms = [form for layout, form in _FORMS.items() if any(layout in settings_layouts(root, kind) for kind in _KINDS)]
-    json = "JSON" if any(source.form == "json" for source in sources) or _has_json(root) else ""
+def _settings(root: str) -> str:
     if closed_folder(os.path.join(root, "config")) is not None:
         return "not known (config/ cannot be looked into)"
-    return _joined([json, *forms])
+    forms = [form for layout, form in _FORMS.items() if any(layout in settings_layouts(root, kind) for kind in _KINDS)]
+    return _joined(["JSON" if _has_json(root) else "", *forms])
 
 
 def _has_json(root: str) -> bool:
@@ -255,43 +212,3 @@ def _tiered(root: str) -> str:
         if os.path.exists(os.path.join(root, *name.split("/")))
     ]
     return f"used ({', '.join(places)})" if places else ""
-
-
-# ------------------------------------------------------------------------------------------------------------ versions
-
-
-def _written_by(root: str, config: StoreConfig, sources: list[SettingsSource]) -> tuple[str, tuple[str, ...]]:
-    # Each sign says from which version on something is written; the latest of them counts.
-    names = ("5.5 or later", "5.4 or later", "a version after 5.1.4", "5.0 or later", "4.x")
-    signs: dict[str, list[str]] = {name: [] for name in names}
-    if is_database(index_folder(root)):
-        signs["5.5 or later"].append("there is a rocksdbstore")
-    tables = {name: table for source in sources for name, table in source.tables.items()}
-    if "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC" in tables.get("topicConfigTable", {}):
-        signs["5.5 or later"].append("a topic for transactions in RocksDB")
-    if config.index_tags and "index_tags" not in config.assumed:
-        signs["5.4 or later"].append("the index has tags")
-    if any("pullOffsetTable" in source.tables and source.tables["pullOffsetTable"] for source in sources):
-        signs["5.4 or later"].append("pull offsets")
-    with contextlib.suppress(StoreError, OSError):
-        if Checkpoint.load(os.path.join(root, "checkpoint"), read_only=True).logics_physical_offset:
-            signs["5.4 or later"].append("the checkpoint has a sixth field")
-    if os.path.exists(os.path.join(root, "config", "transactionMetrics")):
-        signs["a version after 5.1.4"].append("there are transactionMetrics")
-    if os.path.isdir(os.path.join(root, "compaction")):
-        signs["5.0 or later"].append("there is a compaction folder")
-    if _has_files(os.path.join(root, "batchconsumequeue")):
-        signs["5.0 or later"].append("batch queues")
-    if any("stateVersion" in source.data_version for source in sources):
-        signs["5.0 or later"].append("data versions have a state version")
-    if any(source.form != "json" for source in sources):
-        signs["5.0 or later"].append("settings in RocksDB")
-    old = [source for source in sources if source.form == "json" and source.data_version]
-    if old and not any("stateVersion" in source.data_version for source in old):
-        signs["4.x"].append("data versions have no state version")
-    written_by, evidence = next(((name, found) for name, found in signs.items() if found), ("", []))
-    if not config.index_tags and "index_tags" not in config.assumed:
-        # Only what was written of the index tells that; the newest file may be an older version's.
-        evidence = [*evidence, "the index has no tags, as before 5.4"]
-        written_by = written_by or "a version before 5.4"
-    return written_by, tuple(evidence)

@@ -19,11 +19,9 @@ import numpy as np
 from rmqstore.arguments import Moment, milliseconds
 from rmqstore.config import StoreConfig, system_clock
 from rmqstore.errors import StoreClosedError, StoreError
-from rmqstore.offline.pending_queues import search_delayed, search_dlq, search_retry
-from rmqstore.offline.pending_rows import PendingSource, schema
-from rmqstore.offline.pending_search import Problem, Search
+from rmqstore.offline.pending_queues import search_delayed, search_dlq, search_retry, search_transactions
+from rmqstore.offline.pending_search import PendingSource, Problem, Search, schema
 from rmqstore.offline.pending_timers import search_timers
-from rmqstore.offline.pending_transactions import search_transactions
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.lost_log import lost_text
 from rmqstore.store.message_store import MessageStore
@@ -148,7 +146,7 @@ class Pending:
     now : int
         What is due before is overdue, ms since epoch.
     unordered : pyarrow.Table
-        A row a message (`rmqstore.offline.pending_rows.schema`), as they were found.
+        A row a message (`rmqstore.offline.pending_search.schema`), as they were found.
     sources : list of PendingSource
         What was looked at, and what each said.
     problems : list of Problem

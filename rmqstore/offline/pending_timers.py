@@ -12,8 +12,17 @@ from typing import Any
 import numpy as np
 
 from rmqstore._core import java_string_hash
-from rmqstore.offline.pending_rows import PendingSource, Records, Waiting, int32_property, records_at, rows
-from rmqstore.offline.pending_search import Problem, Search, taken_down
+from rmqstore.offline.pending_search import (
+    PendingSource,
+    Problem,
+    Records,
+    Search,
+    Waiting,
+    int32_property,
+    records_at,
+    rows,
+    taken_down,
+)
 from rmqstore.rocksdb.timers import StoredTimers, read_timers
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.texts import format_time

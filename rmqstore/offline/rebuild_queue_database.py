@@ -36,7 +36,7 @@ from rmqstore.offline.rebuild_swap import (
     moved_aside,
     swap_database,
 )
-from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
+from rmqstore.offline.verify_databases import QueueDatabaseCheck
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
 from rmqstore.rocksdb.queues import Units

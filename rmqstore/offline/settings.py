@@ -5,9 +5,7 @@ and nothing else: no log, no queue.  Where these are kept, and which of several 
 `rmqstore.consumer.settings_sources`.
 
 Facts about the shapes (RocketMQ 5.5.0): ``mqadmin rocksDBConfigToJson`` prints ``dataVersion`` with ``topicConfigTable`` or
-``subscriptionGroupTable``, and for offsets ``offsetTable`` alone, queue ids as names; ``mqadmin exportMetadata`` writes
-``topicConfigTable`` and ``subscriptionGroupTable`` without system topics and groups, retry and dead-letter topics, and
-``exportTime``.
+``subscriptionGroupTable``, and for offsets ``offsetTable`` alone, queue ids as names.
 """
 
 from __future__ import annotations
@@ -19,18 +17,13 @@ from decimal import Decimal
 from typing import Any
 
 from rmqstore.commitlog.commit_log import check_store_root
-from rmqstore.config import system_clock
 from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
-from rmqstore.consumer.system_names import is_system_group, is_system_topic
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
-from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX
 from rmqstore.rocksdb.pop_records import PopRecord, has_pop_records, pop_records
 
 __all__ = ["Settings", "SourceDescription", "settings"]
 
 _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
-# Topics that a broker names after its cluster and after itself, beside those that have the plain names.
-_REPLY_SUFFIX, _SYNC_PREFIX = "_REPLY_TOPIC", "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,34 +117,6 @@ class Settings:
             raise ValueError(f"what is {what!r}; give topics, subscriptionGroups or consumerOffsets")
         version = self.data_versions.get(kind)
         return ({"dataVersion": version} if version else {}) | tables
-
-    def metadata_json(self, *, special_topics: bool = False) -> dict[str, Any]:
-        """dict: users' topics and groups as ``mqadmin exportMetadata`` writes them.
-
-        Left out are system topics and groups, and the topics named like the cluster and the broker, as far as other topics
-        tell these names (a broker's name only from 5.0 on).
-
-        Parameters
-        ----------
-        special_topics : bool
-            With retry and dead-letter topics (its ``-s``).
-        """
-        own = {name[: -len(_REPLY_SUFFIX)] for name in self.topics if name.endswith(_REPLY_SUFFIX)}
-        own |= {name[len(_SYNC_PREFIX) :] for name in self.topics if name.startswith(_SYNC_PREFIX)}
-        topics = {
-            name: members
-            for name, members in self.topics.items()
-            if not is_system_topic(name)
-            and name not in own
-            and not name.endswith(_REPLY_SUFFIX)
-            and (special_topics or not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))
-        }
-        groups = {
-            name: members
-            for name, members in self.subscription_groups.items()
-            if not is_system_group(name)
-        }
-        return {"topicConfigTable": topics, "subscriptionGroupTable": groups, "exportTime": system_clock()}
 
     def __repr__(self) -> str:
         return (

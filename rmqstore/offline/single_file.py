@@ -1,8 +1,8 @@
 """One file of a store, read alone: what it is, by its path or by what it holds, and what lies in it.
 
-Owns the recognition, and the reading of a segment, a queue file, an index file, a checkpoint, a file of the timer or of
-the settings without the store around it: in a backup, in a crash report, or one that keeps a broker from starting.  It
-only reads, maps nothing that could be cut under it but segments and index files, and names damage instead of stopping at it.
+Owns the recognition and the reading of a segment, a queue file, an index file or a checkpoint without the store around it:
+in a backup, in a crash report, or one that keeps a broker from starting.  It only reads, and names damage instead of stopping
+at it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,10 @@ from rmqstore._core import (
 )
 from rmqstore.commitlog.log_walk import Blank, Damage
 from rmqstore.config import StoreConfig
-from rmqstore.consumer.fastjson import parse_fastjson
 from rmqstore.errors import StoreError
-from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFile, offset_of_name
 from rmqstore.index.index_file import IndexFile
 from rmqstore.message import MessageExt
-from rmqstore.timer.timer_checkpoint import TimerCheckpoint
-from rmqstore.timer.timer_log import STORED, UNIT_SIZE
-from rmqstore.timer.timer_wheel import TimerWheel
 
 __all__ = ["KINDS", "StoreFile", "identify"]
 
@@ -50,16 +45,6 @@ KINDS = {
     "queue_extension": "a file of a consume queue's extension",
     "index": "an index file",
     "checkpoint": "the checkpoint",
-    "timer_log": "a file of the timer log",
-    "timer_wheel": "the time wheel",
-    "timer_checkpoint": "the timer's checkpoint",
-    "settings": "settings in JSON",
-    "mark": "a file that says something by being there",
-}
-# By the name of the file itself.
-_MARKS = {
-    "abort": "a writer has the store open, or did not close it in order",
-    "lock": "writers lock its first byte; the file itself stays",
 }
 _MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
 _QUEUE_FOLDERS = {
@@ -103,10 +88,6 @@ class StoreFile:
     base: int | None = None
     topic: str | None = None
     queue_id: int | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """dict: the attributes."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
     def records(self) -> Iterator[MessageExt | Blank | Damage]:
         """What lies in a segment, in order; a stretch of zeros at its end, which nobody wrote yet, is left out."""
@@ -177,40 +158,6 @@ class StoreFile:
         finally:
             file.close()
 
-    def timer_units(self) -> Iterator[dict[str, Any]]:
-        """The units of a file of the timer log, in order; ``due`` is when each fires, ms since epoch."""
-        number = 0
-        names = [name for name in STORED.names or () if name not in ("size", "reserved")]
-        with open(self.path, "rb") as file:
-            while len(units := np.fromfile(file, STORED, _PIECE)):
-                for at in np.flatnonzero(units["size"] == UNIT_SIZE).tolist():
-                    unit = {name: int(units[at][name]) for name in names}
-                    pos = (number + at) * UNIT_SIZE
-                    position = {} if self.base is None else {"position": self.base + pos}
-                    yield {"pos": pos, **position, **unit, "due": unit["write_time"] + unit["delay"]}
-                number += len(units)
-
-    def wheel_slots(self) -> Iterator[dict[str, Any]]:
-        """The used slots of a time wheel."""
-        slots = TimerWheel(self.path).slots
-        for slot in slots:
-            yield {name: int(slot[name]) for name in slots.dtype.names or ()}
-
-    def fields(self) -> dict[str, Any]:
-        """dict: what a checkpoint, the timer's checkpoint or a mark says."""
-        if self.kind == "checkpoint":
-            return dict(Checkpoint.load(self.path, read_only=True).as_dict())
-        if self.kind == "timer_checkpoint":
-            found = TimerCheckpoint.load(self.path)
-            return {} if found is None else {name: getattr(found, name) for name in found.__slots__}
-        return {"meaning": _MARKS.get(os.path.basename(self.path), "")}
-
-    def settings(self) -> Any:
-        """What a file of settings holds, as JSON has it."""
-        with open(self.path, "rb") as file:
-            text = file.read().decode("utf-8", "replace")
-        return _plain(parse_fastjson(text, self.path))
-
     def index_file(self, overrides: Mapping[str, Any]) -> IndexFile:
         """The index file, open read-only; its geometry is what it tells itself and `overrides` say.
 
@@ -221,15 +168,6 @@ class StoreFile:
         """
         config = StoreConfig.infer(self.path, read_only=True, **overrides)
         return IndexFile.open(self.path, config, read_only=True)
-
-
-def _plain(value: Any) -> Any:
-    # Names may be numbers or objects there; fractions keep their digits in a Decimal.
-    if isinstance(value, dict):
-        return {name if isinstance(name, str) else str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return value if value is None or isinstance(value, (bool, int, str)) else float(value)
 
 
 def identify(path: str | os.PathLike[str]) -> StoreFile:
@@ -253,42 +191,28 @@ def identify(path: str | os.PathLike[str]) -> StoreFile:
         kind = _QUEUE_FOLDERS[parts[-4]]
         first = base // int(UnitLayout.UNIT_SIZE) if kind == "queue" else None if kind == "batch_queue" else base
         return StoreFile(path, kind, size, first, parts[-3], int(parts[-2]))
-    if base is not None and len(parts) >= 2 and parts[-2] in ("commitlog", "timerlog"):
-        return StoreFile(path, "segment" if parts[-2] == "commitlog" else "timer_log", size, base)
+    if base is not None and len(parts) >= 2 and parts[-2] == "commitlog":
+        return StoreFile(path, "segment", size, base)
     if name.isdigit() and len(parts) >= 2 and parts[-2] == "index":
         return StoreFile(path, "index", size)
-    if name in _MARKS:
-        return StoreFile(path, "mark", size)
     if name == "checkpoint":
         return StoreFile(path, "checkpoint", size)
-    if name == "timercheck":
-        return StoreFile(path, "timer_checkpoint", size)
-    if name.partition(".")[0] == "timerwheel":
-        return StoreFile(path, "timer_wheel", size)
-    if name.removesuffix(".bak").endswith(".json"):
-        return StoreFile(path, "settings", size)
     found = _by_contents(path, size, head, base)
     if found is not None:
         return found
     raise StoreError(
         "it is not a file of a store that is known, by its name or by what it holds; known files are segments, files of "
-        "queues, index files, checkpoints, files of the timer and JSON of config/",
+        "queues, index files and checkpoints",
         path,
     )
 
 
 def _by_contents(path: str, size: int, head: bytes, base: int | None) -> StoreFile | None:
-    if head.lstrip()[:1] == b"{":
-        return StoreFile(path, "settings", size)
     if len(head) >= 8 and struct.unpack_from(">i", head, 4)[0] in _MAGICS:
         at = int(RecordLayout.RECORD_PHY_OFFSET)
         if base is None and len(head) >= at + 8 and struct.unpack_from(">i", head, 4)[0] != MAGIC_BLANK:
             (base,) = struct.unpack_from(">q", head, at)
         return StoreFile(path, "segment", size, None if base is None or base < 0 else base)
-    if len(head) >= 16 and struct.unpack_from(">i", head)[0] == UNIT_SIZE:
-        magic = struct.unpack_from(">i", head, 12)[0]
-        if 0 < magic < 8:
-            return StoreFile(path, "timer_log", size, base)
     with contextlib.suppress(StoreError, ValueError):
         IndexFile.open(path, read_only=True).close()
         return StoreFile(path, "index", size)

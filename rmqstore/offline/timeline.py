@@ -1,9 +1,8 @@
-"""timeline: how many messages and bytes came into a log when, told by places of it and not by all of it.
+"""How many messages and bytes came into a log when, estimated from some of its records; and those after a place, counted.
 
-Owns the choice of these places and what is concluded from them.  A log of up to 32 MiB is gone over, and the answer is exact.
-Of a longer one a bounded number of records is looked at, however long it is: starts of segments, and records that units of the
-largest queues lead to.  Between two of these places bytes are taken to have come evenly, and further places are looked at where
-that may be most wrong.  How many records a stretch has follows from the records at its ends.  It only reads.
+A log of up to 32 MiB is scanned, and the answer is exact.  Of a longer one at most 256 records are read, however long it
+is.  Between two of them bytes are taken to have come evenly; more records are read where that may be most wrong.  How many
+messages a stretch has follows from the sizes of the records at its ends.
 """
 
 from __future__ import annotations
@@ -12,40 +11,38 @@ import dataclasses
 import heapq
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from rmqstore import _core
+from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.errors import OffsetOutOfRangeError, StoreError
+from rmqstore.config import StoreConfig
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.message import decode_java_utf8
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["EXACT_BYTES", "Timeline", "TimelineBin", "timeline"]
 
 EXACT_BYTES = 32 << 20
-"""A log of no more bytes is gone over as a whole."""
+"""A log of no more bytes is scanned as a whole."""
 
-# Queues that may be asked for the record at a place, and looked at to find the largest ones.
-_QUEUES_ASKED = 16
-_QUEUES_LOOKED_AT = 1024
-# Places that are spread evenly before others are chosen.
-_EVEN = 64
-# From a place on records are stepped over until so many bytes: how many there are says how large they are.
+# Records that are read of a longer log, and how many of them at even distances before others are chosen.
+_PLACES, _EVEN = 256, 64
+# Bytes of records after a place, whose number says how large they are.
 _RUN = 32 * 1024
-# So far a place is searched for a record where no queue leads to one.
-_SEARCH = 256 * 1024
+# Bytes after a place in which a record is looked for.
+_SEARCH = 1 << 20
 # What lies outside is not a time.
 _TIME_MAX = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineBin:
-    """Messages and bytes of records with store times from `begin` to before `end`, ms since epoch."""
+    """Messages and bytes of records with store times from `begin` up to but not including `end`, ms since epoch."""
 
     begin: int
     end: int
@@ -62,66 +59,45 @@ class Timeline:
     bins : tuple of TimelineBin
         One after the other, equally long; empty for a log without records.
     exact : bool
-        Every record was looked at.
+        Every record was read.
     places : int
-        How many places of the log were looked at, where not all were.
-    units : int
-        How many units of queues were read to find them.
+        How many places of the log were read, where not all were.
     """
 
     bins: tuple[TimelineBin, ...] = ()
     exact: bool = True
     places: int = 0
-    units: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """dict: the fields, bins as a list of dicts."""
-        return {
-            "bins": [dataclasses.asdict(each) for each in self.bins],
-            "exact": self.exact,
-            "places": self.places,
-            "units": self.units,
-        }
+        return {"bins": [dataclasses.asdict(each) for each in self.bins], "exact": self.exact, "places": self.places}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Place:
     phy_offset: int
     store_timestamp: int
-    # Records from here on, and their bytes.
-    records: int
-    bytes: int
+    # Messages a byte, here.
+    density: float
 
 
-def timeline(
-    store: MessageStore,
-    *,
-    bins: int = 60,
-    places: int = 256,
-    queues: Iterable[tuple[str, int]] | None = None,
-    messages: int | None = None,
-) -> Timeline:
-    """Messages and bytes by store time.
+def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None) -> Timeline:
+    """Estimate messages and bytes by store time.
 
     Parameters
     ----------
-    store : MessageStore
     bins : int
         How many equally long times; fewer where the log spans fewer milliseconds.
-    places : int
-        At most so many places of a log above `EXACT_BYTES` are looked at.
-    queues : iterable of (str, int), optional
-        Topic and queue id of large queues, which lead to records; by default the largest of the first 1024.
     messages : int, optional
-        How many messages there are, where that is known: what was concluded is scaled so that its sum is right.
+        How many messages there are, where that is known: an estimate is scaled so that its sum is right.
 
     Raises
     ------
     ValueError
-        `bins` or `places` is below 2.
+        `bins` is below 2.
     """
-    if bins < 2 or places < 2:
-        raise ValueError(f"bins is {bins}, places {places}; give at least 2 of each")
+    if bins < 2:
+        raise ValueError(f"bins is {bins}; give at least 2")
     log = store.commit_log
     low, high = log.min_offset, log.max_offset
     if high <= low:
@@ -129,14 +105,9 @@ def timeline(
     if high - low <= EXACT_BYTES:
         return _exact(log, low, high, bins)
     with log.single_records():
-        look = _Look(store, _largest(store) if queues is None else queues)
-        found = _ordered(look.spread(low, high, places))
-    if len(found) < 2:
-        return Timeline((), False, look.places, look.units)
-    return Timeline(_binned(found, low, high, bins, messages), False, look.places, look.units)
-
-
-# ----------------------------------------------------------------------------------------------------------------- exact
+        found, places = _spread(log, low, high)
+    found = _ordered(found)
+    return Timeline(_binned(found, low, high, bins, messages) if len(found) > 1 else (), False, places)
 
 
 def _exact(log: CommitLog, low: int, high: int, bins: int) -> Timeline:
@@ -168,122 +139,49 @@ def _edges(first: int, last: int, bins: int) -> list[int]:
     step = max(-(-(last - first + 1) // bins), 1)
     return list(range(first, last + 1 + step, step))
 
-
-# --------------------------------------------------------------------------------------------------------------- sampled
-
-
-def _largest(store: MessageStore) -> list[tuple[str, int]]:
-    low = store.commit_log.min_offset
-    found = []
-    for topic, queue_id in store.queues.keys()[:_QUEUES_LOOKED_AT]:
-        try:
-            look = store.queues.look(topic, queue_id, low)
-        except (StoreError, OSError):
-            continue
-        if look is not None:
-            found.append((look.messages, topic, queue_id))
-    return [(topic, queue_id) for _, topic, queue_id in heapq.nlargest(_QUEUES_ASKED, found)]
-
-
-class _Look:
-    """Looks at places of a log; counts what that takes."""
-
-    def __init__(self, store: MessageStore, queues: Iterable[tuple[str, int]]):
-        self.log = store.commit_log
-        self.places = self.units = 0
-        self._queues: list[tuple[AnyConsumeQueue, int, int]] = []
-        for topic, queue_id in list(queues)[:_QUEUES_ASKED]:
-            try:
-                queue = store.queues.find(topic, queue_id)
-                if queue is not None:
-                    first = queue.first_unit_at_or_after(self.log.min_offset)
-                    self._queues.append((queue, first, queue.unit_num))
-            except (StoreError, OSError):
-                continue
-
-    def spread(self, low: int, high: int, limit: int) -> list[_Place]:
-        """Places from `low` to `high`, in order: some evenly, then where much time lies over many bytes."""
-        even = min(_EVEN, limit)
-        found: dict[int, _Place] = {}
-        gap = (high - low) // even
-        for number in range(even):
-            place = self._at_or_after(low + number * gap, gap)
-            if place is not None:
-                found[place.phy_offset] = place
-        last = self.log.last_store_timestamp()
-        places = sorted(found.values())
-        if last is not None and 0 <= last < _TIME_MAX and places:
-            # The end is not a record, but what lies before it came until then.
-            places.append(_Place(high, last, places[-1].records, places[-1].bytes))
-        waiting = [_weighed(a, b) for a, b in itertools.pairwise(places)]
-        heapq.heapify(waiting)
-        while waiting and self.places < limit:
-            weight, before, after = heapq.heappop(waiting)
-            if not weight:
-                break
-            middle = (before.phy_offset + after.phy_offset) // 2
-            place = self._at_or_after(middle, (after.phy_offset - before.phy_offset) // 2)
-            if place is None or not before.phy_offset < place.phy_offset < after.phy_offset:
-                continue
+def _spread(log: CommitLog, low: int, high: int) -> tuple[list[_Place], int]:
+    # Places in order, and how many were tried: some at even distances, then where much time lies over many bytes.
+    tried = min(_EVEN, _PLACES)
+    gap = (high - low) // tried
+    found = {place for number in range(tried) if (place := _at_or_after(log, low + number * gap, gap)) is not None}
+    places = sorted(found)
+    last = log.last_store_timestamp()
+    if last is not None and 0 <= last < _TIME_MAX and places:
+        # The end is not a record, but what lies before it came until then.
+        places.append(_Place(high, last, places[-1].density))
+    waiting = [_weighed(a, b) for a, b in itertools.pairwise(places)]
+    heapq.heapify(waiting)
+    while waiting and tried < _PLACES:
+        weight, before, after = heapq.heappop(waiting)
+        if not weight:
+            break
+        tried += 1
+        middle = (before.phy_offset + after.phy_offset) // 2
+        place = _at_or_after(log, middle, (after.phy_offset - before.phy_offset) // 2)
+        if place is not None and before.phy_offset < place.phy_offset < after.phy_offset:
             places.append(place)
             heapq.heappush(waiting, _weighed(before, place))
             heapq.heappush(waiting, _weighed(place, after))
-        return sorted(places)
+    return sorted(places), tried
 
-    def _at_or_after(self, phy_offset: int, gap: int) -> _Place | None:
-        # A whole record at that place or soon after it; `gap` is how far the places around it are.
-        self.places += 1
-        best: int | None = None
-        base = phy_offset - phy_offset % self.log.segment_size
-        if base == phy_offset or phy_offset == self.log.min_offset:
-            best = phy_offset
-        for queue, low, high in self._queues:
-            if best is not None and best - phy_offset <= gap // 8:
-                break
-            found = self._unit_at_or_after(queue, low, high, phy_offset)
-            if found is not None and (best is None or found < best):
-                best = found
-        place = None if best is None else self._place(best)
-        if place is None or place.phy_offset - phy_offset > gap:
-            searched = self._searched(phy_offset)
-            place = place if searched is None else self._place(searched)
-        return place
 
-    def _unit_at_or_after(self, queue: AnyConsumeQueue, low: int, high: int, phy_offset: int) -> int | None:
-        found = None
-        try:
-            while low < high:
-                middle = (low + high) // 2
-                self.units += 1
-                phy_offsets, sizes, _ = queue.units(middle, 1)
-                # A unit that leads to no record has phy offset 0, or no size.
-                if not len(phy_offsets) or sizes[0] <= 0 or phy_offsets[0] < max(phy_offset, 1):
-                    low = middle + 1
-                else:
-                    high, found = middle, int(phy_offsets[0])
-        except OffsetOutOfRangeError:
-            # Its file expired while this runs.
-            return None
-        return found
-
-    def _searched(self, phy_offset: int) -> int | None:
-        known = self.log.region_of(phy_offset)
-        if known is None:
-            return None
-        region, base, _, _ = known
-        found = _core.RecordSearch(region, base).find(phy_offset - base, min(phy_offset - base + _SEARCH, region.size))
-        return None if found < 0 else base + found
-
-    def _place(self, phy_offset: int) -> _Place | None:
-        time = self.log.store_timestamp_at(phy_offset)
-        if not 0 <= time < _TIME_MAX:
-            return None
-        base = phy_offset - phy_offset % self.log.segment_size
-        end = min(phy_offset + _RUN, base + self.log.segment_size, self.log.max_offset)
-        run = next(iter(self.log.stretches(phy_offset, end, check_crc=False, resume=False)), None)
-        if run is None or run.verdict is not Verdict.RECORD:
-            return None
-        return _Place(phy_offset, time, run.records, run.end - run.begin)
+def _at_or_after(log: CommitLog, phy_offset: int, gap: int) -> _Place | None:
+    # The first whole record at that place, or within `gap` bytes after it.
+    known = log.region_of(phy_offset)
+    if known is None:
+        return None
+    region, base, _, _ = known
+    at = phy_offset - base
+    found = _core.RecordSearch(region, base).find(at, min(at + min(gap, _SEARCH), region.size))
+    if found < 0:
+        return None
+    begin = base + found
+    time = log.store_timestamp_at(begin)
+    end = min(begin + _RUN, base + log.segment_size, log.max_offset)
+    run = next(iter(log.stretches(begin, end, check_crc=False, resume=False)), None)
+    if not 0 <= time < _TIME_MAX or run is None or run.verdict is not Verdict.RECORD:
+        return None
+    return _Place(begin, time, run.records / (run.end - run.begin))
 
 
 def _weighed(before: _Place, after: _Place) -> tuple[int, _Place, _Place]:
@@ -316,7 +214,7 @@ def _ordered(places: Sequence[_Place]) -> list[_Place]:
 def _binned(places: Sequence[_Place], low: int, high: int, bins: int, messages: int | None) -> tuple[TimelineBin, ...]:
     offsets = np.array([each.phy_offset for each in places], np.float64)
     times = np.array([each.store_timestamp for each in places], np.float64)
-    density = np.array([each.records / each.bytes for each in places], np.float64)
+    density = np.array([each.density for each in places], np.float64)
     records = np.concatenate(([0.0], np.cumsum(np.diff(offsets) * (density[1:] + density[:-1]) / 2)))
     # Of places with the same time the last one says how far the log was then.
     is_last = np.append(times[1:] > times[:-1], True)
@@ -332,3 +230,88 @@ def _binned(places: Sequence[_Place], low: int, high: int, bins: int, messages: 
         TimelineBin(edges[i], edges[i + 1], int(num[i + 1] - num[i]), int(up_to[i + 1] - up_to[i]))
         for i in range(len(edges) - 1)
     )
+
+
+@dataclass(slots=True)
+class LostMessages:
+    """The messages of a log from a place on.
+
+    Attributes
+    ----------
+    phy_offset : int
+        The place.
+    messages, size : int
+        Whole messages, and their bytes.
+    damaged_size : int
+        Bytes up to the end that are no whole message.
+    first_store_timestamp, last_store_timestamp : int or None
+        Least and greatest store time of the whole ones, ms since epoch.
+    topics : dict of str to int
+        Whole messages by topic.
+    """
+
+    phy_offset: int
+    messages: int = 0
+    size: int = 0
+    damaged_size: int = 0
+    first_store_timestamp: int | None = None
+    last_store_timestamp: int | None = None
+    topics: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """dict: every attribute under its name, fit for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def messages_behind(
+    path: str, config: StoreConfig, phy_offset: int, progress: Callable[[int, int], object] | None = None
+) -> LostMessages:
+    """Count what the log of the store at `path` holds from `phy_offset` on.
+
+    Parameters
+    ----------
+    config : StoreConfig
+        Its geometry.
+    phy_offset : int
+        Where it is counted from; a message whose CRC fails is damaged.
+    progress : callable, optional
+        Told how many bytes of log were gone over, and of how many.
+
+    Returns
+    -------
+    LostMessages
+
+    Raises
+    ------
+    StoreError, OSError
+        The log cannot be read.
+    """
+    found = LostMessages(phy_offset)
+    topics: Counter[str] = Counter()
+    log = CommitLog(path, config, MappedFilePool(config.max_mapped_files), read_only=True)
+    try:
+        log.load()
+        end = log.find_end_behind_damage()
+        log.set_end(end)
+        for stretch, columns in log.scans(phy_offset, end, keys=False):
+            if progress is not None:
+                progress(stretch.end - phy_offset, end - phy_offset)
+            if stretch.verdict is not Verdict.RECORD:
+                if stretch.verdict is not Verdict.BLANK:
+                    found.damaged_size += stretch.end - stretch.begin
+                continue
+            rows = columns.count
+            found.messages += rows
+            found.size += stretch.end - stretch.begin
+            times = columns.store_timestamp[:rows]
+            first, last = int(times.min()), int(times.max())
+            if found.first_store_timestamp is None or first < found.first_store_timestamp:
+                found.first_store_timestamp = first
+            if found.last_store_timestamp is None or last > found.last_store_timestamp:
+                found.last_store_timestamp = last
+            for number, count in zip(*np.unique(columns.topic[:rows], return_counts=True), strict=True):
+                topics[decode_java_utf8(columns.topics.topics[int(number)])] += int(count)
+    finally:
+        log.close()
+    found.topics = dict(topics.most_common())
+    return found

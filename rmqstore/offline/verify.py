@@ -1,8 +1,8 @@
 """verify: everything in a store that is not as a writer leaves it, as values.
 
-Owns the order in which a store is checked, and which records are compared with which queue; `verify_log`, `verify_units`,
-`verify_entries` and `verify_settings` check the parts.  It only reads, keeps a constant working set however long the log
-is, never stops at the first finding, and answers with `Finding` values instead of exceptions.
+Owns the order in which a store is checked, the checks of the log itself, and which records are compared with which queue;
+`verify_units`, `verify_entries`, `verify_databases` and `verify_settings` check the parts.  It only reads, keeps a constant
+working set, never stops at the first finding, and answers with `Finding` values instead of exceptions.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
-from rmqstore.commitlog.log_walk import Stretch
+from rmqstore.commitlog.log_walk import DAMAGE_KINDS, Stretch
 from rmqstore.config import StoreConfig
 from rmqstore.config.dledger import dledger_folders
 from rmqstore.errors import Finding, GeometryError, StoreError, finding_of
+from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.open_file import why_unreadable
 from rmqstore.files.unread import UnreadPart
-from rmqstore.message import MessageExt, SysFlag, decode_java_utf8, is_queued
-from rmqstore.offline.compared import Compared
-from rmqstore.offline.verify_databases import has_index_database, verify_index_database
+from rmqstore.message import MessageExt, SysFlag, body_findings, decode_java_utf8, is_queued
+from rmqstore.offline.compared import Compared, unread_file, unread_folder
+from rmqstore.offline.verify_databases import QueueDatabaseCheck, has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck, load_index
-from rmqstore.offline.verify_log import LogCheck
-from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
-from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings
+from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings, verify_waiting
 from rmqstore.offline.verify_units import QueueCheck
-from rmqstore.offline.verify_unread import unread_folder
+from rmqstore.remedies import Sentence
 from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 from rmqstore.store.queue_lives import gone_text
 
@@ -202,9 +203,6 @@ class _Checker:
         yield from self.run_parts()
         yield from self.log.lost_end()
         yield from verify_index_database(self.commit_log, self.root, self.log.end)
-        # It brings NumPy along.
-        from rmqstore.offline.verify_waiting import verify_waiting
-
         yield from verify_waiting(self.commit_log, self.root)
         yield from checkpoint_findings(self.compared, self.log.end, self.last_timestamp)
         yield from settings_findings(self.compared, queues_known=self.database is None)
@@ -407,3 +405,131 @@ class _Checker:
                 gone[topic] = gone.get(topic, 0) + check.gone
         if gone and self.tells_gone:
             logger.warning("note: %s", gone_text(gone))
+
+
+_COMPRESSED = SysFlag.COMPRESSED.value
+
+
+class LogCheck:
+    """Checks a log and its records.
+
+    Parameters
+    ----------
+    compared : Compared
+
+    Attributes
+    ----------
+    end : int
+        Where the log ends.
+    """
+
+    def __init__(self, compared: Compared):
+        self.compared = compared
+        self.end = 0
+        # Errors about missing libraries that were reported.
+        self.missing: set[str] = set()
+
+    def leave_out_unread(self) -> list[Finding]:
+        """Leave segments that cannot be read out of the log, and report them."""
+        problems: list[Finding] = []
+        files = self.compared.commit_log.files
+        good = []
+        for base in files.offsets:
+            path = files.file(base).path
+            error = why_unreadable(path)
+            if error is None:
+                good.append(base)
+                continue
+            problems.append(unread_file(path, error, "what leads to its records is not compared with them"))
+            self.compared.unread.append((base, base + self.compared.commit_log.segment_size))
+        if problems:
+            files.take(good, files.wrote_where)
+        return problems
+
+    def no_record(self, stretch: Stretch) -> Iterator[Finding]:
+        """Report a stretch of the log that is not a sound record."""
+        log, at, verdict = self.compared.commit_log, stretch.begin, stretch.verdict
+        mapped_file = log.files.find(at)
+        if mapped_file is None or verdict is None:
+            yield Finding(log.path, 0, "missing_segment", f"no segment holds phy offsets {at} to {stretch.end}")
+            return
+        region, path, pos = mapped_file.region, mapped_file.path, at - mapped_file.file_from_offset
+        if verdict == Verdict.BLANK:
+            return
+        if verdict == Verdict.BAD_SIZE and region.get_i32(pos + 4) == _core.MAGIC_BLANK:
+            detail = (
+                f"the blank says {region.get_i32(pos)} bytes, {region.size - pos} are left; {stretch.end - at} are not a "
+                "record"
+            )
+            yield Finding(path, pos, "bad_blank", detail)
+        elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
+            what = "body" if verdict == Verdict.BAD_BODY_CRC else "property"
+            detail = f"the record at phy offset {at} does not agree with its {what} CRC"
+            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
+        else:
+            detail = Sentence(f"{stretch.end - at} bytes from phy offset {at} are not a record (", verdict, ")")
+            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
+
+    def records(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
+        """Check the records of a stretch that begins at `begin`."""
+        yield from self._missing_crcs(columns, begin)
+        yield from self._bodies(columns)
+
+    def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
+        if not self.compared.config.enabled_append_prop_crc:
+            return
+        mapped_file = self.compared.commit_log.segment(begin)
+        path, base = mapped_file.path, mapped_file.file_from_offset
+        for row in np.flatnonzero(columns.prop_crc[: columns.count] == 0).tolist():
+            phy_offset = int(columns.phy_offset[row])
+            yield Finding(
+                path,
+                phy_offset - base,
+                "missing_prop_crc",
+                f"the record at phy offset {phy_offset} has no property CRC, which a broker with enabledAppendPropCRC always "
+                "writes; only its body is protected",
+            )
+
+    def _bodies(self, columns: RecordColumns) -> Iterator[Finding]:
+        for phy_offset in columns.phy_offset[: columns.count][columns.sys_flag[: columns.count] & _COMPRESSED != 0].tolist():
+            message = self.compared.commit_log.look_up(phy_offset)
+            if message is not None:
+                mapped_file = self.compared.commit_log.segment(phy_offset)
+                pos = phy_offset - mapped_file.file_from_offset
+                yield from body_findings(message, mapped_file.path, pos, self.missing)
+
+    def tail(self) -> Iterator[Finding]:
+        """Look for bytes after the end of the log."""
+        for base in self.compared.commit_log.files.offsets:
+            if base + self.compared.commit_log.segment_size <= self.end:
+                continue
+            mapped_file = self.compared.commit_log.files.file(base)
+            pos = max(self.end - base, 0)
+            last = mapped_file.last_nonzero(pos)
+            if last > pos:
+                yield Finding(
+                    mapped_file.path,
+                    pos,
+                    "stale_tail",
+                    f"{last - pos} bytes after the end of the log (phy offset {self.end}) are not zero; a later recovery of "
+                    "a real broker may take old records among them for new ones",
+                )
+
+    def lost_end(self) -> Iterator[Finding]:
+        """Look for units and entries that lead behind the end of the log."""
+        # What a rebuild refuses to lose.  A gap in the middle is a finding of its own; segments that cannot be read are there.
+        if self.compared.unread:
+            return
+        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.compared.root, "checkpoint"))
+        clean = not os.path.lexists(os.path.join(self.compared.root, "abort"))
+        end = end_of_known(self.compared.commit_log, self.end, checkpoint, clean)
+        found = list(units_outside(self.compared.commit_log, end, ("consumequeue", "index"), replaced=False))
+        if found:
+            first = min(found, key=lambda each: each.phy_offset)
+            yield Finding(
+                self.compared.commit_log.path,
+                0,
+                "missing_segment",
+                f"{sum(each.num for each in found)} queue units and index entries lead behind the end of the log at phy offset "
+                f"{self.end}, the first to {first.phy_offset} ({first.path}): its newest segments are missing",
+            )

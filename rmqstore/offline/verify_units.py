@@ -21,8 +21,7 @@ from rmqstore.errors import Finding, StoreError, finding_of
 from rmqstore.files.open_file import why_unreadable
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
-from rmqstore.offline.compared import Compared
-from rmqstore.offline.verify_unread import unread_file
+from rmqstore.offline.compared import Compared, unread_file
 from rmqstore.store.dispatch_rules import names_further_queue
 from rmqstore.store.queue_lives import QueueLife, life_of
 

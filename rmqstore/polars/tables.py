@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
-from rmqstore.offline.consumer_lag import consumer_rows
-from rmqstore.offline.queue_rows import queue_rows
+from rmqstore.offline.describe import consumer_rows, queue_rows
 from rmqstore.polars.reading import Reading
 from rmqstore.polars.scan import import_polars, scan_store
 from rmqstore.store.message_store import MessageStore

@@ -19,11 +19,9 @@ from rmqstore.errors import CorruptionError
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._core import ENTRY_EMBEDDED, ENTRY_PERSISTENT
 from rmqstore.rabbitmq.columns import arrow_arrays, pyarrow
-from rmqstore.rabbitmq.directory import map_file
-from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry
-from rmqstore.rabbitmq.index_files import JOURNAL
+from rmqstore.rabbitmq.index_directory import JOURNAL, IndexColumns, IndexEntry
 from rmqstore.rabbitmq.json_values import header_text, utf8
-from rmqstore.rabbitmq.layout import QueueName
+from rmqstore.rabbitmq.layout import QueueName, map_file
 from rmqstore.rabbitmq.lost import LostMessage, LostMessages, undecoded
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore

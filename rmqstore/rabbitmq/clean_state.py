@@ -19,8 +19,8 @@ from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.durable import fsync_directory
 from rmqstore.files.os_errors import is_too_large, missing_file, naming_errors
 from rmqstore.rabbitmq import _messages
-from rmqstore.rabbitmq.directory import map_file, read_present
 from rmqstore.rabbitmq.ets import FileSummary, clean_dot, file_summaries, header_of, is_counted, parse, parse_clean_dot
+from rmqstore.rabbitmq.layout import map_file, read_present
 from rmqstore.rabbitmq.message_files import MAX_FILE, MessageFiles
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.term import Atom, decode, encode

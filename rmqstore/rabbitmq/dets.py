@@ -21,7 +21,7 @@ from rmqstore.errors import CorruptionError
 from rmqstore.files.durable import fsync_directory
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._term import Atom, ImproperList
-from rmqstore.rabbitmq.directory import read_present
+from rmqstore.rabbitmq.layout import read_present
 from rmqstore.rabbitmq.term import is_list, is_tuple
 
 __all__ = [

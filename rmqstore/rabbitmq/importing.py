@@ -21,8 +21,7 @@ from rmqstore.files.listing import listing
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.batches import BATCH_ROWS
 from rmqstore.rabbitmq.dets import write_recovery_terms
-from rmqstore.rabbitmq.directory import lock_directory
-from rmqstore.rabbitmq.layout import QueueName
+from rmqstore.rabbitmq.layout import QueueName, lock_directory
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_files import RDT, MessageFiles
 from rmqstore.rabbitmq.message_recovery import check_files

@@ -1,21 +1,26 @@
-"""A queue index as it lies in its directory: the journal and the segments that it completes, loaded and read.
+"""The index of a queue as its readers have it, and that of version 1 as it lies in its directory.
 
-Owns the map of both (`JournalMap`), what was wrong with them, and the reading of entries as rows and objects.  It never
-writes, locks nothing and knows no sequence id that is still to come.  It is not thread-safe: `QueueIndex` has the lock.
+Owns the values that both versions give (`IndexEntry`, `IndexColumns`, `LiveIndex`), the names of version 1's files, and
+the map of journal and segments (`JournalMap`): loading, and reading as rows and objects.  It never writes, locks nothing
+and knows no sequence id that is still to come.  It is not thread-safe: `QueueIndex` has the lock.
 
-Invariant: what the files hold is what they held when they were loaded or last written; else StoreChangedError.
+Invariants: damage is a `Problem` and never an error; what the files hold is what they held when they were loaded or last
+written, else StoreChangedError.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmqstore.errors import CorruptionError, StoreChangedError
+from rmqstore._core import Region
+from rmqstore.errors import CorruptionError, GeometryError, StoreChangedError
 from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import read_ahead, read_small_file
 from rmqstore.files.os_errors import missing_file
 from rmqstore.rabbitmq._core import (
@@ -29,12 +34,24 @@ from rmqstore.rabbitmq._core import (
     load_segment,
     terms_at,
 )
-from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry, cut_columns, empty_columns
-from rmqstore.rabbitmq.index_files import JOURNAL, SEGMENT_NAME, map_present, release
+from rmqstore.rabbitmq.layout import MAX_SEGMENT_ENTRY_COUNT, map_file
 from rmqstore.rabbitmq.problem import Problem, problems_of, unreadable_file
 
-__all__ = ["IndexDirectory"]
+__all__ = [
+    "JOURNAL",
+    "SEGMENT_NAME",
+    "IndexColumns",
+    "IndexDirectory",
+    "IndexEntry",
+    "LiveIndex",
+    "check_entry_count",
+    "read_segment",
+]
 
+JOURNAL = "journal.jif"
+SEGMENT_NAME = re.compile(r"(0|[1-9][0-9]{0,18})\.idx")
+_SEGMENT_HEAD_AND_BODY = 34
+_JOURNAL_HEAD_AND_BODY = 40
 # So many segments are asked for before they are read; one has 3 MB and more.
 _AHEAD = 4
 # Entries that are made into objects at once, at least.
@@ -42,13 +59,211 @@ _CHUNK = 8192
 _REPAIR = "nothing was changed; run `rmqstore rabbitmq repair`, which writes a new directory with all that is whole"
 
 
+class IndexEntry(NamedTuple):
+    """A message that is in the queue.
+
+    Attributes
+    ----------
+    seq_id : int
+    msg_id : bytes
+        16 bytes.
+    expiry : int or None
+        When it expires, in ms since the epoch.
+    size : int
+        Bytes of the body.
+    persistent : bool
+    delivered : bool
+        A node would hand it out as redelivered: its id is below `QueueIndex.next_deliver_seq_id`.
+    message : bytes or None
+        The external term of an embedded message; None: it is in a message store.
+    path, pos : str, int
+        Where its publish record is.  Of an entry that is not written yet, where in the journal it will be.
+    expiry_us : int
+        As the file has it: microseconds, 0 = none.
+    marked : bool
+        It has a deliver record; since RabbitMQ 3.10 every entry gets one when it is published.
+    """
+
+    seq_id: int
+    msg_id: bytes
+    expiry: int | None
+    size: int
+    persistent: bool
+    delivered: bool
+    message: bytes | None
+    path: str
+    pos: int
+    expiry_us: int = 0
+    marked: bool = True
+
+
+class IndexColumns(NamedTuple):
+    """Entries as columns of `n` rows.
+
+    Attributes
+    ----------
+    seq_id, size, expiry_us, segment, pos, term_size : ndarray (n,) of int64
+        `expiry_us` in microseconds since the epoch, 0 = none; `segment` is the number of the file that has the publish
+        record, -1 for the journal; `pos` is where that record begins; `term_size` is 0 for a message in a store.
+    flags : ndarray (n,) of uint8
+        Bits `ENTRY_PUBLISH`, `ENTRY_DELIVER`, `ENTRY_ACK`, `ENTRY_PERSISTENT`, `ENTRY_EMBEDDED`, `ENTRY_DAMAGED`.
+    msg_id : ndarray (n, 16) of uint8
+    """
+
+    seq_id: np.ndarray
+    size: np.ndarray
+    flags: np.ndarray
+    expiry_us: np.ndarray
+    msg_id: np.ndarray
+    segment: np.ndarray
+    pos: np.ndarray
+    term_size: np.ndarray
+
+    @classmethod
+    def empty(cls, count: int) -> IndexColumns:
+        """Columns with room for `count` entries, to be filled."""
+        columns = (np.empty(count, np.uint8 if name == "flags" else np.int64) for name in cls._fields)
+        return cls(*columns)._replace(msg_id=np.empty((count, 16), np.uint8))
+
+    @property
+    def term_pos(self) -> np.ndarray:
+        """ndarray (n,) of int64: where the embedded terms begin in their files."""
+        return self.pos + np.where(self.segment < 0, _JOURNAL_HEAD_AND_BODY, _SEGMENT_HEAD_AND_BODY)
+
+    def rows(self, chosen: Any) -> IndexColumns:
+        """The rows of an index, a mask or a slice."""
+        return IndexColumns(*(column[chosen] for column in self))
+
+
+class LiveIndex(NotCopied):
+    """The live entries of a queue's directory: what the indexes of both versions have.
+
+    Attributes
+    ----------
+    path : str
+        The directory.
+    recovered_clean : bool
+        The recovery terms of an orderly stop were there, and are taken.
+    """
+
+    path: str
+    recovered_clean: bool
+
+    @property
+    def next_seq_id(self) -> int:
+        """int: the sequence id of the next message."""
+        raise NotImplementedError
+
+    @property
+    def depth(self) -> int:
+        """int: live entries."""
+        raise NotImplementedError
+
+    @property
+    def segments(self) -> Mapping[int, Any]:
+        """By number of the segment, ascending."""
+        raise NotImplementedError
+
+    @property
+    def problems(self) -> list[Problem]:
+        """list of Problem: what was met in the files that no writer leaves there."""
+        raise NotImplementedError
+
+    def columns(self) -> IndexColumns:
+        """The live entries as columns, in the order of their sequence ids."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[IndexEntry]:
+        raise NotImplementedError
+
+    @property
+    def persistent_sizes(self) -> np.ndarray:
+        """ndarray (n,) of int64: bytes of the bodies of persistent entries."""
+        columns = self.columns()
+        sizes: np.ndarray = columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
+        return sizes
+
+    def references(self) -> np.ndarray:
+        """ndarray (n, 16) of uint8: message ids of live persistent entries that lie in the message store, one an entry."""
+        columns = self.columns()
+        ids: np.ndarray = columns.msg_id[columns.flags & (ENTRY_PERSISTENT | ENTRY_EMBEDDED) == ENTRY_PERSISTENT]
+        return ids
+
+
+def count_problems(
+    stated: Mapping[int, int], found: Mapping[int, int], path_of: Callable[[int], str]
+) -> Iterator[Problem]:
+    """A problem for each segment that has another number of live entries than the recovery terms say."""
+    for number in sorted(stated.keys() | found.keys()):
+        if stated.get(number, 0) != found.get(number, 0):
+            detail = f"the recovery terms say {stated.get(number, 0)} live entries, the files {found.get(number, 0)}"
+            yield Problem(path_of(number), None, "segment_count_mismatch", detail)
+
+
+def bad_terms(path: str, what: object) -> Problem:
+    """The problem of recovery terms that no node writes."""
+    return Problem(path, None, "bad_terms", f"the recovery terms lack or spoil {what}; the queue counts as dirty")
+
+
+def low_seq_id(path: str, next_seq_id: int, highest: int) -> Problem:
+    """The problem of recovery terms whose next sequence id is taken."""
+    detail = f"the recovery terms say that the next sequence id is {next_seq_id}, but {highest} is taken"
+    return Problem(path, None, "next_seq_id_too_low", detail, highest)
+
+
+def check_entry_count(segment_entry_count: int, path: str | None = None) -> None:
+    """GeometryError where a segment cannot have so many entries."""
+    if not 1 <= segment_entry_count <= MAX_SEGMENT_ENTRY_COUNT:
+        raise GeometryError(
+            f"segment_entry_count is {segment_entry_count}, not between 1 and {MAX_SEGMENT_ENTRY_COUNT}", path
+        )
+
+
+def map_present(path: str) -> Region | bytes | None:
+    """The file as a Region, empty bytes for an empty one, None where there is none."""
+    try:
+        return map_file(path) or b""
+    except FileNotFoundError:
+        return None
+
+
+def release(source: Region | bytes | None) -> None:
+    """Unmap what `map_present` gave."""
+    if isinstance(source, Region):
+        source.close()
+
+
+def read_segment(
+    source: str | os.PathLike[str] | bytes, segment_entry_count: int, *, number: int | None = None, check_terms: bool = True
+) -> tuple[IndexColumns, list[Problem]]:
+    """Read one segment file alone, acked entries included; never raises for damage.
+
+    After a damaged stretch reading goes on at the next publish record that is certainly one: its term is well-formed for
+    exactly its length and has the record's message id, or it has none and records follow to the end of the file.
+    `number` is by default that of the file's name, or 0.  With `check_terms`, entries whose embedded term fails are
+    marked `ENTRY_DAMAGED`.
+    """
+    check_entry_count(segment_entry_count)
+    path = "" if isinstance(source, bytes) else os.fspath(source)
+    name = SEGMENT_NAME.fullmatch(os.path.basename(path))
+    number = int(name[1]) if number is None and name else number
+    data = source if isinstance(source, bytes) else map_file(path) or b""
+    try:
+        findings, segment = Findings(), Segment(number or 0)
+        load_segment(data, segment, segment_entry_count, findings, check_terms)
+        nothing = np.empty(0, np.int64)
+        columns = IndexColumns.empty(segment_entry_count)
+        count = JournalMap(segment_entry_count).rows(segment, data, nothing, nothing, 0, columns, 0)
+        return columns.rows(slice(count)), problems_of(findings, lambda _: path)
+    finally:
+        release(data)
+
+
 class IndexDirectory:
     """Journal and segments of one queue.
 
     Attributes
     ----------
-    path : str
-    segment_entry_count : int
     read_only : bool
         A file that cannot be read is a problem; otherwise an error.
     journal : JournalMap
@@ -59,7 +274,6 @@ class IndexDirectory:
         Its damage is more than the end that a crash cuts.
     merged : int
         Entries of the journal that loading merged with a segment.
-    problems : list of Problem
     """
 
     def __init__(self, path: str, segment_entry_count: int, read_only: bool):
@@ -81,7 +295,7 @@ class IndexDirectory:
         return {number: segment.unacked for number, segment in sorted(self.journal.segments.items())}
 
     def part(self, segment: Segment, seqs: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What of the journal's collected entries belongs to a segment."""
+        """The journal's collected entries of a segment."""
         first = segment.number * self.segment_entry_count
         low, high = np.searchsorted(seqs, (first, first + self.segment_entry_count))
         return seqs[low:high], words[low:high]
@@ -121,14 +335,11 @@ class IndexDirectory:
                 self.merged += self.journal.merge(segment, source, *self.part(segment, seqs, words), findings)
             finally:
                 release(source)
-        alone, starts = np.unique(seqs // count, return_index=True)
-        bounds = [*starts.tolist(), len(seqs)]
-        for i, number in enumerate(alone.tolist()):
+        for number in np.unique(seqs // count).tolist():
             if number in present or (chosen is not None and number not in chosen):
                 continue
             segment = Segment(number)
-            low, high = bounds[i], bounds[i + 1]
-            self.merged += self.journal.merge(segment, None, seqs[low:high], words[low:high], findings)
+            self.merged += self.journal.merge(segment, None, *self.part(segment, seqs, words), findings)
             if segment.unacked:
                 self.journal.add_segment(segment)
         self.journal.replace(seqs, words)
@@ -168,14 +379,12 @@ class IndexDirectory:
             segment for segment in (self.journal.segments.get(number) for number in numbers) if segment is not None
         ]
         room = sum(segment.unacked for segment in chosen) if which else len(chosen) * self.segment_entry_count
-        columns = empty_columns(room)
-        return cut_columns(columns, self.fill(chosen, which, columns))
+        columns = IndexColumns.empty(room)
+        count = self.fill(chosen, which, columns)
+        return columns if count == room else columns.rows(slice(count))
 
     def fill(self, chosen: list[Segment], which: int, columns: Any) -> int:
-        """Write the rows of segments into `columns`, and say how many they are.
-
-        `which` is 0 for all entries, 1 for live ones, 2 for the ids alone of persistent live ones in a message store.
-        """
+        """Write rows into `columns` and return their number: as for `columns_of`, or the ids of references for 2."""
         journal = self.journal
         seqs, words = journal.collect()
         at = 0
@@ -217,6 +426,21 @@ class IndexDirectory:
         if numbers:
             yield numbers
 
+    def embedded_terms(self, columns: IndexColumns, numbers: list[int]) -> Iterator[tuple[Any, np.ndarray]]:
+        """For each file that has embedded terms of `columns`: its bytes, while they are asked for, and the rows."""
+        embedded = (columns.flags & ENTRY_EMBEDDED) != 0
+        for number in (-1, *numbers):
+            rows = np.flatnonzero(embedded & (columns.segment == number))
+            if not len(rows):
+                continue
+            source: Any = self.journal.image_view() if number < 0 else map_present(self.path_of(number))
+            if source is None:
+                raise StoreChangedError("the file is gone; open the queue again", self.path_of(number))
+            try:
+                yield source, rows
+            finally:
+                release(source)
+
     def entries_of(self, numbers: list[int], next_deliver_seq_id: int) -> list[IndexEntry]:
         """The live entries of some segments, with their embedded messages."""
         columns = self.columns_of(numbers, 1)
@@ -224,22 +448,12 @@ class IndexDirectory:
         if not count:
             return []
         terms: list[bytes | None] = [None] * count
-        embedded = (columns.flags & ENTRY_EMBEDDED) != 0
         term_pos = columns.term_pos
-        paths = {number: self.path_of(number) for number in (-1, *numbers)}
-        for number, path in paths.items():
-            chosen = np.flatnonzero(embedded & (columns.segment == number))
-            if not len(chosen):
-                continue
-            source: Any = self.journal.image_view() if number < 0 else map_present(path)
-            if source is None:
-                raise StoreChangedError("the file is gone; open the queue again", path)
-            try:
-                found = terms_at(source, term_pos[chosen], columns.term_size[chosen])
-            finally:
-                release(source)
+        for source, chosen in self.embedded_terms(columns, numbers):
+            found = terms_at(source, term_pos[chosen], columns.term_size[chosen])
             for i, term in zip(chosen.tolist(), found):
                 terms[i] = term
+        paths = {number: self.path_of(number) for number in (-1, *numbers)}
         ids = columns.msg_id.tobytes()
         mask = (1 << 64) - 1
         rows = zip(

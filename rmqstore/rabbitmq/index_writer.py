@@ -1,8 +1,8 @@
-"""Writing of a queue index: the journal's bytes to its file, the journal into the segments, torn ends off.
+"""Opening of a queue index after a stop, and its writing: torn ends off, the journal to its file and into the segments.
 
-Owns the lock on the directory (on itself, so that no foreign file lies in it), the journal's descriptor and the
-failure that ends writing.  It takes what is to be written from the directory's map and decides nothing about an entry.
-It is not thread-safe: `QueueIndex` has the lock.
+Owns the lock on the directory (on itself, so that no foreign file lies in it), the journal's descriptor, the failure that
+ends writing, and what opening does by recovery terms or, after a crash, without them (section 7.4).  It takes what is to
+be written from the directory's map.  It is not thread-safe: `QueueIndex` has the lock.
 
 Invariants: a segment is only appended to, by one write that ends with whole records, or deleted; the journal is emptied
 after the segments have what it said; a file that someone else changed is not written; after a failure nothing is.
@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +23,19 @@ from rmqstore.files.durable import fsync_directory
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import naming_errors
-from rmqstore.rabbitmq._core import Segment
-from rmqstore.rabbitmq.directory import lock_directory
-from rmqstore.rabbitmq.index_directory import IndexDirectory
+from rmqstore.rabbitmq._core import (
+    ENTRY_DELIVER,
+    ENTRY_EMBEDDED,
+    ENTRY_PERSISTENT,
+    MAX_SEQ_ID,
+    Segment,
+    says_persistent,
+)
+from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, bad_terms, count_problems, low_seq_id
+from rmqstore.rabbitmq.layout import lock_directory
 from rmqstore.remedies import OpenReadOnly, Sentence
 
-__all__ = ["IndexWriter"]
+__all__ = ["IndexWriter", "RecoveryTerms", "checked_terms", "next_seq_ids", "recover"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +49,7 @@ def _write_all(fd: int, data: bytes, pos: int | None = None) -> None:
 
 
 class IndexWriter(NotCopied):
-    """The one writer of a directory.
-
-    Attributes
-    ----------
-    failure : BaseException or None
-        Of the write that failed; there are no more after it.
-    """
+    """The one writer of a directory; `failure` is the error of the write that failed, after which there are no more."""
 
     def __init__(self, directory: IndexDirectory):
         self.failure: BaseException | None = None
@@ -187,3 +189,94 @@ class IndexWriter(NotCopied):
     def _check_unchanged(self, fd: int, path: str, size: int) -> None:
         if os.fstat(fd).st_size != size:
             raise StoreChangedError("the file was changed by someone else; is a node running on this directory?", path)
+
+
+# ------------------------------------------------------------------------------------------------------------- recovery
+
+
+class RecoveryTerms(NamedTuple):
+    """The recovery terms of a queue that its index takes over."""
+
+    next_seq_id: int
+    next_deliver_seq_id: int
+    persistent_ref: bytes | None
+
+
+def checked_terms(
+    directory: IndexDirectory, terms: Mapping[str, Any] | Iterable[tuple[str, Any]], chosen: range | None
+) -> RecoveryTerms | None:
+    """The terms of an orderly stop, with a problem for each that the files contradict; None where they are not terms."""
+    try:
+        clean = {str(key): value for key, value in (terms.items() if isinstance(terms, Mapping) else terms)}
+        segments = clean["segments"]
+        pairs = segments.items() if isinstance(segments, Mapping) else segments
+        stated = {int(number): int(count) for number, count in pairs}
+        numbers = [int(clean[key]) for key in ("next_seq_id", "next_deliver_seq_id")]
+        if not all(0 <= number <= MAX_SEQ_ID + 1 for number in numbers):
+            raise ValueError("a sequence id")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        # A node without "segments" in the terms recovers as if there were none.
+        directory.problems.append(bad_terms(directory.path, error))
+        return None
+    stated = {number: count for number, count in stated.items() if count and (chosen is None or number in chosen)}
+    directory.problems += count_problems(stated, directory.unacked(), directory.path_of)
+    next_seq_id, highest = numbers[0], directory.highest_seq_id()
+    if highest >= next_seq_id:
+        directory.problems.append(low_seq_id(directory.path, next_seq_id, highest))
+        next_seq_id = highest + 1
+    ref = clean.get("persistent_ref")
+    return RecoveryTerms(next_seq_id, numbers[1], bytes(ref) if isinstance(ref, (bytes, bytearray)) else None)
+
+
+def next_seq_ids(directory: IndexDirectory, clean: RecoveryTerms | None) -> tuple[int, int]:
+    """The sequence ids of the next publish and of the next deliver."""
+    if clean is not None:
+        return clean.next_seq_id, min(clean.next_deliver_seq_id, clean.next_seq_id)
+    remaining = [number for number, count in directory.unacked().items() if count]
+    after = (max(remaining) + 1) * directory.segment_entry_count if remaining else 0
+    return after, after
+
+
+def recover(
+    directory: IndexDirectory,
+    writer: IndexWriter,
+    clean: RecoveryTerms | None,
+    store_clean: bool,
+    is_stored: Callable[[bytes], bool] | None,
+) -> None:
+    """Bring the files to where a node's opening leaves them."""
+    directory.refuse_damage()
+    writer.open_journal()
+    if clean is None or not store_clean:
+        _settle(directory, clean is None, is_stored)
+        writer.flush()
+    elif directory.merged or directory.problems:
+        writer.flush()
+
+
+def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes], bool] | None) -> None:
+    """Section 7.4: what is in no store, or was transient, is acked; in a dirty queue the rest counts as delivered."""
+    for numbers in directory.chunks():
+        columns = directory.columns_of(numbers, 1)
+        present = _persistent(directory, numbers, columns)
+        if is_stored is not None:
+            for i in np.flatnonzero((columns.flags & ENTRY_EMBEDDED) == 0).tolist():
+                present[i] = bool(is_stored(columns.msg_id[i].tobytes()))
+        undelivered = (columns.flags & ENTRY_DELIVER) == 0
+        for seqs, ack in (
+            (columns.seq_id[undelivered & (dirty | ~present)], False),
+            (columns.seq_id[~present], True),
+        ):
+            verdict, _ = directory.journal.marks(seqs, ack)
+            assert verdict == 0, "an entry that was just listed takes its marks"
+
+
+def _persistent(directory: IndexDirectory, numbers: list[int], columns: IndexColumns) -> np.ndarray:
+    persistent: np.ndarray = (columns.flags & ENTRY_PERSISTENT) != 0
+    term_pos = columns.term_pos
+    # A node asks the embedded message itself.
+    for source, embedded in directory.embedded_terms(columns, numbers):
+        for flag in (True, False):
+            rows = embedded[persistent[embedded] == flag]
+            persistent[rows] = says_persistent(source, term_pos[rows], columns.term_size[rows], flag)
+    return persistent

@@ -1,18 +1,22 @@
-"""Names and small files of a vhost's directory: what is called how, and how many entries a segment has.
+"""Names and small files of a vhost's directory, and how any of its directories is locked and its files are mapped.
 
-Owns the hash behind directory names, `.config`, `.queue_name` and `.vhost`.  It opens nothing else and writes nothing by
-itself.  Source of all rules: RabbitMQ 3.10.8.
+Owns the hash behind directory names, `.config`, `.queue_name` and `.vhost`.  It writes nothing.  A node takes no lock on a
+directory, so that it only keeps writers of this package apart.  Source of all rules: RabbitMQ 3.10.8.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from rmqstore.errors import CorruptionError, GeometryError
-from rmqstore.files.open_file import open_regular
+from rmqstore._core import Region
+from rmqstore.errors import CorruptionError, GeometryError, StoreLockedError
+from rmqstore.files.open_file import open_regular, read_small_file
+from rmqstore.files.os_errors import is_locked, naming_errors
 
 __all__ = [
     "DEFAULT_SEGMENT_ENTRY_COUNT",
@@ -22,8 +26,11 @@ __all__ = [
     "base36_md5",
     "format_config",
     "format_queue_name",
+    "lock_directory",
+    "map_file",
     "parse_queue_name",
     "queue_directory",
+    "read_present",
     "read_queue_name",
     "read_segment_entry_count",
     "read_vhost_name",
@@ -65,8 +72,8 @@ def queue_directory(vhost: str, queue: str | bytes, priority: int | None = None)
     return base36_md5(b"queue" + vhost.encode("utf-8", "surrogateescape") + name)
 
 
-class QueueName:
-    """What a `.queue_name` says.
+class QueueName(NamedTuple):
+    """The contents of a `.queue_name`.
 
     Attributes
     ----------
@@ -78,29 +85,14 @@ class QueueName:
         1 or 2.
     """
 
-    __slots__ = ("index_version", "priority", "queue", "vhost")
-
-    def __init__(self, vhost: str, queue: str, priority: int | None = None, index_version: int = 1):
-        self.vhost = vhost
-        self.queue = queue
-        self.priority = priority
-        self.index_version = index_version
-
-    def __repr__(self) -> str:
-        return (
-            f"QueueName({self.vhost!r}, {self.queue!r}, priority={self.priority}, index_version={self.index_version})"
-        )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, QueueName):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    __hash__ = None  # type: ignore[assignment]
+    vhost: str
+    queue: str
+    priority: int | None = None
+    index_version: int = 1
 
 
 def parse_queue_name(data: bytes) -> QueueName | None:
-    """QueueName or None: what the bytes of a `.queue_name` say; the file is informational, so damage is only None."""
+    """Parse a `.queue_name`; the file is informational, so that damage is only None."""
     match = re.fullmatch(rb"VHOST: (.*?)\nQUEUE: (.*?)\n(?:INDEX: v(\d+)\n)?", data, re.DOTALL)
     if match is None:
         return None
@@ -187,3 +179,39 @@ def read_segment_entry_count(vhost_path: str | os.PathLike[str]) -> int | None:
     if not 1 <= count <= MAX_SEGMENT_ENTRY_COUNT:
         raise GeometryError(f"segment_entry_count is {count}, not between 1 and {MAX_SEGMENT_ENTRY_COUNT}", path, 0)
     return count
+
+
+def lock_directory(path: str, refusal: str) -> int:
+    """int: a descriptor that holds the lock on a directory; StoreLockedError with `refusal` where it is held."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        if not is_locked(error):
+            raise
+        raise StoreLockedError(refusal, path) from None
+    return fd
+
+
+def read_present(path: str) -> bytes:
+    """bytes: what a small file holds, as of `read_small_file`; FileNotFoundError where it is missing."""
+    data = read_small_file(path)
+    if data is None:
+        os.stat(path)
+    return data or b""
+
+
+def map_file(path: str) -> Region | None:
+    """Region or None: None for an empty file, which cannot be mapped."""
+    fd = open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        if not size:
+            return None
+        with naming_errors(path):
+            region = Region.map(fd, size)
+        region.path = path
+        return region
+    finally:
+        os.close(fd)

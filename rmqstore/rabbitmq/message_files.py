@@ -1,7 +1,7 @@
 """The message files of a directory: which there are, what is in use in them, and where each message lies.
 
 Owns the table of locations with its reference counts, the sizes of the files and their sums, the descriptors, the file
-that is appended to, and the failure that ends writing.  It never decides that files are merged (`merging`) and never
+that is appended to, and the failure that ends writing.  It never decides that files are merged and never
 reads what a crash left (`message_recovery`).  It is not thread-safe: `MessageStore` has the lock.
 
 Invariants: only the highest file is appended to; the sums are those of the summaries; a file that nobody refers to
@@ -25,7 +25,7 @@ from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import full_disk, naming_errors, unread_format, with_path
 from rmqstore.rabbitmq import _messages
-from rmqstore.rabbitmq.directory import lock_directory, map_file
+from rmqstore.rabbitmq.layout import lock_directory, map_file
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
 from rmqstore.remedies import OpenReadOnly, Sentence
 

@@ -1,35 +1,182 @@
-"""Opening of a message store: the clean state if it is good, else a scan of all files, with what a merge left.
+"""Message files as a crash leaves them: one file scanned alone, the opening of a store, and merging.
 
-Owns the choice between the two, and the steps that bring an interrupted merge to its end (§8.4, §8.5).  It keeps no
-state: what it finds goes into `MessageFiles`.
+Owns the scans of N.rdq and N.rdt and the words for what stops one, the choice between the clean state and a scan of all
+files, the steps that bring an interrupted merge to its end (§8.5), and merging itself: two neighbours with garbage become
+one without, and the second is deleted (§8.4).  What an opening finds goes into `MessageFiles`.  It is not thread-safe:
+`MessageStore` has the lock.
 
-Invariants: whatever fails for a reason of the caller fails before the first change; whatever step a process dies at,
-every message that was whole before is whole for the next opening, and for a real node; read-only nothing is changed.
+Invariants: whatever fails for a reason of the caller fails before the first change; no file is changed in place; whatever
+step a process dies at, every message that was whole before is whole in a file that the next opening, or a real node,
+reads; read-only nothing is changed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rmqstore._core import Region
 from rmqstore.errors import StoreError
 from rmqstore.files.durable import fsync_directory
 from rmqstore.files.open_file import open_regular
-from rmqstore.files.os_errors import naming_errors
+from rmqstore.files.os_errors import failed_read, naming_errors
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, forget_clean_state, read_clean_state
-from rmqstore.rabbitmq.directory import map_file
-from rmqstore.rabbitmq.message_file import copy_bytes, refer, stop_problem
+from rmqstore.rabbitmq.layout import map_file
 from rmqstore.rabbitmq.message_files import RDT, MessageFiles
 from rmqstore.rabbitmq.problem import Problem, unreadable_file
 
 if TYPE_CHECKING:
     References = Mapping[bytes, int] | np.ndarray | Callable[[], "Mapping[bytes, int] | np.ndarray"]
 
-__all__ = ["Opened", "check_files", "recover"]
+__all__ = ["FileScan", "Merging", "Opened", "check_files", "recover", "refer", "scan_file"]
+
+_COPY_SIZE = 1 << 20
+_GARBAGE_FRACTION = 0.5
+# Records of a file that are named for one kind of damage.
+_NAMED = 1000
+
+
+# ---------------------------------------------------------------------------------------------------------- one file
+
+
+class FileScan(NamedTuple):
+    """The records of a message file, in their order.
+
+    Attributes
+    ----------
+    msg_id : numpy.ndarray
+        (n, 16) uint8.
+    pos : numpy.ndarray
+        (n,) int64: where the record begins, bytes.
+    size : numpy.ndarray
+        (n,) int64: bytes of the term; negative where the record is too short for an id.
+    flags : numpy.ndarray
+        (n,) uint8 of `MessageFlag`.
+    end : int
+        Where the scan ended.
+    problems : list of Problem
+    """
+
+    msg_id: np.ndarray
+    pos: np.ndarray
+    size: np.ndarray
+    flags: np.ndarray
+    end: int
+    problems: list[Problem]
+
+
+def _stop_problem(path: str, region: Region, end: int, stop: int) -> Problem | None:
+    """What the end of a scan means, if it is not the end of the file."""
+    if stop == _messages.MessageStop.STOP_END:
+        return None
+    left = region.size - end
+    if stop == _messages.MessageStop.STOP_WORK:
+        return Problem(path, end, "overlapping_records", "more overlapping records than a real file has", None)
+    if stop == _messages.MessageStop.STOP_ZERO:
+        if region.last_nonzero(end, left) == end:
+            return Problem(path, end, "zero_tail", f"the last {left} bytes are zero; they hold nothing", None)
+        return Problem(
+            path, end, "zero_size", f"a size of zero; a node up to 3.12 reads none of the {left} bytes from here", None
+        )
+    return Problem(
+        path, end, "torn_record", f"a record that does not fit; a node up to 3.12 reads none of the {left} bytes", None
+    )
+
+
+def refer(table: _messages.LocationTable, references: Mapping[bytes, int] | np.ndarray) -> None:
+    """Count references in `table`: {id: count}, or ids (n, 16) uint8 of which each row counts one."""
+    table.reserve(len(table) + len(references))
+    if isinstance(references, np.ndarray):
+        table.refer(np.ascontiguousarray(references, np.uint8))
+        return
+    short = next((msg_id for msg_id in references if len(msg_id) != 16), None)
+    if short is not None:
+        raise ValueError(f"a message id has 16 bytes, not {len(short)}: {short!r}")
+    ids = np.frombuffer(b"".join(references), np.uint8).reshape(-1, 16)
+    table.refer(ids, np.array(list(references.values()), np.int64))
+
+
+def scan_file(path: str | os.PathLike[str], mode: str = "sequential") -> FileScan:
+    """Read the records of an N.rdq or N.rdt, damaged or not; never raises for damage.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+    mode : str
+        "sequential": as RabbitMQ up to 3.12 does, from record to record (§8.1); a record without its mark is a row without
+        `MESSAGE_WRITTEN`.  "salvage": at every position a record whose term is well-formed, of exactly its length, and
+        holds the record's id.  "auto": sequential as far as it goes, and if it meets damage, with what salvage finds
+        besides.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    path = os.fspath(path)
+    problems: list[Problem] = []
+    if mode not in ("sequential", "salvage", "auto"):
+        raise ValueError(f"mode is {mode!r}, not sequential, salvage or auto")
+    region = map_file(path)
+    if region is None:
+        return FileScan(
+            np.empty((0, 16), np.uint8), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8), 0, problems
+        )
+    salvage = _messages.MessageScan.SCAN_SALVAGE
+    try:
+        first = salvage if mode == "salvage" else _messages.MessageScan.SCAN_SEQUENTIAL
+        found = _messages.scan_messages(region, 0, first)
+        columns: list[np.ndarray] = [*found[:4]]
+        end, stop = found[4:]
+        problem = _stop_problem(path, region, end, stop)
+        if problem is not None:
+            problems.append(problem)
+        flags = columns[3]
+        if mode == "auto" and (problem is not None or not (flags & _messages.MessageFlag.MESSAGE_WRITTEN).all()):
+            found = _messages.scan_messages(region, 0, salvage)
+            more: list[np.ndarray] = [*found[:4]]
+            end = found[4]
+            new = ~np.isin(more[1], columns[1])
+            columns = [np.concatenate((column, each[new])) for column, each in zip(columns, more)]
+            order = np.argsort(columns[1], kind="stable")
+            columns = [column[order] for column in columns]
+    finally:
+        region.close()
+    ids, pos, size, flags = columns
+    for rows, kind, detail in (
+        (
+            flags & _messages.MessageFlag.MESSAGE_WRITTEN == 0,
+            "unwritten_record",
+            "a record without its mark; this message is lost",
+        ),
+        (
+            flags & _messages.MessageFlag.MESSAGE_TOO_SHORT != 0,
+            "short_record",
+            "a record too short for an id; a node may stop here",
+        ),
+    ):
+        problems += [Problem(path, int(pos[row]), kind, detail, None) for row in np.flatnonzero(rows)[:_NAMED]]
+    return FileScan(ids, pos, size, flags, end, problems)
+
+
+def copy_bytes(source: Any, begin: int, size: int, destination: Any) -> None:
+    """Copy a stretch of one open file to where the other one is; OSError where it ends before."""
+    source.seek(begin)
+    while size > 0:
+        data = source.read(min(size, _COPY_SIZE))
+        if not data:
+            raise failed_read(source.name, "the file is shorter than its records")
+        destination.write(data)
+        size -= len(data)
+
+
+# ----------------------------------------------------------------------------------------------------------- opening
 
 
 class Opened(NamedTuple):
@@ -188,7 +335,7 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
             if short:
                 detail = f"{short} records too short for an id; a node may stop with an error"
                 files.problems.append(Problem(path, fault, "short_record", detail, None))
-            problem = stop_problem(path, region, at, stop)
+            problem = _stop_problem(path, region, at, stop)
             if problem is not None:
                 files.problems.append(problem)
             if files.scan_mode == "auto" and (stop != _messages.MessageStop.STOP_END or unwritten or short):
@@ -211,3 +358,101 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
         valid, _ = files.table.sums(np.array(numbers, np.int64), np.array(sizes, np.int64))
         files.summaries = {number: [int(valid[i]), sizes[i]] for i, number in enumerate(numbers)}
     return end, missing
+
+
+# ----------------------------------------------------------------------------------------------------------- merging
+
+
+class Merging:
+    """The merging of one store's files; `suspended` once a copy could not be written."""
+
+    def __init__(self, files: MessageFiles):
+        self._files = files
+        self.suspended = False
+
+    def merge_while_worth_it(self) -> None:
+        """Merge as long as more than half of all bytes is garbage, and pairs fit (§8.4), as after each remove and roll."""
+        files = self._files
+        while not self.suspended and self._is_merging_worth_it():
+            pair = self._pair_to_merge()
+            if pair is None:
+                return
+            try:
+                self._merge(*pair)
+            except OSError as error:
+                # As long as nothing was replaced, a full disk is not a reason to refuse removes and writes.
+                if files.failure is not None:
+                    raise
+                self.suspended = True
+                files.problems.append(Problem(files.path_of(pair[0]), 0, "merge_failed", str(error), None))
+
+    def merge_all(self) -> int:
+        """Merge as long as two neighbours fit into one, whatever the share of garbage is; how many were merged."""
+        self.suspended = False
+        merged = 0
+        while (pair := self._pair_to_merge()) is not None:
+            self._merge(*pair)
+            merged += 1
+        return merged
+
+    def _is_merging_worth_it(self) -> bool:
+        files = self._files
+        size = files.size
+        return size > 2 * files.file_size_limit and (size - files.valid_size) / size > _GARBAGE_FRACTION
+
+    def _pair_to_merge(self) -> tuple[int, int] | None:
+        # The first two neighbours, the current file not among them, that fit into one file and are not empty.
+        files = self._files
+        for destination, source in itertools.pairwise(list(files.summaries)[:-1]):
+            first, second = files.summaries[destination][0], files.summaries[source][0]
+            if first > 0 and second > 0 and first + second <= files.file_size_limit:
+                return destination, source
+        return None
+
+    def _merge(self, destination: int, source: int) -> None:
+        # §8.4 with the same result, byte for byte, by other steps.  A node copies aside what lies after the first gap,
+        # cuts the file, and copies back; between the two its own recovery loses messages.  Here the .rdt gets the whole
+        # new file and takes the place of the old one.  A crash leaves, before the rename, an .rdt whose records are all
+        # whole elsewhere; after it, a source whose messages are in the destination as well.
+        files, moves = self._files, []
+        path, rdt_path = files.path_of(destination), files.path_of(destination | RDT)
+        at = 0
+        try:
+            with open(rdt_path, "wb") as new, naming_errors(rdt_path):
+                for number in (destination, source):
+                    ids, positions, sizes, dead = files.live(number)
+                    with open(open_regular(files.path_of(number)), "rb") as old:
+                        for begin, size in _runs(positions, sizes):
+                            copy_bytes(old, begin, size, new)
+                    ends = at + np.cumsum(sizes)
+                    moves.append((ids, ends - sizes, dead))
+                    at = int(ends[-1])
+                new.flush()
+                os.fsync(new.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(rdt_path)
+            raise
+        try:
+            os.rename(rdt_path, path)
+        except OSError as error:
+            files.fail(error)
+            raise
+        files.take_merged(destination, source, moves, at)
+        try:
+            # The source may only go when the name of the new file is on the disk.
+            fsync_directory(files.path)
+            os.unlink(files.path_of(source))
+        except OSError as error:
+            files.fail(error)
+            raise
+
+
+def _runs(positions: np.ndarray, sizes: np.ndarray) -> list[tuple[int, int]]:
+    # Records that lie one after the other are copied as one.
+    starts = np.flatnonzero(np.concatenate(([True], positions[1:] != positions[:-1] + sizes[:-1])))
+    ends = np.append(starts[1:], len(positions)) - 1
+    return [
+        (int(positions[first]), int(positions[last] + sizes[last] - positions[first]))
+        for first, last in zip(starts, ends, strict=True)
+    ]

@@ -1,8 +1,8 @@
 """The message store of a vhost: bodies that are shared between queues, in N.rdq files.
 
 Owns the operations of `MessageStore` on one ``msg_store_persistent`` (or ``_transient``) directory, under one lock.  The
-parts: `message_files` (files, places, references), `merging`, `message_recovery` (opening), `clean_state` (an orderly
-close), `message_file` (one file alone).  It never reads a queue: reference counts are on no disk, so after a crash its
+parts: `message_files` (files, places, references), `message_recovery` (opening, merging, one file alone), `clean_state`
+(an orderly close).  It never reads a queue: reference counts are on no disk, so after a crash its
 caller says who refers to what.
 
 Invariants: whatever step a process dies at, every message that was whole before is whole for the next opening, and for a
@@ -32,11 +32,9 @@ from rmqstore.files.os_errors import with_path
 from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
-from rmqstore.rabbitmq.merging import Merging
 from rmqstore.rabbitmq.message import Message, checked_term
-from rmqstore.rabbitmq.message_file import FileScan, scan_file
 from rmqstore.rabbitmq.message_files import RDT, FileSummary, Locations, MessageFiles
-from rmqstore.rabbitmq.message_recovery import Opened, recover
+from rmqstore.rabbitmq.message_recovery import FileScan, Merging, Opened, recover, scan_file
 from rmqstore.rabbitmq.problem import Problem
 
 if TYPE_CHECKING:

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.rabbitmq.batches import COLUMNS, Batches
 from rmqstore.rabbitmq.definitions import QueueDefinition
-from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.lost import LostMessage, LostMessages, undecoded
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue_directory import QueueDirectory
-from rmqstore.rabbitmq.queue_index import QueueIndex
-from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,7 +143,7 @@ class Queue(NotCopied):
     @property
     def size(self) -> int:
         """int: bytes of the bodies of these messages, as the index says."""
-        return sum(_body_size(index) for each in self.directories for index in each.indexes)
+        return sum(int(index.columns().size.sum()) for each in self.directories for index in each.indexes)
 
     @property
     def problems(self) -> list[Problem]:
@@ -232,9 +230,3 @@ class Queue(NotCopied):
             yield from Batches(name, self._vhost.store, columns, on_lost).of_directory(directory)
         if on_lost is None:
             self.warn_incomplete()
-
-
-def _body_size(index: QueueIndex | QueueIndexV2) -> int:
-    if isinstance(index, QueueIndex):
-        return int(index.columns().size.sum())
-    return sum(int(segment.size.sum()) for segment in index.segments.values())

@@ -17,8 +17,7 @@ from rmqstore.errors import StoreError
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
-from rmqstore.rabbitmq.index_columns import IndexEntry
-from rmqstore.rabbitmq.index_files import JOURNAL, SEGMENT_NAME
+from rmqstore.rabbitmq.index_directory import JOURNAL, SEGMENT_NAME, IndexEntry
 from rmqstore.rabbitmq.layout import QueueName, read_queue_name
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import Problem, unreadable_file

@@ -1,8 +1,8 @@
 """The queue index of a classic queue, version 1: which messages are in it, what was delivered, what was acked.
 
-Owns the operations of `QueueIndex`: one lock, the sequence ids that are next, and when a flush is due.  The parts:
-`index_directory` loads and reads, `index_writer` writes, `index_recovery` opens after a stop, `index_entries` checks
-arguments.  It never looks into a message store and never changes `.queue_name` or `recovery.dets`.
+Owns the operations of `QueueIndex`: one lock, the sequence ids that are next, when a flush is due, and the checks of what
+callers publish, deliver and ack.  `index_directory` loads and reads, `index_writer` recovers and writes.  It never looks
+into a message store and never changes `.queue_name` or `recovery.dets`.
 
 Invariants: opening read-only changes and locks nothing; damage is a `Problem` while reading, and an error before the
 first change when writing.  Source of all rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
@@ -11,10 +11,10 @@ first change when writing.  Source of all rules: RabbitMQ 3.10.8 (docs/rabbitmq.
 from __future__ import annotations
 
 import os
+import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,21 +27,14 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.files.durable import make_directories
-from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.listing import listing
 from rmqstore.files.unclosed import ClosedAtExit
-from rmqstore.rabbitmq._core import ENTRY_PERSISTENT, MAX_SEQ_ID
-from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry
-from rmqstore.rabbitmq.index_directory import IndexDirectory
-from rmqstore.rabbitmq.index_entries import body_sizes, expiry_field, microseconds, new_entries, seq_id_column, terms_of
-from rmqstore.rabbitmq.index_files import check_entry_count, check_version_1
-from rmqstore.rabbitmq.index_idle import IdleThread
-from rmqstore.rabbitmq.index_recovery import RecoveryTerms, checked_terms, next_seq_ids, recover
-from rmqstore.rabbitmq.index_writer import IndexWriter
-from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT, read_segment_entry_count
+from rmqstore.rabbitmq._core import MAX_SEQ_ID, checked_ids
+from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, IndexEntry, LiveIndex, check_entry_count
+from rmqstore.rabbitmq.index_writer import IndexWriter, RecoveryTerms, checked_terms, next_seq_ids, recover
+from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT, read_queue_name, read_segment_entry_count
+from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import Problem
-
-if TYPE_CHECKING:
-    from rmqstore.rabbitmq.message import Message
 
 __all__ = ["DEFAULT_MAX_JOURNAL_ENTRIES", "QueueIndex"]
 
@@ -49,6 +42,7 @@ __all__ = ["DEFAULT_MAX_JOURNAL_ENTRIES", "QueueIndex"]
 DEFAULT_MAX_JOURNAL_ENTRIES = 32768
 # Above what a node's journal reaches with its default limits of entries and of embedded messages.
 _DEFAULT_MAX_JOURNAL_SIZE = 256 << 20
+_VERSION_2 = re.compile(r"\d+\.q[is]")
 _REASONS: dict[int, tuple[type[StoreError], str]] = {
     -1: (OffsetOutOfRangeError, "is not in the queue: it was never published, or its segment is gone"),
     -2: (OffsetOutOfRangeError, "was acked already"),
@@ -57,10 +51,10 @@ _REASONS: dict[int, tuple[type[StoreError], str]] = {
 }
 
 
-class QueueIndex(ClosedAtExit, NotCopied):
+class QueueIndex(ClosedAtExit, LiveIndex):
     """The queue index (version 1) of one classic queue; made by `open`.
 
-    Usable in a ``with`` statement, from any thread; calls are serialised.  Actions lie in memory until `sync` writes them to
+    Usable in a ``with`` statement, from any thread; calls are serialised.  Actions stay in memory until `sync` writes them to
     the journal or `flush` to the segments, as in a node: what was not synced is gone after a crash.  An index that is open for
     writing and was not closed is closed when the program ends, with a ResourceWarning; one that was forgotten before loses what
     was not synced.
@@ -97,8 +91,6 @@ class QueueIndex(ClosedAtExit, NotCopied):
         self._next_seq_id, self._next_deliver_seq_id = next_seq_ids(directory, clean)
         self._persistent_ref = None if clean is None else clean.persistent_ref
         self._closed = False
-        self._last_action = time.monotonic()
-        self._idle: IdleThread | None = None
         if not self.read_only:
             self._note_open()
 
@@ -118,7 +110,6 @@ class QueueIndex(ClosedAtExit, NotCopied):
         store_clean: bool = True,
         is_stored: Callable[[bytes], bool] | None = None,
         check_terms: bool = True,
-        idle_interval: float = 0,
         segments: range | None = None,
     ) -> QueueIndex:
         """Open the index of a queue's directory: load, merge and, for writing, recover it as a node would.
@@ -152,8 +143,6 @@ class QueueIndex(ClosedAtExit, NotCopied):
             Whether the persistent store has a message id, for entries that are not embedded; without it all persistent are.
         check_terms : bool
             Look at every embedded term; those that fail are a problem and no entry.
-        idle_interval : float
-            ms without an action after which a thread calls `idle`; 0 = no thread.
         segments : range, optional
             Read-only: only the entries of these segments, and no other file is read; numbers that speak of the whole queue
             are then of no use.
@@ -182,7 +171,7 @@ class QueueIndex(ClosedAtExit, NotCopied):
                 segment_entry_count = LEGACY_SEGMENT_ENTRY_COUNT
         check_entry_count(segment_entry_count, folder)
         if not read_only:
-            check_version_1(folder)
+            _check_version_1(folder)
         if create and not read_only:
             make_directories(folder)
         directory = IndexDirectory(folder, segment_entry_count, read_only)
@@ -201,8 +190,6 @@ class QueueIndex(ClosedAtExit, NotCopied):
         index.recovered_clean &= store_clean
         index.max_journal_entries = max_journal_entries
         index.max_journal_size = max_journal_size
-        if idle_interval > 0 and not read_only:
-            index._idle = IdleThread(index, idle_interval / 1000)
         return index
 
     # ---------------------------------------------------------------------------------------------------------- writing
@@ -261,10 +248,10 @@ class QueueIndex(ClosedAtExit, NotCopied):
         OSError
             A flush that was due failed.  The entry was not written; the index takes no more writes.
         """
-        expiry_us = expiry_field(expiry, expiry_us)
+        expiry_us = _expiry_field(expiry, expiry_us)
         if size is not None and not (isinstance(size, (int, np.integer)) and 0 <= size <= 0xFFFFFFFF):
             raise InvalidMessageError(f"a body of {size!r} bytes is impossible")
-        term: Any = message if message is None or type(message) is bytes else terms_of([message])[0]
+        term: Any = message if message is None or type(message) is bytes else _terms_of([message])[0]
         with self._lock:
             self._check_writable()
             first = self._next_seq_id if seq_id is None else seq_id
@@ -273,9 +260,8 @@ class QueueIndex(ClosedAtExit, NotCopied):
             flag = -1 if persistent is None else int(bool(persistent))
             free = first >= self._next_seq_id
             if not self._journal.publish_one(first, msg_id, term, -1 if size is None else size, expiry_us, flag, free):
-                size = int(body_sizes([term], np.array([-1]))[0])
+                size = int(_body_sizes([term], np.array([-1]))[0])
                 self._journal.publish_one(first, msg_id, term, size, expiry_us, flag, free)
-            self._last_action = time.monotonic()
             self._next_seq_id = max(self._next_seq_id, first + 1)
             self._flush_if_due()
             return first
@@ -321,15 +307,14 @@ class QueueIndex(ClosedAtExit, NotCopied):
             A flush that was due failed; of these entries only what a new opening finds is in the queue.
         """
         with self._lock:
-            times = [microseconds(expiry) for expiry in expiries] if expiries is not None else expiries_us
+            times = [_microseconds(expiry) for expiry in expiries] if expiries is not None else expiries_us
             self._check_writable()
-            new = new_entries(messages, msg_ids, sizes, times, persistent)
+            new = _new_entries(messages, msg_ids, sizes, times, persistent)
             first, count = self._next_seq_id, len(new.ids)
             # No entry has an id from the next one on, so that none is looked up.
             if first > MAX_SEQ_ID - count + 1:
                 raise InvalidMessageError(f"sequence ids from {first} on do not fit into 62 bits", self.path)
             done, actions = 0, count * (2 if deliver else 1)
-            self._last_action = time.monotonic()
             while done < actions:
                 try:
                     done = self._journal.publish(
@@ -367,15 +352,10 @@ class QueueIndex(ClosedAtExit, NotCopied):
         """
         self._mark(seq_ids, True)
 
-    def ack_many(self, seq_ids: int | range | Iterable[int] | np.ndarray) -> None:
-        """The same as `ack`, which takes any number of ids; the name beside `publish_many`."""
-        self._mark(seq_ids, True)
-
     def _mark(self, seq_ids: Any, ack: bool) -> None:
-        seqs = seq_id_column(seq_ids)
+        seqs = _seq_id_column(seq_ids)
         with self._lock:
             self._check_writable()
-            self._last_action = time.monotonic()
             verdict, number = self._journal.marks(seqs, ack)
             if verdict:
                 kind, reason = _REASONS[verdict]
@@ -435,7 +415,6 @@ class QueueIndex(ClosedAtExit, NotCopied):
         StorePoisonedError
             An earlier write failed; the directory is given back all the same.
         """
-        self._stop_idle()
         with self._lock:
             if self._closed:
                 return None
@@ -450,30 +429,22 @@ class QueueIndex(ClosedAtExit, NotCopied):
                 self.abandon()
 
     def _terms(self) -> dict[str, Any]:
-        columns = self.columns()
-        persistent = columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
+        sizes = self.persistent_sizes
         return {
             "segments": list(self._directory.unacked().items()),
             "next_seq_id": self._next_seq_id,
             "next_deliver_seq_id": self._next_deliver_seq_id,
             "persistent_ref": self._persistent_ref or os.urandom(16),
-            "persistent_count": len(persistent),
-            "persistent_bytes": int(persistent.sum()),
+            "persistent_count": len(sizes),
+            "persistent_bytes": int(sizes.sum()),
         }
 
     def abandon(self) -> None:
         """Give the directory back without writing anything: what was not synced is gone, as after a crash."""
-        self._stop_idle()
         with self._lock:
             self._closed = True
             self._note_closed()
             self._writer.close()
-
-    def _stop_idle(self) -> None:
-        # Never under the lock: the thread may wait for it.
-        idle, self._idle = self._idle, None
-        if idle is not None:
-            idle.stop()
 
     def __enter__(self) -> QueueIndex:
         return self
@@ -586,3 +557,151 @@ class QueueIndex(ClosedAtExit, NotCopied):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self.read_only else "open"
         return f"<QueueIndex {self.path}, {self.depth} entries, {state}>"
+
+
+def _check_version_1(folder: str) -> None:
+    """Raise StoreError where a queue's directory is of version 2: a node reads nothing of version 1 there."""
+    # A missing directory, which a writer makes, has no names.
+    stub = read_queue_name(folder)
+    if any(map(_VERSION_2.fullmatch, listing(folder).names)) or (stub is not None and stub.index_version != 1):
+        raise StoreError("the queue is of index version 2, which this version only reads; publish to a node", folder)
+
+
+# -------------------------------------------------------------------------------------------------- what callers give
+
+
+class _NewEntries(NamedTuple):
+    """Entries that may be published: a row each; embedded ones in `terms`, or in `data` from `offsets`."""
+
+    ids: np.ndarray
+    sizes: np.ndarray
+    expiries: np.ndarray
+    persistent: np.ndarray
+    terms: list[bytes] | None
+    data: np.ndarray | None
+    offsets: np.ndarray | None
+
+
+def _new_entries(messages: Any, msg_ids: Any, sizes: Any, expiries: Any, persistent: Any) -> _NewEntries:
+    """The arguments of `QueueIndex.publish_many` as columns; `expiries` are in microseconds."""
+    terms: list[bytes] | None = None
+    size_column: np.ndarray | None = None
+    data: np.ndarray | None = None
+    offsets: np.ndarray | None = None
+    ids = None if msg_ids is None else _as_ids(msg_ids)
+    if messages is None:
+        if ids is None or sizes is None:
+            raise InvalidMessageError("a message that lies in a store needs its id and its size")
+    else:
+        if isinstance(messages, tuple) and len(messages) == 2 and not isinstance(messages[1], bytes):
+            data = np.frombuffer(messages[0], np.uint8)
+            offsets = np.ascontiguousarray(messages[1], dtype=np.int64)
+            if offsets.ndim != 1 or not len(offsets):
+                raise InvalidMessageError("offsets are an array of one integer more than there are messages")
+            number = len(offsets) - 1
+        else:
+            terms = _terms_of(messages)
+            number = len(terms)
+        if ids is not None and len(ids) != number:
+            raise InvalidMessageError(f"{len(ids)} message ids for {number} messages")
+        ids, found, flags = checked_ids(terms, data, offsets, ids)
+        size_column = _body_sizes(terms, found) if sizes is None else None
+        persistent = flags if persistent is None else persistent
+    count = len(ids)
+    if size_column is None:
+        size_column = _column(sizes, count, "sizes", 0xFFFFFFFF)
+    # The field has no sign; the column has its bits as they are.
+    expiry_column = np.zeros(count, np.int64)
+    if expiries is not None:
+        expiry_column = _column(expiries, count, "expiries", (1 << 64) - 1)
+    if persistent is None or isinstance(persistent, (bool, np.bool_)):
+        flag_column = np.full(count, 1 if persistent is None else int(persistent), np.uint8)
+    else:
+        flag_column = np.ascontiguousarray(np.asarray(persistent, dtype=bool), dtype=np.uint8)
+        if flag_column.shape != (count,):
+            raise InvalidMessageError(f"persistent has shape {flag_column.shape} for {count} messages")
+    return _NewEntries(ids, size_column, expiry_column, flag_column, terms, data, offsets)
+
+
+def _microseconds(milliseconds: int | None) -> int:
+    """An expiry as the files have it; 0 for None, which is never."""
+    if milliseconds is None:
+        return 0
+    if not 0 < milliseconds <= (1 << 63) // 1000 - 1:
+        raise InvalidMessageError(
+            f"expiry {milliseconds} is not a time in ms since the epoch; None means that it never expires"
+        )
+    return milliseconds * 1000
+
+
+def _expiry_field(milliseconds: int | None, in_microseconds: int | None) -> int:
+    """Return the bits of an entry's field, which has no sign, as a signed number; `in_microseconds` goes first."""
+    if in_microseconds is None:
+        in_microseconds = _microseconds(milliseconds)
+    elif not 0 <= in_microseconds < 1 << 64:
+        raise InvalidMessageError(f"expiry_us is {in_microseconds}, which does not fit into 64 bits")
+    return int(in_microseconds) - ((int(in_microseconds) >> 63) << 64)
+
+
+def _as_ids(msg_ids: Any) -> np.ndarray:
+    if isinstance(msg_ids, np.ndarray):
+        if msg_ids.dtype != np.uint8 or msg_ids.ndim != 2 or msg_ids.shape[1] != 16:
+            raise InvalidMessageError("msg_ids as an array is of shape (n, 16) and of uint8")
+        return np.ascontiguousarray(msg_ids)
+    ids = list(msg_ids)
+    if any(len(msg_id) != 16 for msg_id in ids):
+        raise InvalidMessageError("a message id has 16 bytes")
+    return np.frombuffer(b"".join(ids), np.uint8).reshape(-1, 16)
+
+
+def _seq_id_column(seq_ids: Any) -> np.ndarray:
+    """Sequence ids as an int64 array; OffsetOutOfRangeError where one is none."""
+    if isinstance(seq_ids, range):
+        return np.arange(seq_ids.start, seq_ids.stop, seq_ids.step, dtype=np.int64)
+    if isinstance(seq_ids, (int, np.integer)):
+        seq_ids = [seq_ids]
+    if type(seq_ids) is list and len(seq_ids) == 1 and type(seq_ids[0]) is int and 0 <= seq_ids[0] <= MAX_SEQ_ID:
+        return np.array(seq_ids, np.int64)
+    try:
+        array = np.asarray(seq_ids if isinstance(seq_ids, (np.ndarray, list, tuple)) else list(seq_ids))
+        if array.size == 0:
+            return np.empty(0, np.int64)
+        if array.ndim != 1 or array.dtype.kind not in "iu" or int(array.max()) > MAX_SEQ_ID:
+            raise OverflowError
+        return np.ascontiguousarray(array, dtype=np.int64)
+    except OverflowError:
+        raise OffsetOutOfRangeError("sequence ids are integers from 0 to 2**62 - 1") from None
+
+
+def _column(values: Any, count: int, name: str, high: int) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+        if array.shape != (count,) or (count and array.dtype.kind not in "iu"):
+            raise InvalidMessageError(f"{name} are {count} integers, not an array of {array.dtype} {array.shape}")
+        if count and not 0 <= int(array.min()) <= int(array.max()) <= high:
+            raise InvalidMessageError(f"one of {name} is not between 0 and {high}")
+        return np.ascontiguousarray(array, dtype=np.int64)
+    except OverflowError:
+        raise InvalidMessageError(f"one of {name} is not between 0 and {high}") from None
+
+
+def _terms_of(messages: Sequence[Message | bytes]) -> list[bytes]:
+    """The terms of messages, some of which may be terms already."""
+    listed: list[Any] = messages if isinstance(messages, list) else list(messages)
+    if set(map(type, listed)) <= {bytes}:
+        return listed
+    return [
+        bytes(message) if isinstance(message, (bytes, bytearray, memoryview)) else message.term for message in listed
+    ]
+
+
+def _body_sizes(terms: list[bytes] | None, found: np.ndarray) -> np.ndarray:
+    """`found` with the sizes of bodies that the pass over the terms did not see (-1) filled in."""
+    if len(found) and found.min() < 0:
+        if terms is None:
+            raise InvalidMessageError(
+                "not every message in the buffer says its size plainly; give the sizes of the bodies"
+            )
+        for i in np.flatnonzero(found < 0).tolist():
+            found[i] = len(Message.from_term(terms[i]).body)
+    return found

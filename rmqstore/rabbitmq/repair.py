@@ -27,13 +27,12 @@ from rmqstore.rabbitmq import _term, layout
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES
 from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
 from rmqstore.rabbitmq.dets import write_recovery_terms
-from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE
 from rmqstore.rabbitmq.queue_directory import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
-from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.unreferenced import count_unreferenced
 from rmqstore.rabbitmq.verify import (
     COPIED_SEGMENT,
@@ -473,7 +472,7 @@ class _Rows:
             read_only=True,
             check_terms=False,
         ) as index:
-            known = np.concatenate([_seq_ids(each) for each in self.directory.indexes])
+            known = np.concatenate([each.columns().seq_id for each in self.directory.indexes])
             left_out = set(np.setdiff1d(index.columns().seq_id, known).tolist())
             for entry in index if left_out else ():
                 if entry.seq_id in left_out:
@@ -520,12 +519,6 @@ class _Rows:
                 return self.renamed.get(entry.msg_id) == found
             self.renamed[entry.msg_id] = found
         return True
-
-
-def _seq_ids(index: QueueIndex | QueueIndexV2) -> np.ndarray:
-    if isinstance(index, QueueIndex):
-        return index.columns().seq_id
-    return np.concatenate([segment.seq_id for segment in index.segments.values()] or [np.empty(0, np.int64)])
 
 
 def _publish(index: QueueIndex, run: list[IndexEntry]) -> None:

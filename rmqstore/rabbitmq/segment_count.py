@@ -17,7 +17,7 @@ from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.files.listing import listing
 from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq import layout, term
-from rmqstore.rabbitmq.index_files import SEGMENT_NAME, read_segment
+from rmqstore.rabbitmq.index_directory import SEGMENT_NAME, read_segment
 from rmqstore.rabbitmq.problem import Problem
 
 __all__ = ["SegmentCount", "find_segment_count"]

@@ -19,7 +19,7 @@ from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.rabbitmq.batches import Batches, schema
 from rmqstore.rabbitmq.columns import pyarrow
-from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.json_values import from_json, json_value
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.lost import LostMessage

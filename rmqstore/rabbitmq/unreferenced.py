@@ -22,7 +22,7 @@ from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq._messages import MessageFlag, MessageRecordLayout
 from rmqstore.rabbitmq.lost import LostMessage, LostMessages, undecoded
 from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.message_file import scan_file
+from rmqstore.rabbitmq.message_recovery import scan_file
 from rmqstore.rabbitmq.node import store_path
 from rmqstore.rabbitmq.problem import UNREADABLE, Problem
 from rmqstore.rabbitmq.queue_directory import QueueDirectory

@@ -12,13 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
 from rmqstore import errors
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.rabbitmq import _term
-from rmqstore.rabbitmq._core import ENTRY_PERSISTENT
-from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.node import find_vhosts, store_path
@@ -265,17 +262,8 @@ def lacking(directory: QueueDirectory) -> int:
     stated = (directory.terms or {}).get("persistent_count")
     if type(stated) is not int or any(problem.kind == UNREADABLE for problem in directory.problems):
         return 0
-    found = sum(int(_persistent_sizes(index).size) for index in directory.indexes)
+    found = sum(len(index.persistent_sizes) for index in directory.indexes)
     return max(0, stated - found)
-
-
-def _persistent_sizes(index: QueueIndex | QueueIndexV2) -> np.ndarray:
-    if isinstance(index, QueueIndex):
-        columns = index.columns()
-        sizes: np.ndarray = columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
-        return sizes
-    parts = [segment.size[segment.persistent] for segment in index.segments.values()]
-    return np.concatenate([*parts, np.empty(0, np.int64)])
 
 
 def _finding(problem: Problem, consequence: Consequence, queue: str = "") -> Finding:
@@ -352,7 +340,7 @@ _VERSION_2_AFTER_A_CLEAN_STOP = {"outside", "size_mismatch", "bad_crc", "missing
 
 def _verify_counts(index: QueueIndex | QueueIndexV2, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:
     terms = directory.terms or {}
-    persistent = _persistent_sizes(index)
+    persistent = index.persistent_sizes
     for name, found in (("persistent_count", len(persistent)), ("persistent_bytes", int(persistent.sum()))):
         stated = terms.get(name)
         if isinstance(stated, int) and stated != found:

@@ -15,7 +15,7 @@ from rmqstore.files.listing import listing
 from rmqstore.files.open_file import read_small_file
 from rmqstore.rabbitmq.definitions import data_directory
 from rmqstore.rabbitmq.ets import clean_dot_values
-from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.node import store_path
 
 if TYPE_CHECKING:

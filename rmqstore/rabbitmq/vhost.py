@@ -22,7 +22,7 @@ from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
-from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore

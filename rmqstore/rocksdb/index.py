@@ -169,10 +169,6 @@ class IndexDatabase:
             if key not in _SPECIAL:
                 yield key, value
 
-    def of_hour(self, hour: int, topic: str, kind: IndexKind, text: str) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of the entries of one hour whose texts begin with `text` and ``@``; a longer text may follow."""
-        return self._database.prefixed(_LONG.pack(hour) + _prefix(topic, kind, text))
-
     def find(self, topic: str, kind: IndexKind, text: str, begin: int = 0, end: int = _MAX) -> Iterator[int]:
         """Phy offsets of the entries with exactly this text, by hour.
 

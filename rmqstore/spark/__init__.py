@@ -7,16 +7,15 @@ Nothing below this folder imports it, and it imports pyspark only where Spark it
 
 - `plan`: pieces of a log and of its queues; where the first record of a piece begins.  Never imports pyspark
 - `options`, `batches`: what may be asked of a source; the record batches of a piece, damage among them
-- `source`: the data source `rocketmq-store`; `reader`, `stream`, `writer`: who answers for it: batch, stream, append;
-  `schemas`: types of columns as Spark has them
+- `source`: the data source `rocketmq-store`; `reader`: its readers of a batch and of a stream; `writer`: appending, and
+  `bulk_load` of a new store
 - `tiered`: pieces of tiered storage, and their record batches
 - `rabbitmq`: the data source `rabbitmq-queue`
 - `query`: the messages of many keys through the index files
-- `rebuild`, `bulk_load`: passes over a log, or over rows, by tasks that are plain functions over paths; `mapper`: how
-  Spark runs them.  Parts of a rebuild: `rebuild_plan` (what tasks share), `rebuild_files` (how they write),
-  `rebuild_records`, `rebuild_index` (the passes), `rebuild_checks`
-- `export`, `profile`, `report`: files for other tools; figures of a store, and their page
-- `task`: what every task does first
+- `rebuild`: passes over a log by tasks that are plain functions over paths: `rebuild_records` (what tasks share, pass 1),
+  `rebuild_index` (pass 2 and the comparison)
+- `export`: files for other tools, and counts
+- `tasks`: functions that Spark runs in its workers
 - `command`: `rmqstore spark …`, and the file for `spark-submit`
 """
 
@@ -29,12 +28,11 @@ from typing import Any
 
 from rmqstore.errors import MissingDependencyError
 
-__all__ = ["bulk_load", "export", "profile", "query", "rebuild", "register"]
+__all__ = ["bulk_load", "export", "query", "rebuild", "register"]
 
 _MODULES = {
-    "bulk_load": "bulk_load",
+    "bulk_load": "writer",
     "export": "export",
-    "profile": "profile",
     "query": "query",
     "rebuild": "rebuild",
     "register": "source",

@@ -13,7 +13,7 @@ file that is gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import REPAIR
-from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError
+from rmqstore.errors import ChecksumError, CorruptionError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.sources import Part
@@ -39,16 +39,18 @@ from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import DataType, StructField
 
 __all__ = [
     "PieceReader",
     "ReadJob",
+    "check_field",
     "in_spark_layout",
     "marked_verdict",
     "piece_batches",
     "queue_piece_batches",
     "spark_arrow_schema",
-    "without_marks",
+    "spark_type",
 ]
 
 logger = logging.getLogger(__name__)
@@ -61,23 +63,6 @@ _INT32_MAX = 2**31 - 1
 _ADVICE = "option corrupt=skip passes over it, corrupt=report shows it"
 # As many milliseconds as 64 bits hold in microseconds.
 _MOST_MS = (2**63 - 1) // 1000
-
-
-def without_marks(rows: Any, path: str | None = None) -> Any:
-    """pyarrow.RecordBatch or pyarrow.Table: rows that are to be written, without the column ``_corrupt``.
-
-    Raises
-    ------
-    InvalidMessageError
-        A row is marked there; the error names `path`.
-    """
-    if CORRUPT_COLUMN not in rows.schema.names:
-        return rows
-    if rows.column(CORRUPT_COLUMN).null_count < rows.num_rows:
-        raise InvalidMessageError(
-            f"rows are marked in column {CORRUPT_COLUMN}; leave them out: where({CORRUPT_COLUMN} is null)", path
-        )
-    return rows.drop_columns([CORRUPT_COLUMN])
 
 
 def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) -> pa.Schema:
@@ -96,6 +81,46 @@ def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) 
     }
     kinds = {name: types.get(name) or scan_schema([name]).field(0).type for name in columns}
     return pa.schema([pa.field(name, kind, name not in never_null) for name, kind in kinds.items()])
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """Return the type of Spark for a type of a column."""
+    from pyspark.sql.types import (
+        ArrayType,
+        BinaryType,
+        BooleanType,
+        IntegerType,
+        LongType,
+        MapType,
+        StringType,
+        TimestampType,
+    )
+
+    types = import_pyarrow().types
+    if types.is_list(kind):
+        return ArrayType(StringType())
+    if types.is_map(kind):
+        return MapType(StringType(), StringType())
+    if types.is_timestamp(kind):
+        return TimestampType()
+    if types.is_binary(kind) or types.is_fixed_size_binary(kind):
+        return BinaryType()
+    if types.is_boolean(kind):
+        return BooleanType()
+    if types.is_integer(kind):
+        return LongType() if kind.bit_width == 64 else IntegerType()
+    return StringType()
+
+
+def check_field(field: StructField, wanted: Mapping[str, DataType]) -> None:
+    """Raise StoreError for a field that no column is, or whose column has another type than `wanted` says."""
+    if field.name not in wanted:
+        raise StoreError(f"there is no column {field.name!r}; there are {', '.join(wanted)}")
+    ours, theirs = wanted[field.name].simpleString(), field.dataType.simpleString()
+    if theirs != ours:
+        raise StoreError(
+            f"column {field.name} is {ours}, the schema says {theirs}; give the first and cast the DataFrame"
+        )
 
 
 @dataclass(frozen=True)

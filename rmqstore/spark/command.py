@@ -3,24 +3,16 @@
 Owns options, printing and exit codes, which are those of `rmqstore.cli`; every answer comes from the functions of
 `rmqstore.spark`.  It imports pyspark when a command runs, so that ``--help`` needs neither pyspark nor Java.  Only ``rebuild``
 writes into a store.
-
-``spark-submit`` takes a file: the path of this one.  Python then searches this file's folder first, where `profile` would hide
-the standard library's module of that name; so the folder is taken off the path before anything else is imported.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    _FOLDER = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [each for each in sys.path if os.path.abspath(each or os.curdir) != _FOLDER]
-
 import contextlib
 import dataclasses
 import functools
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,14 +22,12 @@ import click
 
 from rmqstore.cli.errors import CannotOpenError
 from rmqstore.cli.group import FOUND_NOTHING, StoreGroup, nothing
-from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import (
     GIVEN_OPTIONS,
     Given,
     begin_option,
     end_option,
     gathered,
-    key_type_option,
     optioned,
     path_argument,
     selecting,
@@ -52,7 +42,7 @@ from rmqstore.cli.rebuild import (
     what_option,
     yes_option,
 )
-from rmqstore.cli.terminal import Printer, escape, format_size, format_time, note
+from rmqstore.cli.terminal import Printer, escape
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
 from rmqstore.offline.rebuild import check_config
@@ -65,7 +55,6 @@ __all__ = ["main"]
 
 _INSTALL = "pip install 'rmqstore[spark]'"
 _GROUPS = ("topic", "queue_id", "tags", "day", "hour")
-_HIT_COLUMNS = ("topic", "queue_id", "queue_offset", "phy_offset", "size", "keys", "tags", "store_timestamp")
 # How Spark cites an error of ours that was raised in a task, or where Spark planned the job.
 _CITED = re.compile(r"rmqstore\.errors\.\w+: (.+?)\s*$", re.MULTILINE)
 
@@ -182,8 +171,6 @@ class Reading:
             "tags": None if chosen.tags is None else " || ".join(chosen.tags),
             "begin": chosen.begin,
             "end": chosen.end,
-            "begin_phy_offset": chosen.begin_phy_offset,
-            "end_phy_offset": chosen.end_phy_offset,
             "partition_bytes": self.partition_bytes,
             "corrupt": self.corrupt,
         }
@@ -193,9 +180,7 @@ class Reading:
 def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of the data source that choose messages; the command gets them as one argument `reading`."""
     return optioned(
-        selecting("topics", "queue_ids", "tags", "begin", "end", "begin_phy_offset", "end_phy_offset")(
-            gathered(Reading, "reading")(function)
-        ),
+        selecting("topics", "queue_ids", "tags", "begin", "end")(gathered(Reading, "reading")(function)),
         click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable."),
         click.option(
             "--queue", "queue_ids", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
@@ -203,12 +188,6 @@ def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
         tags_option,
         begin_option,
         end_option,
-        click.option(
-            "--begin-phy-offset",
-            type=click.IntRange(min=0),
-            help="Records from this phy offset on.",
-        ),
-        click.option("--end-phy-offset", type=click.IntRange(min=0), help="Records before this phy offset."),
         click.option("--partition-bytes", help="Bytes of log for one task, as 134217728 or 128m (the default)."),
         click.option("--corrupt", type=click.Choice(["fail", "report", "skip"]), help="What damage in the log does."),
     )
@@ -274,7 +253,6 @@ class _Files:
     format_name: str
     partition_by: tuple[str, ...]
     columns: str | None
-    stored_bodies: bool
     mode: str
 
 
@@ -284,7 +262,7 @@ class _Files:
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice(["parquet", "json", "orc", "csv"]),
+    type=click.Choice(["parquet", "json", "orc"]),
     default="parquet",
     show_default=True,
     help="JSON has one object a line, with bodies as text or base64.",
@@ -298,7 +276,6 @@ class _Files:
     help="A level of folders; repeatable, the outermost first. none: one folder.",
 )
 @click.option("--columns", metavar="A,B", help="Only these columns; by default all.")
-@click.option("--stored-bodies", is_flag=True, help="Leave compressed bodies as they are.")
 @click.option("--mode", type=click.Choice(["errorifexists", "overwrite", "append"]), default="errorifexists",
               show_default=True, help="What happens if OUTPUT is there.")  # fmt: skip
 @read_options
@@ -310,8 +287,6 @@ def export_command(path: str, files: _Files, reading: Reading, given: SparkGiven
     options = reading.options(path, given)
     if files.columns is not None:
         options["columns"] = files.columns
-    if files.stored_bodies:
-        options["decode_body"] = False
     with given.session() as spark:
         from rmqstore.spark.export import export
 
@@ -328,128 +303,6 @@ def export_command(path: str, files: _Files, reading: Reading, given: SparkGiven
         click.get_current_context().exit(FOUND_NOTHING)
 
 
-# ------------------------------------------------------------------------------------------------------------- profile
-
-
-@dataclasses.dataclass(frozen=True)
-class _Page:
-    """The folder that a profile makes."""
-
-    output: str
-    top_keys: int
-    overwrite: bool
-
-
-@main.command(name="profile")
-@path_argument
-@click.argument("output", type=click.Path())
-@click.option("--top-keys", type=click.IntRange(min=0), default=30, show_default=True, help="How many keys to name.")
-@click.option("--overwrite", is_flag=True, help="Replace a profile that is in OUTPUT.")
-@read_options
-@spark_options
-@gathered(_Page, "page")
-def profile_command(path: str, page: _Page, reading: Reading, given: SparkGiven) -> None:
-    """Write a page about what is in a store into the folder OUTPUT, and its figures as Parquet.
-
-    Messages and bytes by topic, tag and hour, sizes of bodies, compression, keys. OUTPUT/report.html needs nothing else.
-    """
-    with given.session() as spark:
-        from rmqstore.spark.profile import profile
-
-        figures = profile(spark, path, page.output, page.top_keys, page.overwrite, **reading.options(path, given))
-    printer = Printer(given.as_json)
-    report = os.path.join(page.output, "report.html")
-    if given.as_json:
-        value = dataclasses.asdict(figures.total)
-        damage = {"damaged": figures.damaged, "damaged_bytes": figures.damaged_bytes}
-        printer.json_line({"type": "profile", "report": report, "topics": figures.topic_num, **value, **damage})
-    else:
-        total = figures.total
-        printer.line(f"{total.messages} messages of {figures.topic_num} topics, {format_size(total.bytes)} of log")
-        printer.line(f"see {escape(report)}")
-    if figures.damaged:
-        note(f"{figures.damaged} damaged stretches or records were passed over")
-        click.get_current_context().exit(FOUND_NOTHING)
-
-
-# --------------------------------------------------------------------------------------------------------------- query
-
-
-@main.command(name="query")
-@path_argument
-@click.argument("topic")
-@click.argument("keys", nargs=-1)
-@click.option("--keys-from", type=click.Path(exists=True, dir_okay=False), help="A file with a key on each line.")
-@key_type_option("What the keys are.")
-@begin_option
-@end_option
-@click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many for a key.")
-@click.option("-O", "--output", help="Write the messages into this folder, as Parquet, and print none.")
-@spark_options
-@selecting("topic", "keys", "index_type", "begin", "end", "max_num")
-def query_command(
-    path: str, selection: Selection, keys_from: str | None, output: str | None, given: SparkGiven
-) -> None:
-    """Find the messages of many keys through the index, each checked against its message."""
-    if (selection.keys is not None) == (keys_from is not None):
-        raise click.UsageError("give KEYS, or --keys-from FILE")
-    config = given.config(path, read_only=True)
-    with given.session() as spark:
-        from rmqstore.spark.export import check_target
-        from rmqstore.spark.query import query
-
-        if output:
-            check_target(output, path)
-
-        wanted: Any = list(selection.keys or ())
-        if keys_from is not None:
-            lines = spark.read.text("file://" + os.path.abspath(keys_from)).withColumnRenamed("value", "key")
-            wanted = lines.where("key <> ''")
-        columns = None if output else _HIT_COLUMNS
-        hits = query(
-            spark,
-            path,
-            selection.topic,
-            wanted,
-            columns,
-            max_num=selection.max_num or 0,
-            begin=selection.begin,
-            end=selection.end,
-            index_type=selection.index_type,
-            config=config,
-        )
-        printer = Printer(given.as_json)
-        found = 0
-        if output:
-            from pyspark.sql import Observation
-            from pyspark.sql import functions as F
-
-            rows = Observation()
-            hits.observe(rows, F.count(F.lit(1)).alias("messages")).write.parquet(_target(output))
-            found = int(rows.get["messages"])
-            if given.as_json:
-                printer.json_line({"type": "query", "output": output, "messages": found})
-            elif found:
-                printer.line(f"wrote {found} messages into {escape(output)}")
-        else:
-            shown = [name for name in _HIT_COLUMNS if name != "store_timestamp"]
-            hits = hits.selectExpr("key", *shown, "unix_millis(store_timestamp) as store_timestamp")
-            for row in hits.orderBy("key", "phy_offset", ascending=[True, False]).toLocalIterator():
-                found += 1
-                if given.as_json:
-                    printer.json_line({"type": "hit", **row.asDict()})
-                else:
-                    printer.line(
-                        f"{escape(row.key)}  {format_time(row.store_timestamp)}  phy {row.phy_offset:>12}  {row['size']:>6} B"
-                        f"  {escape(row.topic)}/{row.queue_id} #{row.queue_offset}"
-                        + (f"  tags={escape(row.tags)}" if row.tags else "")
-                    )
-    if not found:
-        with given.open(path) as store:
-            about = about_topic(store, selection.topic)
-        nothing(f"no message of topic {selection.topic} has any of the keys{about}")
-
-
 # ------------------------------------------------------------------------------------------------------------- rebuild
 
 
@@ -457,12 +310,11 @@ def query_command(
 @path_argument
 @what_option
 @output_option
-@click.option("--partition-bytes", type=click.IntRange(min=1), help="Bytes of log for one task.")
 @drop_units_option
 @yes_option
 @spark_options
 @gathered(Task, "task")
-def rebuild_command(path: str, task: Task, partition_bytes: int | None, given: SparkGiven) -> None:
+def rebuild_command(path: str, task: Task, given: SparkGiven) -> None:
     """Rebuild index and consume queues from the commit log, with the tasks of a cluster.
 
     THIS COMMAND WRITES, as rmqstore rebuild does: without --output it replaces index/ and consumequeue/ of the store, after
@@ -477,9 +329,7 @@ def rebuild_command(path: str, task: Task, partition_bytes: int | None, given: S
     with given.session() as spark:
         from rmqstore.spark.rebuild import rebuild
 
-        report = rebuild(
-            spark, path, kinds, config, task.output, partition_bytes=partition_bytes, drop_units=task.drop_units
-        )
+        report = rebuild(spark, path, kinds, config, task.output, drop_units=task.drop_units)
     print_rebuild(report, task.output or path, given)
 
 

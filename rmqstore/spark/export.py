@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "PARTITIONS", "ExportReport", "check_target", "count", "export", "option_text", "read"]
 
-FORMATS = ("parquet", "json", "orc", "csv")
+FORMATS = ("parquet", "json", "orc")
 PARTITIONS = ("topic", "queue_id", "tags", "day", "hour")
 SAVE_MODES = ("errorifexists", "overwrite", "append")
 
@@ -128,17 +128,6 @@ def _as_text(frame: DataFrame) -> DataFrame:
     return frame.select(columns)
 
 
-def _as_flat(frame: DataFrame) -> DataFrame:
-    # Lists and maps as one text: keys as RocketMQ has them, properties as JSON.
-    from pyspark.sql import functions as F
-
-    how = {
-        "keys": lambda: F.concat_ws(" ", "keys").alias("keys"),
-        "properties": lambda: F.to_json("properties").alias("properties"),
-    }
-    return frame.select([how[name]() if name in how else F.col(name) for name in frame.columns])
-
-
 def export(
     spark: SparkSession,
     path: str | os.PathLike[str],
@@ -150,9 +139,9 @@ def export(
 ) -> ExportReport:
     """Write the messages of a store into files.
 
-    Bodies are decompressed unless ``decode_body=False``.  In JSON and CSV a body is text where it is UTF-8 and base64 where it
-    is not; ``body_encoding`` says "utf-8" or "base64".  Times are ISO 8601 in UTC there.  Every task writes files of its own, so
-    there is one for each task and folder.
+    Bodies are decompressed unless ``decode_body=False``.  In JSON, which has one object a line, a body is text where it is
+    UTF-8 and base64 where it is not; ``body_encoding`` is "utf-8" or "base64"; times are ISO 8601 in UTC.  Every task writes
+    a file for each folder that it has rows for.
 
     Parameters
     ----------
@@ -161,8 +150,7 @@ def export(
         The store.
     output : str
         A folder, or an address of any file system that Spark can write to.
-    format : {"parquet", "json", "orc", "csv"}
-        JSON has one object a line.  In CSV keys are joined by spaces and properties are JSON.
+    format : {"parquet", "json", "orc"}
     partition_by : iterable of str
         Which folders there are, the outermost first: of ``topic``, ``queue_id``, ``tags``, ``day`` and ``hour``, of the store
         time in UTC.  Nothing writes into one folder.
@@ -202,21 +190,15 @@ def export(
         asked = option_text("columns", options["columns"]).split(",")
         kept = {name.strip() for name in asked} | {"_corrupt"} | set(folders)
         frame = frame.select([name for name in frame.columns if name in kept])
-    if format in ("json", "csv"):
+    if format == "json":
         frame = _as_text(frame)
-    if format == "csv":
-        frame = _as_flat(frame)
     rows = Observation()
     writer = frame.observe(rows, F.count(F.lit(1)).alias("messages")).write.mode(save_mode)
     if folders:
         writer = writer.partitionBy(*folders)
-    if format in ("json", "csv"):
-        writer = writer.option("timeZone", "UTC")
     if format == "json":
         # Every object has every name, so that the first few tell the schema.
-        writer = writer.option("ignoreNullFields", "false")
-    if format == "csv":
-        writer = writer.option("header", "true").option("escape", '"')
+        writer = writer.option("timeZone", "UTC").option("ignoreNullFields", "false")
     target = os.fspath(output)
     writer.format(format).save(target)
     files = [name for name in frame.columns if name not in folders]

@@ -1,7 +1,7 @@
-"""The options of the data source ``rocketmq-store``: their names, and what they may say.
+"""The options of the data source ``rocketmq-store``: texts of Spark as values.
 
-Owns turning the texts that Spark hands over into values.  It never imports pyspark and never touches a store, but for the
-geometry, which comes from ``broker_conf``, from options, or from the store's files.
+It never imports pyspark and never touches a store, except for the geometry, which comes from ``broker_conf``, from options,
+or from the store's files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,11 @@ FORMAT = "rocketmq-store"
 
 QUEUE_ID_MAX = 2**31 - 1
 """The highest number that a record has for its queue."""
+
+CORRUPT_COLUMN = "_corrupt"
+"""The column that names what is wrong with a row; null for whole records."""
+UNREADABLE_BODY = "UNREADABLE_BODY"
+"""What that column ends with for a body that is not what its compression flag says."""
 
 # Spark's own; they say nothing to us.
 DATA_SOURCE_OPTIONS = {"__datasource_schema__", "name", "paths"}
@@ -93,12 +98,6 @@ def _time(name: str, text: str) -> int:
         raise StoreError(f"option {error}") from None
 
 
-def _choice(name: str, text: str, *choices: str) -> str:
-    if text.strip().lower() not in choices:
-        raise _wrong(name, text, f"{', '.join(choices[:-1])} or {choices[-1]}")
-    return text.strip().lower()
-
-
 def _list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -160,26 +159,21 @@ def store_config(
     Parameters
     ----------
     index : bool
-        False for who only reads log and queues: the geometry of the index, which an index file without entries does not
-        tell, is then not looked for.
+        Infer the geometry of the index too, which an index file without entries does not tell.
     may_be_empty : bool
-        True for who waits for the first segment: without one the sizes are RocketMQ's, until there is one and this is
-        asked again.
+        Take RocketMQ's sizes where there is no segment yet; ask again when there is one.
 
     Raises
     ------
     ValueError, GeometryError, OSError
         As of `StoreConfig.from_properties` and `StoreConfig.infer`.
     """
-    given = {name: options[name] for name in _FIELDS if name in options}
+    readers: dict[str, Callable[[str, str], Any]] = {"int": number, "bool": boolean}
     overrides: dict[str, Any] = {}
     for each in dataclasses.fields(StoreConfig):
-        if each.name in given:
-            text = given[each.name]
-            kind = str(each.type)
-            overrides[each.name] = (
-                number(each.name, text) if kind == "int" else boolean(each.name, text) if kind == "bool" else text
-            )
+        if each.name in _FIELDS and each.name in options:
+            text, read = options[each.name], readers.get(str(each.type))
+            overrides[each.name] = text if read is None else read(each.name, text)
     if options.get("broker_conf"):
         return StoreConfig.from_properties(options["broker_conf"], **overrides)
     if not os.path.isdir(os.path.join(root, "commitlog")) or (may_be_empty and not tells_segment_size(root, options)):
@@ -233,7 +227,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Read the options as Spark hands them over.
+        """Read the options as Spark passes them.
 
         Raises
         ------
@@ -241,48 +235,54 @@ class ReadOptions:
             An option that does not exist, or one whose value makes no sense.
         """
         check_names(options, _READ)
-        given = {name: options[name] for name in _READ if name in options}
-        found: dict[str, object] = {}
-        chosen: dict[str, Any] = {}
-        for name, text in given.items():
-            if name == "topic":
-                chosen["topics"] = _list(text) or None
-            elif name == "queue_id":
-                chosen["queue_ids"] = tuple(number(name, part, high=QUEUE_ID_MAX) for part in _list(text)) or None
-            elif name == "tags":
-                chosen["tags"] = text
-            elif name == "columns":
-                try:
-                    found["columns"] = chosen_columns(part for part in _list(text) if part != CORRUPT_COLUMN)
-                except ValueError as error:
-                    raise StoreError(f"option columns: {error}") from None
-                if CORRUPT_COLUMN in _list(text):
-                    found["columns"] = _list(text)
-            elif name in ("begin", "end"):
-                chosen[name] = _time(name, text)
-            elif name in ("begin_phy_offset", "end_phy_offset"):
-                chosen[name] = number(name, text)
-            elif name in ("partition_bytes", "max_bytes_per_trigger"):
-                found[name] = number_of_bytes(name, text)
-            elif name == "max_rows_per_trigger":
-                found[name] = number(name, text, 1)
-            elif name in ("decode_body", "fail_on_data_loss"):
-                found[name] = boolean(name, text)
-            elif name == "mode":
-                found[name] = _choice(name, text, "commitlog", "queue")
-            elif name == "corrupt":
-                found[name] = _choice(name, text, "fail", "report", "skip")
-            elif name == "starting_offset":
-                found[name] = _choice(name, text, "earliest", "latest")
-            elif name == "tiered":
-                found[name] = _directory(text) if text else None
-        return cls(path=store_path(options), selection=Selection(**chosen), **found)  # type: ignore[arg-type]
+        chosen = {field: read(name, options[name]) for name, (field, read) in _CHOOSE.items() if name in options}
+        found = {name: read(name, options[name]) for name, read in _HOW.items() if name in options}
+        return cls(path=store_path(options), selection=Selection(**chosen), **found)
 
 
-CORRUPT_COLUMN = "_corrupt"
-"""The column that says what is wrong with a row; null for whole records."""
-UNREADABLE_BODY = "UNREADABLE_BODY"
-"""With this ends what it says of a body that is not what its compression flag says."""
+def _queue_ids(name: str, text: str) -> tuple[int, ...] | None:
+    return tuple(number(name, part, high=QUEUE_ID_MAX) for part in _list(text)) or None
 
-_CHOSEN = {"topic", "queue_id", "tags", "begin", "end", "begin_phy_offset", "end_phy_offset"}
-_READ = {each.name for each in dataclasses.fields(ReadOptions)} - {"path", "selection", "missing"} | _CHOSEN
+
+def _columns(name: str, text: str) -> tuple[str, ...]:
+    names = _list(text)
+    try:
+        chosen = chosen_columns(part for part in names if part != CORRUPT_COLUMN)
+    except ValueError as error:
+        raise StoreError(f"option {name}: {error}") from None
+    return names if CORRUPT_COLUMN in names else chosen
+
+
+def _one_of(*choices: str) -> Callable[[str, str], str]:
+    def read(name: str, text: str) -> str:
+        if text.strip().lower() not in choices:
+            raise _wrong(name, text, f"{', '.join(choices[:-1])} or {choices[-1]}")
+        return text.strip().lower()
+
+    return read
+
+
+# By option: the field of `Selection`, and what reads its text.
+_CHOOSE: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "topic": ("topics", lambda name, text: _list(text) or None),
+    "queue_id": ("queue_ids", _queue_ids),
+    "tags": ("tags", lambda name, text: text),
+    "begin": ("begin", _time),
+    "end": ("end", _time),
+    "begin_phy_offset": ("begin_phy_offset", number),
+    "end_phy_offset": ("end_phy_offset", number),
+}
+# Fields of `ReadOptions`.
+_HOW: dict[str, Callable[[str, str], Any]] = {
+    "columns": _columns,
+    "partition_bytes": number_of_bytes,
+    "decode_body": boolean,
+    "mode": _one_of("commitlog", "queue"),
+    "corrupt": _one_of("fail", "report", "skip"),
+    "max_bytes_per_trigger": number_of_bytes,
+    "max_rows_per_trigger": lambda name, text: number(name, text, 1),
+    "fail_on_data_loss": boolean,
+    "starting_offset": _one_of("earliest", "latest"),
+    "tiered": lambda name, text: _directory(text) if text else None,
+}
+_READ = {*_CHOOSE, *_HOW}

@@ -1,19 +1,19 @@
-"""Messages by key, on a cluster: the index files of a store, asked for few keys or for a DataFrame of them.
+"""Messages by key, on a cluster: the index files of a store, asked for a DataFrame of keys.
 
-Owns how the work is cut.  Few keys go to every task, and each task asks some of the index files; a DataFrame of keys is
-arranged by hash slot, so that a task reads one range of each file's slots.  Every hit is compared with its record by
-`rmqstore.store.key_columns.key_table`, so that no foreign key of the same hash is among them.  It changes nothing on disk.
+Owns how the work is cut: keys are arranged by hash slot, so that a task reads one range of each file's slots.  Every hit is
+compared with its record by `rmqstore.store.key_columns.key_table`, so that no foreign key of the same hash is among them.
+It changes nothing on disk.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
@@ -27,7 +27,7 @@ from rmqstore.selection import Selection
 from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
 from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.reader import spark_schema
-from rmqstore.spark.task import spare_collector
+from rmqstore.spark.tasks import spare_collector
 from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, chosen_columns, import_pyarrow
 from rmqstore.store.key_columns import AskedKeys, key_table, text_buffers
 
@@ -39,9 +39,7 @@ __all__ = ["query"]
 
 logger = logging.getLogger(__name__)
 
-# Keys that are looked up together, and index files that are asked by one task.
 _KEYS_AT_ONCE = 4096
-_FILES_OF_A_TASK = 16
 
 
 @dataclass(frozen=True)
@@ -55,53 +53,45 @@ class _KeyJob:
         Names of the index files when the query was made.
     columns : tuple of str
     selection : Selection
-        Store times, kind of key, and how many messages of a key; with few keys the topic and the keys.
+        Store times, kind of key, and the number of messages of a key.
     with_log : bool
-        A task that searches all index files searches the log as well.
+        The index files leave out a part of the log, which is searched too.
     """
 
     plan: LogPlan
     files: list[str]
     columns: tuple[str, ...]
     selection: Selection
-    with_log: bool = False
+    with_log: bool
 
-    @property
-    def schema(self) -> StructType:
-        """StructType: of what is found."""
-        return StructType([StructField("key", StringType()), *spark_schema(self.columns).fields])
-
-    def batches(self, names: list[str] | None, keys: list[str], topics: list[str]) -> Iterator[pa.RecordBatch]:
-        """Look keys up in these index files; without names, in what no index file covers."""
+    def batches(self, keys: list[str], topics: list[str]) -> Iterator[pa.RecordBatch]:
+        """Look up keys, each with its topic."""
         spare_collector()
         pa, schema = import_pyarrow(), spark_arrow_schema(self.columns)
         log = self.plan.open()
         index_service = IndexService(self.plan.root, self.plan.config, read_only=True)
         try:
             index_service.load()
-            # A frame is read whenever somebody asks for its rows.  Retention takes the oldest files; nothing else may.
+            # A frame is read whenever its rows are asked for.  Retention takes the oldest files; nothing else may.
             left = [name for name in self.files if name in index_service.names]
             if self.files and (not left or left != self.files[-len(left) :]):
                 raise StoreChangedError(
                     "the index files were replaced since the query was made; make the query again", index_service.path
                 )
-            index_service.take([name for name in (self.files if names is None else names) if name in left])
+            index_service.take(left)
             index = LogIndex(self.plan.root, log, index_service)
-            if names is None or (self.with_log and len(names) == len(self.files)):
+            if self.with_log:
                 index.cover(DEFAULT_LOG_BYTES)
-                if names is None:
-                    index.only_log()
             for first in range(0, len(keys), _KEYS_AT_ONCE):
                 part = slice(first, first + _KEYS_AT_ONCE)
-                texts = pa.array(keys[part], pa.string()), pa.array(topics[part], pa.string())
-                asked = AskedKeys(*texts, self.selection)
-                while True:
-                    table = key_table(log, index, asked, ColumnOptions(self.columns))
-                    if not index_service.note_damage():
-                        break
-                    # What a damaged file hides is in the log; all others say what is not.  A row may come from two tasks.
-                    index_service.take(left)
+                asked = AskedKeys(
+                    pa.array(keys[part], pa.string()), pa.array(topics[part], pa.string()), self.selection
+                )
+                table = key_table(log, index, asked, ColumnOptions(self.columns))
+                while index_service.note_damage():
+                    # What a damaged file hides is in the log.
                     LogIndex(self.plan.root, log, index_service).cover(DEFAULT_LOG_BYTES)
+                    table = key_table(log, index, asked, ColumnOptions(self.columns))
                 for batch in table.combine_chunks().to_batches():
                     laid_out = in_spark_layout(batch.select(list(self.columns)), schema)
                     arrays = [batch.column("key"), *laid_out.columns]
@@ -123,11 +113,11 @@ def query(
     end: Moment | None = None,
     index_type: IndexType | None = None,
     config: StoreConfig | None = None,
-    partitions: int | None = None,
 ) -> DataFrame:
     """Find messages by their keys, through the index files; exact hits only.
 
-    What the index files do not cover is searched in the log, up to 1 GiB by a task; where there is more, a warning says so.
+    What the index files do not cover is searched in the log, up to 1 GiB by a task; where there is more, a warning is logged.
+    There are as many tasks as shuffles have (``spark.sql.shuffle.partitions``).
 
     Parameters
     ----------
@@ -137,24 +127,23 @@ def query(
     topic : str or None
         The topic of all keys; None takes it from a column ``topic`` of `keys`.
     keys : iterable of str, or DataFrame
-        Few keys, or a DataFrame with a column ``key``.  A key that comes twice is looked up once.
+        Keys, or a DataFrame with a column ``key``.  A key that comes twice is looked up once.
     columns : iterable of str, optional
         As of a scan.
     max_num : int
-        At most so many messages for a key, the newest.
+        The newest messages of a key, at most this many.
     begin, end : int or datetime, optional
         Store time range, inclusive and exact: ms since epoch, or a `datetime` (aware, or naive as local time).
     index_type : {None, "U", "K", "T"}
         As of `MessageStore.query_message`: keys and unique keys, one of both, or tags.
     config : StoreConfig, optional
         By default `StoreConfig.infer`.
-    partitions : int, optional
-        Tasks; by default by the number of index files, or as many as shuffles have.
 
     Returns
     -------
     DataFrame
-        The column ``key``, then the asked ones; without order.  A key without messages has no row.
+        The column ``key``, then the asked ones; without order.  A key without messages has no row.  The frame asks the index
+        files that were there when it was made: reading it after they were replaced (`rebuild`) is a `StoreChangedError`.
 
     Raises
     ------
@@ -162,51 +151,28 @@ def query(
         Keys that are not text, a column that does not exist, an index type that does not exist.
     StoreError
         There is no such store, or its geometry is unclear.
-
-    Notes
-    -----
-    The frame looks into the index files that were there when it was made.  Reading it after they were replaced (`rebuild`)
-    fails with `StoreChangedError`.
     """
     selection = Selection(begin=begin, end=end, index_type=index_type, max_num=max_num).check_times()
     names = DEFAULT_COLUMNS if columns is None else chosen_columns(columns)
+    if not isinstance(keys, DataFrame):
+        if topic is None:
+            raise ValueError("topic is None, which needs a DataFrame of keys with a column topic")
+        chosen = [keys] if isinstance(keys, str) else list(keys)
+        for key in chosen:
+            if not isinstance(key, str):
+                raise TypeError(f"key {key!r} is not text: give str")
+        keys = spark.createDataFrame([(key,) for key in chosen], "key string")
     plan = LogPlan.of(path, config)
     index_service = IndexService(plan.root, plan.config, read_only=True)
     index_service.load()
     files = list(index_service.names)
-    with_log = _uncovered(plan, index_service)
+    with_log = _leaves_out(plan, index_service)
     plan.warn_of_lost()
-    job = _KeyJob(plan, files, names, selection, with_log)
-    if isinstance(keys, DataFrame):
-        return _by_slot(keys, topic, job, partitions)
-    if topic is None:
-        raise ValueError("topic is None, which needs a DataFrame of keys with a column topic")
-    chosen = list(dict.fromkeys([keys] if isinstance(keys, str) else keys))
-    for key in chosen:
-        if not isinstance(key, str):
-            raise TypeError(f"key {key!r} is not text: give str")
-    job = replace(job, selection=replace(selection, topics=(topic,), keys=tuple(chosen)))
-    tasks = min(partitions or -(-len(files) // _FILES_OF_A_TASK), len(files)) if chosen else 0
-    if tasks < 2:
-        return _by_file(spark, job, [files])
-    # A key's newest messages lie in the files of several tasks; a record that was indexed twice may do so too.
-    wanted = names if "phy_offset" in names else (*names, "phy_offset")
-    groups: list[list[str] | None] = [
-        list(files[len(files) * i // tasks : len(files) * (i + 1) // tasks]) for i in range(tasks)
-    ]
-    if with_log:
-        groups.append(None)
-    found = _by_file(spark, replace(job, columns=wanted, with_log=False), groups)
-    newest = Window.partitionBy("key").orderBy(F.desc("phy_offset"))
-    # Of equal places all have rank 1, so that the first row of each is taken, and places are counted rather than rows.
-    ranked = found.withColumn("_place", F.dense_rank().over(newest)).withColumn(
-        "_copy", F.row_number().over(Window.partitionBy("key", "phy_offset").orderBy("phy_offset"))
-    )
-    return ranked.where((F.col("_place") <= max_num) & (F.col("_copy") == 1)).select("key", *names)
+    return _by_slot(keys, topic, _KeyJob(plan, files, names, selection, with_log))
 
 
-def _uncovered(plan: LogPlan, index_service: IndexService) -> bool:
-    # Whether the index files leave out a part of the log; said, where that is more than will be searched.
+def _leaves_out(plan: LogPlan, index_service: IndexService) -> bool:
+    # Whether the index files leave out a part of the log; a warning, where that is more than will be searched.
     log = plan.open()
     try:
         stretches = LogIndex(plan.root, log, index_service).stretches()
@@ -223,22 +189,11 @@ def _uncovered(plan: LogPlan, index_service: IndexService) -> bool:
     return bool(stretches)
 
 
-def _by_file(spark: SparkSession, job: _KeyJob, groups: Sequence[list[str] | None]) -> DataFrame:
-    keys = list(job.selection.keys or ())
-    topics = [job.selection.topic] * len(keys)
-
-    def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from job.batches(groups[number], keys, topics)
-
-    return spark.range(0, len(groups), 1, len(groups)).mapInArrow(look_up, job.schema)
-
-
-def _by_slot(keys: DataFrame, topic: str | None, job: _KeyJob, partitions: int | None) -> DataFrame:
+def _by_slot(keys: DataFrame, topic: str | None, job: _KeyJob) -> DataFrame:
     chosen = keys.select("key", (F.col("topic") if topic is None else F.lit(topic)).alias("topic")).dropna()
     slot_num, by_tag = job.plan.config.max_hash_slot_num, job.selection.index_type == "T"
     with_slot = StructType([*chosen.schema.fields, StructField("_slot", IntegerType())])
+    found = StructType([StructField("key", StringType()), *spark_schema(job.columns).fields])
 
     def add_slot(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pa = import_pyarrow()
@@ -249,8 +204,7 @@ def _by_slot(keys: DataFrame, topic: str | None, job: _KeyJob, partitions: int |
 
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from job.batches(job.files, batch.column(0).to_pylist(), batch.column(1).to_pylist())
+            yield from job.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
 
     slots = chosen.dropDuplicates().mapInArrow(add_slot, with_slot)
-    ranges = slots.repartitionByRange("_slot") if partitions is None else slots.repartitionByRange(partitions, "_slot")
-    return ranges.sortWithinPartitions("_slot").mapInArrow(look_up, job.schema)
+    return slots.repartitionByRange("_slot").sortWithinPartitions("_slot").mapInArrow(look_up, found)

@@ -27,10 +27,10 @@ from rmqstore.rabbitmq.queue import Queue
 from rmqstore.rabbitmq.queue_directory import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.vhost import Vhost
+from rmqstore.spark.batches import check_field, spark_type
 from rmqstore.spark.options import DATA_SOURCE_OPTIONS, number_of_bytes
 from rmqstore.spark.plan import PARTITION_BYTES
-from rmqstore.spark.schemas import check_field, spark_type
-from rmqstore.spark.task import spare_collector
+from rmqstore.spark.tasks import spare_collector
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,43 +1,74 @@
-"""Reading a store as a Spark DataFrame: the schema, the partitions, and the record batches of each.
+"""Reading a store as a Spark DataFrame: the schema, and the readers of a batch and of a stream.
 
-Owns what Spark asks of the reader of a batch, and which filters it answers by itself.  It never decodes a record (`batches`
-does, with the compiled core) and changes nothing on disk.
+Owns what Spark asks of a reader, the offsets of a stream, and how much of the log a micro-batch takes.  It never decodes a
+record (`batches` does, with the compiled core), changes nothing on disk and locks nothing; the store may be a broker's that
+runs on this host.
 
-The end of the log is fixed when Spark plans a DataFrame, once for each ``load()`` (PySpark 4.3) or for each job (4.0): what
-a writer appends afterwards belongs to the next one.  A task opens the one segment that its piece lies in, and lists nothing.
+Batch: the end of the log is fixed when Spark plans a DataFrame, once for each ``load()`` (PySpark 4.3) or for each job
+(4.0): what a writer appends afterwards belongs to the next one.  A task opens the segment of its piece, and lists nothing.
+
+Stream: an offset is ``{"phy_offset": n}``, where n is a place at which a scan of the log comes by: a record, a blank record,
+a damaged stretch, or the end.  What is between two offsets never changes, so a batch that Spark asks for again has the same
+rows, and with a sink that tells batches apart every message arrives once.  PySpark before 4.2 asks for the newest offset
+without saying where a stream is and how much it wants: there a batch takes all that is new, whatever the limits are.
 """
 
 from __future__ import annotations
 
-import datetime
+import logging
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyspark
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
+from rmqstore import _core
 from rmqstore._columns import COLUMN_NAMES
-from rmqstore.errors import StoreError
-from rmqstore.spark.batches import ReadJob, piece_batches, queue_piece_batches, spark_arrow_schema
-from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions, store_config
-from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, queue_pieces
-from rmqstore.spark.schemas import check_field, spark_type
-from rmqstore.spark.task import spare_collector
+from rmqstore._core import Verdict
+from rmqstore.commitlog.commit_log import CommitLog, check_store_root
+from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreChangedError, StoreError
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.spark.batches import (
+    ReadJob,
+    check_field,
+    piece_batches,
+    queue_piece_batches,
+    spark_arrow_schema,
+    spark_type,
+)
+from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions, store_config, tells_segment_size
+from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, first_offset, queue_pieces, segment_path
+from rmqstore.spark.tasks import spare_collector
 from rmqstore.spark.tiered import TieredPiece, tiered_piece_batches, tiered_pieces
 from rmqstore.store.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS, scan_schema
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    LIMITS = True
+except ImportError:  # before PySpark 4.2
+    LIMITS = False
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FilteringStoreReader", "PiecePartition", "StoreReader", "checked_schema", "read_partition", "spark_schema"]
+__all__ = ["PiecePartition", "StoreReader", "StoreStreamReader", "spark_schema"]
+
+logger = logging.getLogger(__name__)
 
 NULLABLE = NULLABLE_COLUMNS | {CORRUPT_COLUMN}
+# As the end of the log for a piece that ends before it.
+_FAR = 2**62
 
 
 def _type_of(name: str) -> DataType:
@@ -79,6 +110,9 @@ def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
             why = "" if field.name in NULLABLE else " and corrupt=report gives rows without it"
             raise StoreError(f"the schema says that column {field.name} is never null{why}; leave NOT NULL out")
     return spark_arrow_schema(schema.fieldNames(), {field.name for field in schema.fields if not field.nullable})
+
+
+# -------------------------------------------------------------------------------------------------------------- batch
 
 
 class PiecePartition(InputPartition):
@@ -123,8 +157,6 @@ class StoreReader(DataSourceReader):
             # A name that is spelled wrongly would give no rows.
             raise StoreError("there is no store here; give the folder that holds commitlog/", options.path)
         self.job = ReadJob.of(self.plan, options, arrow_schema)
-        # Filters that contradict each other leave nothing to read.
-        self.nothing = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks need no list of segments.
@@ -134,8 +166,7 @@ class StoreReader(DataSourceReader):
         """The pieces of the log, in its order; with ``mode=queue`` those of the queues.  Those of tiered storage come first."""
         options, plan = self.job.options, self.plan
         selection = options.selection
-        if self.nothing or plan is None:
-            return []
+        assert plan is not None
         if selection.topics is None:
             plan.warn_of_light_queues()
         older: list[InputPartition] = [PiecePartition(piece) for piece in tiered_pieces(plan, options)]
@@ -169,110 +200,238 @@ def read_partition(job: ReadJob, partition: InputPartition) -> Iterator[pa.Recor
     return piece_batches(job, piece, first=partition.first)
 
 
-def _met(options: ReadOptions, name: str, values: set[Any]) -> ReadOptions:
-    # Only these values of what may be several already.
-    given = getattr(options.selection, name)
-    kept = values if given is None else values & set(given)
-    # No tag at all is as good as no topic: nothing is chosen.
-    changes: dict[str, Any] = {name: tuple(sorted(kept))} if kept else {"topics": ()}
-    return replace(options, selection=replace(options.selection, **changes))
+# ------------------------------------------------------------------------------------------------------------- stream
 
 
-def _within(options: ReadOptions, names: tuple[str, str], low: int | None, high: int | None) -> ReadOptions:
-    begin, end = getattr(options.selection, names[0]), getattr(options.selection, names[1])
-    if low is not None:
-        begin = low if begin is None else max(begin, low)
-    if high is not None:
-        end = high if end is None else min(end, high)
-    changes: dict[str, Any] = {names[0]: begin, names[1]: end}
-    return replace(options, selection=replace(options.selection, **changes))
-
-
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-
-
-def _microseconds(value: Any) -> int:
-    if not isinstance(value, datetime.datetime) or value.tzinfo is None:
-        raise TypeError("no point in time")
-    return (value - _EPOCH) // datetime.timedelta(microseconds=1)
-
-
-def push_filter(options: ReadOptions, kind: str, column: str, value: Any) -> ReadOptions | None:
-    """ReadOptions or None: `options` narrowed down by a filter, which they then answer exactly; None where they cannot.
+class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows a store.
 
     Parameters
     ----------
-    kind : str
-        The name of a filter class of `pyspark.sql.datasource`.
-    column : str
-    value : object
-        As Spark gives it.
+    options : ReadOptions
+    schema : StructType
+        Only these columns are decoded.
+    raw : mapping of str
+        The options as Spark gives them, for the geometry.
     """
-    if kind == "IsNotNull":
-        return options if column in ("topic", "queue_id", "store_timestamp", "phy_offset") else None
-    equal = kind in ("EqualTo", "EqualNullSafe", "In")
-    values = list(value) if kind == "In" else [value]
-    if kind == "In":
-        values = [each for each in values if each is not None]
-    if column in ("topic", "tags") and equal and all(isinstance(each, str) for each in values):
-        if column == "tags" and {"", "*"} & set(values):
-            # They are no tags to a subscription.
-            return None
-        return _met(options, "topics" if column == "topic" else "tags", set(values))
-    if column == "queue_id" and equal and all(type(each) is int for each in values):
-        return _met(options, "queue_ids", set(values))
-    if kind == "In":
-        return None
-    if column == "phy_offset" and type(value) is int:
-        # From the first, before the second.
-        bounds = {
-            "EqualTo": (value, value + 1),
-            "EqualNullSafe": (value, value + 1),
-            "GreaterThan": (value + 1, None),
-            "GreaterThanOrEqual": (value, None),
-            "LessThan": (None, value),
-            "LessThanOrEqual": (None, value + 1),
-        }.get(kind)
-        return None if bounds is None else _within(options, ("begin_phy_offset", "end_phy_offset"), *bounds)
-    if column == "store_timestamp":
+
+    def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
+        if options.mode != "commitlog":
+            raise StoreError("a stream follows the log: leave option mode out")
+        if options.tiered is not None:
+            raise StoreError(
+                "a stream follows the local log: leave option tiered out, and read what is older as a batch"
+            )
+        # What retention took away is another matter than damage.
+        missing = "fail" if options.fail_on_data_loss else "skip"
+        self.options = replace(options, missing=missing)
+        self.schema = checked_schema(schema, options)
+        self.root = check_store_root(options.path)
+        self._raw = raw
+        self._take_config()
+        self._target: int | None = None
+        # Offsets at which records of this log surely begin; what a checkpoint says may be of another one.
+        self._places: deque[int] = deque(maxlen=8)
+        self._log: CommitLog | None = None
+        if not LIMITS and (options.max_bytes_per_trigger or options.max_rows_per_trigger):
+            logger.warning(
+                "this PySpark knows no limits for a batch; max_bytes_per_trigger and max_rows_per_trigger need 4.2"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A task opens what it reads by itself.
+        return {**self.__dict__, "_log": None}
+
+    # ---------------------------------------------------------------------------------------------------- where it is
+
+    def _take_config(self) -> None:
+        # Asked first: who looks at files that come meanwhile is not sure of what was there.
+        self._is_size_known = tells_segment_size(self.root, self._raw)
+        self.config = store_config(self.root, self._raw, index=False, may_be_empty=True)
+
+    def _opened(self) -> CommitLog:
+        # The log, listed; of a store without a segment the size is asked for again until there is one.
+        if not self._is_size_known:
+            self._take_config()
         try:
-            at = _microseconds(value)
-        except TypeError:
+            return self._listed()
+        except GeometryError:
+            if self._is_size_known:
+                raise
+        # The first segment came just now.
+        self._take_config()
+        return self._listed()
+
+    def _listed(self) -> CommitLog:
+        log = CommitLog(self.root, self.config, MappedFilePool(4), read_only=True)
+        log.load()
+        return log
+
+    def _look(self) -> CommitLog:
+        # The log with the end that it has now.
+        log = self._log
+        if log is not None and not self._is_size_known:
+            log.close()
+            log = self._log = None
+        if log is not None:
+            try:
+                before = log.max_offset
+                log.refresh()
+                newest = log.files.offsets[-1] if log.files.offsets else 0
+                if log.max_offset > before or newest <= before or not _begins_with_a_record(log, newest):
+                    return log
+                # Records follow after something that is none.
+                log.follow()
+                log.set_end(max(log.known_end(), before))
+                return log
+            except (StoreChangedError, OffsetOutOfRangeError) as error:
+                self._lost(f"the store was cut or replaced since the stream began ({error})")
+                self._places.clear()
+                log.close()
+        log = self._opened()
+        log.follow()
+        log.set_end(log.known_end())
+        self._log = log
+        return log
+
+    def _lost(self, what: str, phy_offset: int | None = None) -> None:
+        # Messages are gone that the stream has not seen.
+        path, pos = (self.root, None) if phy_offset is None else segment_path(self.root, self.config, phy_offset)
+        if self.options.fail_on_data_loss:
+            raise OffsetOutOfRangeError(
+                f"{what}; option fail_on_data_loss=false goes on with what is there, and a new checkpoint begins again",
+                path,
+                pos,
+            )
+        logger.warning("%s; going on with what is there [%s]", what, path)
+
+    def _place(self, log: CommitLog, offset: int) -> int:
+        # The first place of a scan at or after an offset of the log that somebody else says is one.
+        if offset in self._places or not log.min_offset < offset < log.max_offset:
+            return max(offset, log.min_offset)
+        place = first_offset(log, Piece(offset, log.max_offset, missing=log.files.find(offset) is None))
+        if place != offset:
+            self._lost(
+                f"nothing begins at phy offset {offset}, where the stream is: the log was cut or replaced", offset
+            )
+        self._places.append(place)
+        return place
+
+    def _at(self, place: int) -> dict[str, int]:
+        self._places.append(place)
+        return {"phy_offset": place}
+
+    def _place_at_or_after(self, log: CommitLog, begin: int, goal: int) -> int:
+        # The first place of a scan at or after `goal`, coming from the place `begin`.
+        return min(log.step_to(begin, min(goal, log.max_offset)), log.max_offset)
+
+    def _place_before(self, log: CommitLog, begin: int, goal: int) -> int:
+        # The last place of a scan at or before `goal`, but after `begin`.
+        place = log.step_before(begin, goal)
+        return place if place > begin else self._place_at_or_after(log, begin, begin + 1)
+
+    # -------------------------------------------------------------------------------------------------- what Spark asks
+
+    def initialOffset(self) -> dict[str, int]:
+        """Where a new stream begins: by options ``starting_offset`` and ``begin_phy_offset``, else at the oldest message."""
+        log = self._look()
+        if self.options.starting_offset == "latest":
+            return self._at(log.max_offset)
+        begin = self.options.selection.begin_phy_offset or 0
+        if begin <= log.min_offset:
+            return self._at(log.min_offset)
+        missing = begin >= log.max_offset or log.files.find(begin) is None
+        return self._at(min(first_offset(log, Piece(begin, log.max_offset, missing=missing)), log.max_offset))
+
+    def getDefaultReadLimit(self) -> Any:
+        """What options ``max_bytes_per_trigger`` and ``max_rows_per_trigger`` say; with both, both hold."""
+        if not LIMITS:
             return None
-        # Records have whole milliseconds, both ends are included.
-        floor, ceil = at // 1000, -(-at // 1000)
-        times = {
-            "EqualTo": (ceil, floor),
-            "EqualNullSafe": (ceil, floor),
-            "GreaterThan": (floor + 1, None),
-            "GreaterThanOrEqual": (ceil, None),
-            "LessThan": (None, ceil - 1),
-            "LessThanOrEqual": (None, floor),
-        }.get(kind)
-        return None if times is None else _within(options, ("begin", "end"), *times)
-    return None
+        if self.options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self.options.max_bytes_per_trigger)
+        if self.options.max_rows_per_trigger is not None:
+            return ReadMaxRows(self.options.max_rows_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
+        """Where the next batch ends; at least one record after `start`, if there is one, however small the limit."""
+        log = self._look()
+        goal = log.max_offset
+        if self._target is not None:
+            goal = min(goal, self._target)
+        if start is None:
+            return self._at(goal)
+        if start["phy_offset"] > log.max_offset:
+            # `partitions` says that the store is not the one that it was.
+            return {"phy_offset": goal if self._target is None else max(goal, start["phy_offset"])}
+        begin = self._place(log, start["phy_offset"])
+        if self.options.selection.end_phy_offset is not None and self.options.selection.end_phy_offset < goal:
+            goal = self._place_at_or_after(log, begin, self.options.selection.end_phy_offset)
+        if goal <= begin:
+            return {"phy_offset": max(goal, start["phy_offset"])}
+        if LIMITS and limit is not None and not isinstance(limit, ReadAllAvailable):
+            max_bytes, max_rows = self.options.max_bytes_per_trigger, self.options.max_rows_per_trigger
+            if max_rows is not None:
+                goal = log.step_over(begin, goal, max_rows)
+            if max_bytes is not None and goal - begin > max_bytes:
+                goal = min(goal, self._place_before(log, begin, begin + max_bytes))
+        return self._at(goal)
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        """Where the log ends, for the progress of the stream."""
+        return {"phy_offset": self._look().max_offset}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take note of the end: this run goes no further."""
+        self._target = self._look().max_offset
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """The pieces between two offsets.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            Messages between them are not there any more, and ``fail_on_data_loss`` is true.
+        """
+        begin, stop = start["phy_offset"], end["phy_offset"]
+        if begin == stop:
+            return []
+        log = self._look()
+        low, high = log.min_offset, log.max_offset
+        if begin > high or stop > high:
+            self._lost(
+                f"the stream is at phy offset {max(begin, stop)}, but the log ends at {high}: it was cut or replaced",
+                high,
+            )
+            begin, stop = (low if begin > high else begin), min(stop, high)
+        if begin < low:
+            self._lost(
+                f"the messages from phy offset {begin} on are not there any more, the log begins at {low}: keep them longer, "
+                "or let the stream keep up",
+                begin,
+            )
+            begin = low
+        begin = self._place(log, begin)
+        plan = LogPlan(self.root, self.config, log.files.offsets, low, stop)
+        plan.refuse_light_queues(self.options.selection.topics)
+        made: list[InputPartition] = []
+        for piece in plan.pieces(self.options.partition_bytes, begin, stop):
+            if piece.missing:
+                self._lost(f"the segments from phy offset {piece.begin} to {piece.end} are missing", piece.begin)
+            else:
+                made.append(PiecePartition(piece, piece.begin == begin, self.config.mapped_file_size_commit_log))
+        return made
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The record batches of one piece."""
+        return read_partition(ReadJob(self.root, self.config, _FAR, self.options, self.schema), partition)
+
+    def stop(self) -> None:
+        """Let the store go."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
 
-class FilteringStoreReader(StoreReader):
-    """As `StoreReader`, and answers what filters it can by itself."""
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Take the filters on topic, queue_id, tags, store_timestamp and phy_offset; gives back the others."""
-        options = self.job.options
-        for each in filters:
-            column = each.attribute[0] if len(getattr(each, "attribute", ())) == 1 else ""
-            narrowed = push_filter(options, type(each).__name__, column, getattr(each, "value", None))
-            if column == "topic" and narrowed is not None and options.mode == "queue" and self.plan is not None:
-                # Spark compares, and no row of a light queue has it as its topic.
-                self.plan.refuse_light_queues(narrowed.selection.topics)
-            if column == "phy_offset" and options.tiered is not None:
-                # Each queue of tiered storage counts by itself, so Spark compares.
-                narrowed = None
-            if narrowed is not None and (options.mode == "commitlog" or column not in ("topic", "queue_id")):
-                options = narrowed
-                self.job = replace(self.job, options=options)
-                # A row that tells of damage is null in these columns, so Spark has to leave it out.
-                if options.corrupt != "report":
-                    continue
-            yield each
-        self.nothing = () in (options.selection.topics, options.selection.queue_ids)
+def _begins_with_a_record(log: CommitLog, base: int) -> bool:
+    return _core.check_record(log.files.file(base).region, 0, base, 0)[0] == Verdict.RECORD

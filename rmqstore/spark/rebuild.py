@@ -1,14 +1,14 @@
 """Distributed rebuild: index and consume queues rebuilt from the commit log, by many processes that share its directory.
 
-Owns the order of the passes, and putting together what their tasks leave: `rebuild_records` is pass 1, `rebuild_index`
-passes 2 and 3, `rebuild_checks` the comparison with the log.  The bytes are those of the single-process
-`rmqstore.rebuild`, from which the swap, the marker and the rules of dispatching are taken.  The passes are plain
-functions over paths: Spark only maps them, in any order, twice or again after a kill.  Nothing here changes the commit
-log, and the old files stay in place until the new ones are complete and verified.
+Owns the order of the passes, and combining what their tasks return: `rebuild_records` is pass 1, `rebuild_index` pass 2 and
+the comparison with the log.  The bytes are those of the single-process `rmqstore.rebuild`, from which the swap, the marker
+and the rules of dispatching are taken.  The passes are plain functions over paths: Spark only maps them, in any order,
+twice or again after a kill.  Nothing here changes the commit log, and the old files stay in place until the new ones are
+complete and verified.
 
-What holds it together: a task writes either a file of its own, which it names last, or a range of a shared file that
-follows from the log alone, so that whoever writes it again writes the same bytes; what depends on the order of the log
-is computed from the summaries of the pieces; pieces must meet, each where the one before ended.
+A task writes either a file of its own, which it names last, or a range of a shared file that follows from the log alone, so
+that a second attempt writes the same bytes.  What depends on the order of the log is computed from the summaries of the
+segments.
 """
 
 from __future__ import annotations
@@ -38,20 +38,26 @@ from rmqstore.files.open_file import read_small_file
 from rmqstore.index.index_service import index_name_after
 from rmqstore.offline.rebuild import RebuildJob, RebuildReport, refuse_findings
 from rmqstore.offline.rebuild_swap import delete_tree, folders_of
-from rmqstore.spark.mapper import Mapper, spark_mapper
-from rmqstore.spark.plan import PARTITION_BYTES
-from rmqstore.spark.rebuild_checks import check_part, check_queues
-from rmqstore.spark.rebuild_files import write_named
-from rmqstore.spark.rebuild_index import EntryPlace, index_path, note_heads, spans_of, write_empty_file, write_span
-from rmqstore.spark.rebuild_plan import (
+from rmqstore.spark.rebuild_index import (
+    IndexTask,
+    check_part,
+    check_queues,
+    index_path,
+    index_tasks,
+    write_index_file,
+)
+from rmqstore.spark.rebuild_records import (
     SMALLEST_RECORD,
     UNIT_SIZE,
     LogSummary,
-    PartsDoNotMeetError,
     QueueKey,
     RebuildPlan,
+    dispatch_alone,
+    fill_units,
+    scan_segments,
+    write_named,
 )
-from rmqstore.spark.rebuild_records import dispatch_alone, fill_units, scan_pieces
+from rmqstore.spark.tasks import Map, parallelism_of, spark_map
 from rmqstore.store.dispatch_rules import without_unit
 from rmqstore.store.queue_lives import DeletedTopics
 
@@ -62,116 +68,67 @@ __all__ = ["rebuild", "rebuild_with"]
 
 logger = logging.getLogger(__name__)
 
-# A span of an index file has no fewer entries than this: merging slot heads costs more than it gains then.
-_SMALLEST_SPAN = 1 << 21
-# Index files are cut where there would be so many times more tasks at once than files.
-_IDLE = 4
-# So few units are looked at by the driver sooner than by tasks.
+# Fewer units than this are compared by the driver sooner than by tasks.
 _FEW_UNITS = 1 << 25
-# So many tasks a pass over the log has at the most; each then takes several pieces, and the driver one summary a task.
+# Tasks of a pass over the log at most; each then takes several segments, and the driver one summary of a task.
 _MAX_TASKS = 4096
-# And so many pieces a task, where there are enough of them.
-_PIECES = 8
-# Small pieces of work are put together into so many tasks.
+# Segments of a task, where there are enough of them.
+_SEGMENTS = 8
+# Small pieces of work are combined into this number of tasks.
 _SMALL_WORK_TASKS = 64
 
 
-def rebuild_with(mapper: Mapper, job: RebuildJob, partition_bytes: int | None = None) -> RebuildReport:
-    """Rebuild as `rebuild` does, with tasks mapped by `mapper`.
-
-    Parameters
-    ----------
-    mapper : Mapper
-        Index files are cut into spans where there are fewer of them than tasks that run at once.
-    job : RebuildJob
-    partition_bytes : int, optional
-        See `rebuild`.
-    """
-    if (partition_bytes is not None and partition_bytes < 1) or mapper.parallelism < 1:
-        raise ValueError(
-            f"partition_bytes is {partition_bytes}, parallelism {mapper.parallelism}; both must be at least 1"
-        )
+def rebuild_with(run: Map, job: RebuildJob, parallelism: int = 1) -> RebuildReport:
+    """Rebuild as `rebuild` does, with tasks that `run` runs, about `parallelism` at once."""
     output = None if job.output is None else os.path.abspath(job.output)
     job = dataclasses.replace(job, root=os.path.abspath(job.root), output=output)
-    return job.run(partial(_build, mapper, partition_bytes), resumable=True)
+    return job.run(partial(_build, run, parallelism), resumable=True)
 
 
-def _build(mapper: Mapper, piece_size: int | None, job: RebuildJob, work: str) -> RebuildReport:
-    # Without queues the way to a piece begins at its segment's start, so that smaller pieces are read again and again.
-    by_queues = next(queue_directories(job.root, "consumequeue"), None) is not None
-    if piece_size is None:
-        piece_size = PARTITION_BYTES if by_queues else job.known_config.mapped_file_size_commit_log
-    while True:
-        plan = _make_plan(job, work, piece_size, by_queues)
-        _start(plan)
-        try:
-            report = _Rebuild(mapper, plan).run()
-            break
-        except PartsDoNotMeetError as error:
-            delete_tree(work, ignore_errors=True)
-            if not by_queues:
-                raise
-            logger.warning("an old consume queue shows a wrong way (%s); the rebuild begins again without them", error)
-            by_queues = False
-        except StoreError:
-            # Trying again would find the same; what else may happen (a worker that died, a full disk) leaves what is done.
-            delete_tree(work, ignore_errors=True)
-            raise
-    # Rubbish from here on.
+def _build(run: Map, parallelism: int, job: RebuildJob, work: str) -> RebuildReport:
+    plan = _make_plan(job, work)
+    if os.path.basename(plan.build) in listing(work).existing().names:
+        logger.info("going on with what is in %s", plan.build)
+    else:
+        # What an attempt at anything else left goes.
+        delete_tree(work, ignore_errors=True)
+        make_directories(plan.build)
+    try:
+        report = _Rebuild(run, parallelism, plan).run()
+    except StoreError:
+        # Trying again would find the same; what else may happen (a worker that died, a full disk) leaves what is done.
+        delete_tree(work, ignore_errors=True)
+        raise
     delete_tree(plan.build)
     return report
 
 
-def _make_plan(job: RebuildJob, work: str, piece_size: int, by_queues: bool) -> RebuildPlan:
+def _make_plan(job: RebuildJob, work: str) -> RebuildPlan:
     root, kinds = job.root, job.kinds
     config = dataclasses.replace(job.known_config, clock=system_clock)
     log = CommitLog(root, config, MappedFilePool(4), read_only=True)
     try:
         log.load()
         end = log.find_end_behind_damage()
-        offsets = [base for base in log.files.offsets if base < end]
-        state = [(base, os.stat(log.files.file(base).path).st_mtime_ns) for base in offsets]
+        segments = tuple(base for base in log.files.offsets if base < end)
+        times = [os.stat(log.files.file(base).path).st_mtime_ns for base in segments]
     finally:
         log.close()
-    size = config.mapped_file_size_commit_log
-    missing = tuple((low + size, high) for low, high in itertools.pairwise(offsets) if high > low + size)
     # Of queues that are to be written nobody guesses the kind: where the topics may not be read, that is an error.
     store = ConsumeQueueStore(root, config, MappedFilePool(1), read_only="consumequeue" not in kinds)
     store.load_topics(os.path.join(root, "config", "topics.json"))
     batch_topics = frozenset(
         {topic for topic, _, _ in queue_directories(root, "batchconsumequeue")} | store.batch_topics
     )
-    options = (root, kinds, config, offsets[0] if offsets else 0, end, missing, piece_size, by_queues, batch_topics)
-    key = hashlib.sha256(repr((*options[:-1], sorted(batch_topics), state)).encode()).hexdigest()[:16]
-    return RebuildPlan(
-        root=root,
-        work=work,
-        kinds=kinds,
-        config=config,
-        begin=offsets[0] if offsets else 0,
-        end=end,
-        missing=missing,
-        piece_size=min(piece_size, size),
-        batch_topics=batch_topics,
-        direct=not config.enable_consume_queue_ext,
-        by_queues=by_queues,
-        key=key,
-    )
-
-
-def _start(plan: RebuildPlan) -> None:
-    # What an earlier attempt at the very same left is gone on with; anything else goes.
-    if os.path.basename(plan.build) not in listing(plan.work).existing().names:
-        delete_tree(plan.work, ignore_errors=True)
-        make_directories(plan.build)
-    else:
-        logger.info("going on with what is in %s", plan.build)
+    state = (root, kinds, config, segments, times, end, sorted(batch_topics))
+    key = hashlib.sha256(repr(state).encode()).hexdigest()[:16]
+    return RebuildPlan(root, work, kinds, config, segments, end, batch_topics, key)
 
 
 def _groups(count: int, parallelism: int) -> list[tuple[int, int]]:
-    # Consecutive pieces for one task each: some, as Spark needs as long for a task as a piece takes, but enough tasks that
-    # all end at about the same time.
-    size = max(min(_PIECES, count // (3 * parallelism)), -(-count // _MAX_TASKS), 1)
+    # Consecutive segments for one task each: some, as Spark needs as long for a task as a segment takes, but enough tasks
+    # that all end at about the same time.
+    size = max(min(_SEGMENTS, count // (3 * parallelism)), -(-count // _MAX_TASKS), 1)
     return [(first, min(first + size, count)) for first in range(0, count, size)]
 
 
@@ -187,7 +144,7 @@ class _Rebuild:
     ----------
     report : RebuildReport
     groups : list of (int, int)
-        The pieces that each task of a pass over the log takes.
+        The segments that each task of a pass over the log takes.
     summaries : list of LogSummary
         Of each group.
     summary : LogSummary
@@ -198,12 +155,12 @@ class _Rebuild:
         Queues of topics that were deleted, of which nothing was built.
     """
 
-    def __init__(self, mapper: Mapper, plan: RebuildPlan):
-        self.mapper, self.plan = mapper, plan
+    def __init__(self, run: Map, parallelism: int, plan: RebuildPlan):
+        self.map, self.plan = run, plan
         self.report = RebuildReport(plan.kinds, plan.root)
-        self.groups = _groups(plan.piece_num, mapper.parallelism)
+        self.groups = _groups(len(plan.segments), parallelism)
         self.summaries: list[LogSummary] = []
-        self.summary = LogSummary(plan.begin, plan.begin)
+        self.summary = LogSummary()
         self.index_names: list[str] = []
         self.dropped: set[QueueKey] = set()
 
@@ -220,40 +177,34 @@ class _Rebuild:
 
     def _scan(self) -> None:
         plan, summary, report = self.plan, self.summary, self.report
-        self.summaries = [LogSummary.from_json(text) for text in self.mapper(scan_pieces, plan, self.groups)]
+        self.summaries = self.map(scan_segments, plan, self.groups)
         for each in self.summaries:
-            summary.join(each, plan)
-        if plan.end > plan.begin and summary.reached < plan.end:
-            raise CorruptionError(
-                f"the log was read up to phy offset {summary.reached}, but ends at {plan.end}; please report this",
-                os.path.join(plan.root, "commitlog"),
-            )
-        report.records, report.damage, report.log_bytes = summary.records, summary.damage, plan.end - plan.begin
-        report.index_entries = sum(summary.entry_nums)
+            summary.join(each)
+        size = plan.config.mapped_file_size_commit_log
+        missing = [
+            (low + size, high - low - size, "missing segment")
+            for low, high in itertools.pairwise(plan.segments)
+            if high > low + size
+        ]
+        report.damage = sorted([*summary.damage, *missing])
+        report.records, report.index_entries = summary.records, sum(summary.entry_nums)
+        report.log_bytes = plan.end - plan.segments[0] if plan.segments else 0
 
     def _build_index(self) -> None:
-        mapper, plan, summary = self.mapper, self.plan, self.summary
-        total, per_file = sum(summary.entry_nums), plan.config.max_index_num - 1
-        file_num = -(-total // per_file)
-        # One task a file needs no slot heads of others, and a pass less.  Files are cut only where most of what runs tasks
-        # would stand idle.
-        cut = bool(total) and mapper.parallelism >= _IDLE * file_num
-        span_size = max(min(total, per_file) * file_num // mapper.parallelism + 1, _SMALLEST_SPAN) if cut else per_file
-        spans = spans_of(plan, summary.entry_nums, min(span_size, per_file))
-        mapper(note_heads, plan, [span for span in spans if span.number < span.of - 1])
-        mapper(write_span, plan, spans)
-        if summary.records and total % per_file == 0 and not summary.last_has_keys:
+        plan, summary = self.plan, self.summary
+        tasks = index_tasks(plan, summary.entry_nums)
+        if summary.records and not summary.last_has_keys and sum(summary.entry_nums) % (plan.config.max_index_num - 1) == 0:
             # RocketMQ (5.5.0) rolls a full file for the next record even if that has no keys.
             before = None
-            if spans:
-                piece, first, count = spans[-1].parts[-1]
-                before = EntryPlace(piece, first + count - 1)
-            write_empty_file(plan, (file_num, before))
-            file_num += 1
+            if tasks:
+                segment, first, count = tasks[-1].parts[-1]
+                before = segment, first + count - 1
+            tasks.append(IndexTask(len(tasks), (), before))
+        self.map(write_index_file, plan, tasks)
         text = read_small_file(os.path.join(plan.build, "names.json"))
         if text is None:
             names: list[str] = []
-            for _ in range(file_num):
+            for _ in tasks:
                 names.append(index_name_after(names[-1] if names else None, time.time_ns() // 1_000_000))
             text = json.dumps(names).encode()
             write_named(os.path.join(plan.build, "names.json"), text)
@@ -274,7 +225,7 @@ class _Rebuild:
         fills = [fill for fill in fills if fill[:2] not in summary.alone]
         mark = os.path.join(plan.build, "filled")
         if fills and not os.path.exists(mark):
-            self.mapper(fill_units, plan, _together(fills))
+            self.map(fill_units, plan, _together(fills))
             write_named(mark, b"")
         self.report.units = sum(place[4] for key, place in summary.queues.items() if key not in summary.alone)
         if summary.alone:
@@ -289,9 +240,9 @@ class _Rebuild:
         segments: set[int] = set()
         for each, numbers in zip(self.summaries, self.groups, strict=True):
             if each.further or not summary.alone.isdisjoint(each.queues):
-                segments |= {plan.segment(plan.piece(number).begin) for number in range(*numbers)}
+                segments.update(plan.segments[slice(*numbers)])
         tasks = [(sorted(segments), sorted(summary.alone), sorted(self._batch_topics))]
-        for units, misplaced, gone, deleted_after, alone_dropped in self.mapper(dispatch_alone, plan, tasks):
+        for units, misplaced, gone, deleted_after, alone_dropped in self.map(dispatch_alone, plan, tasks):
             report.units += units
             report.damage += [tuple(part) for part in misplaced]
             for topic, num in gone.items():
@@ -306,7 +257,7 @@ class _Rebuild:
             self.dropped |= set(alone_dropped)
 
     def _drop(self, keys: set[QueueKey]) -> None:
-        # Queues of topics that were deleted: what tasks wrote of them stays in the scratch.
+        # Queues of topics that were deleted: what tasks wrote for them stays in the scratch.
         gone = self.report.gone
         for key in keys:
             gone[key[0]] = gone.get(key[0], 0) + self.summary.queues.pop(key)[4]
@@ -332,14 +283,14 @@ class _Rebuild:
                 _move(source, queue_directory(plan.work, kind, topic, queue_id))
 
     def _verify(self) -> None:
-        mapper, plan, entry_nums = self.mapper, self.plan, self.summary.entry_nums
+        plan, entry_nums = self.plan, self.summary.entry_nums
         batch_topics = sorted(self._batch_topics)
         starts = [0, *np.cumsum(entry_nums, dtype=np.int64).tolist()] if entry_nums else None
         left_out = sorted(without_unit(self.report.damage)), sorted(self.dropped)
         tasks = [(*numbers, starts[numbers[0]] if starts else 0, batch_topics, *left_out) for numbers in self.groups]
         covered: dict[QueueKey, int] = {}
         # In one go: a pass costs a moment even where it has little to do.
-        answers = mapper(check_part, plan, [*tasks, *self.index_names])
+        answers = self.map(check_part, plan, [*tasks, *self.index_names])
         for (_, last, *_), (findings, units, entry) in zip(tasks, answers, strict=False):
             refuse_findings(findings)
             for key, count in units.items():
@@ -361,7 +312,7 @@ class _Rebuild:
         if "consumequeue" in plan.kinds:
             checks = [(*key, covered.get(key, 0), key[0] in batch_topics) for key in queues]
             few = sum(covered.values()) < _FEW_UNITS and len(checks) <= _SMALL_WORK_TASKS
-            for findings in [check_queues(plan, checks)] if few else mapper(check_queues, plan, _together(checks)):
+            for findings in [check_queues(plan, checks)] if few else self.map(check_queues, plan, _together(checks)):
                 refuse_findings(findings)
         for folder in folders_of(plan.kinds):
             if os.path.isdir(os.path.join(plan.work, folder)):
@@ -384,8 +335,6 @@ def rebuild(
     config: StoreConfig | None = None,
     output: str | os.PathLike[str] | None = None,
     *,
-    partition_bytes: int | None = None,
-    parallelism: int | None = None,
     drop_units: int = 0,
 ) -> RebuildReport:
     """Rebuild index and queues from the commit log, as `rmqstore.rebuild` does, with the tasks of a Spark session.
@@ -404,11 +353,6 @@ def rebuild(
         As of `rmqstore.rebuild`.
     output : path, optional
         Build into this directory, which must not hold them already, and leave the store as it is.
-    partition_bytes : int, optional
-        Bytes of log for one task; memory of a task grows with it.  By default 128 MiB, or a whole segment where the store
-        has no consume queues that show where records begin.
-    parallelism : int, optional
-        How many tasks run at once; by default what Spark says.
     drop_units : int
         As of `rmqstore.rebuild`.
 
@@ -427,4 +371,4 @@ def rebuild(
     call goes on with that, if nothing was written to the log meanwhile.
     """
     job = RebuildJob.of(path, what, config, output, drop_units)
-    return rebuild_with(spark_mapper(spark, parallelism), job, partition_bytes)
+    return rebuild_with(spark_map(spark), job, parallelism_of(spark))

@@ -1,182 +1,182 @@
-"""Passes 2 and 3 of a rebuild: the spooled entries become index files, each by one task or by several spans.
+"""Pass 2 of a rebuild, the index files, and the comparison of everything that was built with the log.
 
-Owns which entry comes into which file, and the bytes of the files.  An earlier span's slot heads are what a later one
-needs to know of it.
+Owns which entry comes into which index file.  A task writes a whole file and forces it to the disk; `rmqstore.offline.verify`
+says what is wrong with it.  The log, and what is compared, stay as they are.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
+import uuid
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmqstore._core import IndexLayout, SlotHeads
-from rmqstore.spark.rebuild_files import write_at, write_named
-from rmqstore.spark.rebuild_plan import ENTRIES, RebuildPlan
-from rmqstore.spark.rebuild_records import spool_path
+from rmqstore._dispatch import RecordColumns
+from rmqstore.errors import Finding
+from rmqstore.files.durable import force_data, fsync_directory
+from rmqstore.files.listing import listing
+from rmqstore.index.index_file import IndexFile
+from rmqstore.offline.compared import Compared
+from rmqstore.offline.rebuild_swap import folders_of
+from rmqstore.offline.verify import verify_index_file, verify_queue, verify_records
+from rmqstore.spark.rebuild_records import ENTRIES, ENTRY, ROWS, QueueKey, RebuildPlan, spool_path
 
-_ENTRY_SIZE = int(IndexLayout.ENTRY_SIZE)
-_HEADER_SIZE = int(IndexLayout.INDEX_HEADER_SIZE)
-
-
-class EntryPlace(NamedTuple):
-    """Where an index entry is spooled: the piece, and its number there from 0 on."""
-
-    piece: int
-    number: int
+SegmentsTask = tuple[int, int, int, list[str], list[int], list[QueueKey]]
 
 
-class Span(NamedTuple):
-    """A run of entries of one index file, for one task.
+# --------------------------------------------------------------------------------------------------------- index files
+
+
+class IndexTask(NamedTuple):
+    """An index file that is to be written.
 
     Attributes
     ----------
-    file : int
-        Number of the file, from 0 on.
-    number, of : int
-        Which span of the file, from 0 on, and how many it has.
-    first : int
-        Number of the first entry in the file, from 1 on.
+    number : int
+        From 0 on.
     parts : tuple of (int, int, int)
-        Where the entries are spooled: piece, number of the first there, how many.
-    begin : EntryPlace
-        The file's first entry.
-    before : EntryPlace or None
-        The last entry of the file before.
+        Where its entries are spooled: segment, number of the first there, how many.
+    before : (int, int) or None
+        Where the last entry of the file before is spooled: segment, number there.
     """
 
-    file: int
     number: int
-    of: int
-    first: int
     parts: tuple[tuple[int, int, int], ...]
-    begin: EntryPlace
-    before: EntryPlace | None
+    before: tuple[int, int] | None
 
 
-class _Spool:
-    """The spooled entries of a piece, mapped."""
-
-    def __init__(self, path: str):
-        data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
-        n = len(data) // 20
-        self.phy_offsets = data[: 8 * n].view(np.int64)
-        self.store_timestamps = data[8 * n : 16 * n].view(np.int64)
-        self.hashes = data[16 * n :].view(np.int32)
-
-    def entry(self, number: int) -> _Entry:
-        return _Entry(int(self.phy_offsets[number]), int(self.store_timestamps[number]))
-
-
-class _Entry(NamedTuple):
-    phy_offset: int
-    store_timestamp: int
-
-
-def _entry(plan: RebuildPlan, place: EntryPlace) -> _Entry:
-    # What is spooled there.
-    return _Spool(spool_path(plan, place.piece)).entry(place.number)
+def index_tasks(plan: RebuildPlan, entry_nums: Sequence[int]) -> list[IndexTask]:
+    """Return the index files that take these numbers of entries of the segments."""
+    tasks: list[IndexTask] = []
+    parts: list[tuple[int, int, int]] = []
+    before, room = None, plan.config.max_index_num - 1
+    for segment, num in enumerate(entry_nums):
+        at = 0
+        while at < num:
+            count = min(num - at, room)
+            parts.append((segment, at, count))
+            at, room = at + count, room - count
+            if not room:
+                tasks.append(IndexTask(len(tasks), tuple(parts), before))
+                before, parts, room = (segment, at - 1), [], plan.config.max_index_num - 1
+    if parts:
+        tasks.append(IndexTask(len(tasks), tuple(parts), before))
+    return tasks
 
 
-def spans_of(plan: RebuildPlan, entry_nums: Sequence[int], span_size: int) -> list[Span]:
-    """Say which entries come into which index file, and cut the files into spans of at most `span_size` entries."""
-    per_file = plan.config.max_index_num - 1
-    starts = np.concatenate([[0], np.cumsum(np.asarray(entry_nums, np.int64))])
-    total = int(starts[-1])
-
-    def place(number: int) -> EntryPlace:
-        piece = int(np.searchsorted(starts, number, side="right")) - 1
-        return EntryPlace(piece, number - int(starts[piece]))
-
-    spans = []
-    for file, begin in enumerate(range(0, total, per_file)):
-        end = min(begin + per_file, total)
-        of = -(-(end - begin) // span_size)
-        bounds = [begin + (end - begin) * i // of for i in range(of + 1)]
-        for number, (low, high) in enumerate(itertools.pairwise(bounds)):
-            parts, at = [], low
-            while at < high:
-                piece, first = place(at)
-                count = min(high, int(starts[piece + 1])) - at
-                parts.append((piece, first, count))
-                at += count
-            before = place(begin - 1) if begin else None
-            spans.append(Span(file, number, of, low - begin + 1, tuple(parts), place(begin), before))
-    return spans
+def _entries(plan: RebuildPlan, segment: int, first: int, count: int) -> np.ndarray:
+    return np.fromfile(spool_path(plan, segment), ENTRY, count, offset=first * ENTRY.itemsize)
 
 
-def _span_name(span: Span, number: int) -> str:
-    # Of a span of the same file; a rebuild that is gone on with may cut it into another number of spans.
-    return f"{span.file:010d}-{number:06d}-of-{span.of}"
+def index_path(plan: RebuildPlan, number: int) -> str:
+    """str: where the index file of that number is built."""
+    return os.path.join(plan.build, "files", f"{number:010d}")
 
 
-def _heads_path(plan: RebuildPlan, span: Span, number: int) -> str:
-    return os.path.join(plan.build, "heads", _span_name(span, number))
-
-
-def note_heads(plan: RebuildPlan, span: Span) -> None:
-    """Pass 2: the newest entry of every hash slot that the span uses, as a file."""
-    plan.folder("heads")
-    path = _heads_path(plan, span, span.number)
+def write_index_file(plan: RebuildPlan, task: IndexTask) -> None:
+    """Pass 2: put the entries of a file, and force it to the disk."""
+    folder, path = plan.folder("files"), index_path(plan, task.number)
     if os.path.exists(path):
         return
-    heads = SlotHeads(plan.config.max_hash_slot_num)
-    at = span.first
-    for piece, first, count in span.parts:
-        heads.note(np.asarray(_Spool(spool_path(plan, piece)).hashes[first : first + count]), at)
-        at += count
-    write_named(path, np.stack(heads.used()).data)
+    temporary = os.path.join(folder, uuid.uuid4().hex)
+    try:
+        with IndexFile.create(temporary, plan.config, sparse=True) as index:
+            if task.before is not None:
+                # RocketMQ (5.5.0) begins a file with the time and the offset at which the one before ends.
+                (last,) = _entries(plan, *task.before, 1)
+                time, phy_offset = max(int(last["store_timestamp"]), 0), max(int(last["phy_offset"]), 0)
+                index.write_header(time, time, phy_offset, phy_offset, 0, 0)
+            for segment, first, count in task.parts:
+                for at in range(0, count, ENTRIES):
+                    part = _entries(plan, segment, first + at, min(ENTRIES, count - at))
+                    hashes, phy_offsets, times = (
+                        np.ascontiguousarray(part[name]) for name in ("hash", "phy_offset", "store_timestamp")
+                    )
+                    index.reserve_entries(hashes)
+                    index.put_hashes(hashes, phy_offsets, times)
+            index.flush()
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
-def index_path(plan: RebuildPlan, file: int) -> str:
-    """str: where the index file of that number, from 0 on, is built."""
-    return os.path.join(plan.build, "files", f"{file:010d}")
+# ------------------------------------------------------------------------------------------------------ the comparison
 
 
-def write_span(plan: RebuildPlan, span: Span) -> None:
-    """Pass 3: the entries of a span into their place; the last span of a file writes slots and header as well."""
-    plan.folder("files")
-    plan.folder("written")
-    mark = os.path.join(plan.build, "written", _span_name(span, span.number))
-    if os.path.exists(mark):
-        return
-    config = plan.config
-    heads = SlotHeads(config.max_hash_slot_num)
-    for number in range(span.number):
-        heads.merge(*np.fromfile(_heads_path(plan, span, number), np.int32).reshape(2, -1))
-    begin = _entry(plan, span.begin)
-    before = 0 if span.before is None else _entry(plan, span.before).store_timestamp
-    path, size = index_path(plan, span.file), config.index_file_size
-    entries_at = _HEADER_SIZE + 4 * config.max_hash_slot_num
-    at = span.first
-    for piece, first, count in span.parts:
-        spool = _Spool(spool_path(plan, piece))
-        for start in range(first, first + count, ENTRIES):
-            part = slice(start, min(start + ENTRIES, first + count))
-            hashes, phy_offsets = np.asarray(spool.hashes[part]), np.asarray(spool.phy_offsets[part])
-            times = np.asarray(spool.store_timestamps[part])
-            data = heads.encode(hashes, phy_offsets, times, at, begin.store_timestamp, before)
-            write_at(path, size, entries_at + at * _ENTRY_SIZE, data.data)
-            at += part.stop - part.start
-    if span.number == span.of - 1:
-        write_at(path, size, _HEADER_SIZE, heads.table().data)
-        write_at(path, size, 0, _header(begin, spool.entry(part.stop - 1), heads.used_num, at))
-    write_named(mark, b"")
+def check_part(plan: RebuildPlan, task: SegmentsTask | str) -> Any:
+    """Run `check_index_file` for a name, `check_segments` for segments."""
+    return check_index_file(plan, task) if isinstance(task, str) else check_segments(plan, task)
 
 
-def _header(first: _Entry, last: _Entry, used: int, count: int) -> bytes:
-    numbers = np.array(
-        [first.store_timestamp, last.store_timestamp, first.phy_offset, last.phy_offset], ">i8"
-    ).tobytes()
-    return numbers + np.array([used, count], ">i4").tobytes()
+def check_segments(plan: RebuildPlan, task: SegmentsTask) -> tuple[list[Finding], dict[QueueKey, int], int]:
+    """Compare what was built with the records of the segments from `task[0]` to before `task[1]`.
+
+    Every record's unit and entries are compared: they are there, in order, and have what the record needs.  The CRCs were
+    checked when the records were read first.
+
+    Parameters
+    ----------
+    task : (int, int, int, list of str, list of int, list of (str, int))
+        The segments, the number of their first entry in the whole index, from 0 on, the topics with batch queues, the phy
+        offsets of records that have no unit because they are misplaced, and queues of topics that were deleted.
+
+    Returns
+    -------
+    (list of Finding, dict of (str, int) to int, int)
+        The first findings, how many units of each queue belong to these records, and the number after the last entry.
+    """
+    first, last, entry, batch_topics, misplaced, dropped = task
+    findings: list[Finding] = []
+    covered: dict[QueueKey, int] = {}
+    for number in range(first, last):
+        base, end = plan.bounds(number)
+        with plan.open([base]) as log:
+            columns = RecordColumns(ROWS)
+            stretches = log.stretches(base, end, columns, check_crc=False, keys="index" in plan.kinds)
+            with contextlib.closing(Compared(log, plan.work, plan.config, kinds=plan.kinds)) as compared:
+                compared.without_unit, compared.without_queue = frozenset(misplaced), frozenset(dropped)
+                found, units, entry = verify_records(
+                    compared, columns, stretches, batch_topics=batch_topics, first_entry=entry
+                )
+        findings += found
+        for key, count in units.items():
+            covered[key] = covered.get(key, 0) + count
+        if findings:
+            break
+    return findings, covered, entry
 
 
-def write_empty_file(plan: RebuildPlan, task: tuple[int, EntryPlace | None]) -> None:
-    """The file, without an entry, that RocketMQ makes for a record without keys; it begins where the one before ends."""
-    plan.folder("files")
-    file, before = task
-    end = _Entry(0, 0) if before is None else _Entry(*(max(number, 0) for number in _entry(plan, before)))
-    write_at(index_path(plan, file), plan.config.index_file_size, 0, _header(end, end, 0, 1))
+def check_index_file(plan: RebuildPlan, name: str) -> list[Finding]:
+    """Compare slots, chains and header of an index file with its entries."""
+    with plan.open(plan.segments) as log:
+        with contextlib.closing(Compared(log, plan.work, plan.config, kinds=("index",))) as compared:
+            return verify_index_file(compared, name, plan.end)
+
+
+def check_queues(plan: RebuildPlan, queues: Sequence[tuple[str, int, int, bool]]) -> list[Finding]:
+    """Find units of queues that belong to no record, and force the queues to the disk.
+
+    Parameters
+    ----------
+    queues : list of (str, int, int, bool)
+        Topic, queue id, how many units belong to records, and whether it is a batch queue.
+    """
+    findings = []
+    with plan.open(plan.segments) as log:
+        for topic, queue_id, covered, batch in queues:
+            with contextlib.closing(Compared(log, plan.work, plan.config, kinds=("consumequeue",))) as compared:
+                findings += verify_queue(compared, topic, queue_id, covered, batch=batch)
+            for folder in folders_of(("consumequeue",)):
+                directory = os.path.join(plan.work, folder, topic, str(queue_id))
+                if os.path.isdir(directory):
+                    for path in listing(directory).checked().paths:
+                        with open(path, "rb+") as file:
+                            force_data(file.fileno())
+                    fsync_directory(directory)
+                    fsync_directory(os.path.dirname(directory))
+    return findings

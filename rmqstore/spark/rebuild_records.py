@@ -1,125 +1,301 @@
-"""Pass 1 of a rebuild: the records of a piece, their units put into place and their index entries into a spool.
+"""Pass 1 of a rebuild: the records of a segment, their units put into place and their index entries into a spool.
 
-Owns that pass, and the queues whose units do not follow from the records one by one, which a dispatcher builds alone.
-It never changes the commit log.
+Owns what tasks share: `RebuildPlan`, which goes to every task, and `LogSummary`, which comes back from it; and how they
+write: a file of their own under its last name, or a range of a file that others share, always with the same bytes.  Queues
+whose units do not follow from the records one by one are built by a dispatcher.  It never changes the commit log.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmqstore._core import PRE_FILL_SIZE, Verdict
+from rmqstore import _core
+from rmqstore._core import PRE_FILL_SIZE, UnitLayout, Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import can_name_queue, queue_directory
+from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
 from rmqstore.files.open_file import read_small_file
 from rmqstore.message import decode_java_utf8
 from rmqstore.offline.rebuild import refuse_assumed
 from rmqstore.offline.rebuild_swap import delete_tree
-from rmqstore.spark.plan import Piece, first_offset
-from rmqstore.spark.rebuild_files import write_at, write_named
-from rmqstore.spark.rebuild_plan import (
-    DAMAGED_BODY,
-    ENTRIES,
-    ROWS,
-    SMALLEST_RECORD,
-    UNIT_SIZE,
-    LogSummary,
-    QueueKey,
-    RebuildPlan,
-    can_follow,
-    segments_of,
-    stretches_of,
-)
 from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem, unit_rows
 from rmqstore.store.dispatcher import LogDispatcher
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SMALLEST_RECORD = int(_core.RecordLayout.RECORD_FIXED_SIZE)
+UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
+DAMAGED_BODY = (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC)
+# Records that are read at once, and entries or units that are made at once.
+ROWS = 32768
+ENTRIES = 1 << 20
+
 _UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+ENTRY = np.dtype([("phy_offset", "i8"), ("store_timestamp", "i8"), ("hash", "i4")])
+"""A spooled index entry."""
+
+QueueKey = tuple[str, int]
 
 
-def scan_pieces(plan: RebuildPlan, numbers: tuple[int, int]) -> str:
-    """Pass 1 for the pieces from `numbers[0]` to before `numbers[1]`: units into place, entries into a spool.
+# ------------------------------------------------------------------------------------------------------- what is shared
 
-    Returns
-    -------
-    str
-        The `LogSummary` of all of them, as text.
+
+@dataclass(frozen=True)
+class RebuildPlan:
+    """What every task of a rebuild must know.
+
+    Attributes
+    ----------
+    root : str
+        The store.
+    work : str
+        Where the finished folders come; below it `build` is the scratch of this plan.
+    kinds : tuple of str
+    config : StoreConfig
+    segments : tuple of int
+        Offset of the first byte of each segment, ascending; tasks name segments by their place in here.
+    end : int
+        Where the log ends, in bytes.
+    batch_topics : frozenset of str
+        Topics that are known to have batch queues.
+    key : str
+        Differs for another log and other options.
     """
-    joined: LogSummary | None = None
+
+    root: str
+    work: str
+    kinds: tuple[str, ...]
+    config: StoreConfig
+    segments: tuple[int, ...]
+    end: int
+    batch_topics: frozenset[str]
+    key: str
+
+    @property
+    def build(self) -> str:
+        """str: the scratch folder; a rebuild of another log, or with other options, has another."""
+        return os.path.join(self.work, f"build-{self.key}")
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """(int, int): where a segment begins, and where it or the log ends."""
+        base = self.segments[number]
+        return base, min(base + self.config.mapped_file_size_commit_log, self.end)
+
+    def folder(self, *names: str) -> str:
+        """str: a folder in the scratch, made if it is missing; the scratch itself must be there."""
+        path = self.build
+        for name in names:
+            path = os.path.join(path, name)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path)
+        return path
+
+    @contextlib.contextmanager
+    def open(self, segments: Iterable[int]) -> Iterator[CommitLog]:
+        """CommitLog: a log of only these segments, by their offsets, closed at the end of the block; nothing is listed."""
+        log = CommitLog(self.root, self.config, MappedFilePool(4), read_only=True)
+        try:
+            log.files.take(segments, self.end)
+            yield log
+        finally:
+            log.close()
+
+
+@dataclass
+class LogSummary:
+    """What is known of a part of the log: enough to say where everything in it goes, once it is known what precedes it.
+
+    Attributes
+    ----------
+    records : int
+    entry_nums : list of int
+        Index entries of every segment.
+    last_has_keys : bool or None
+        Whether the last record has index entries; None without a record.
+    queues : dict of (str, int) to list
+        Per queue: offset and phy offset of its first unit, the same of its last, and how many units.
+    fills : list of (str, int, int, int)
+        Topic, queue id, and the units of the queue that no record has (begin, end).
+    alone : set of (str, int)
+        Queues whose units do not follow from the records one by one.
+    batch_topics : set of str
+        Topics of which inner batches were found.
+    further : bool
+        There are records with units in further queues.
+    damage : list of (int, int, str)
+        As `RebuildReport.damage`.
+    """
+
+    records: int = 0
+    entry_nums: list[int] = field(default_factory=list)
+    last_has_keys: bool | None = None
+    queues: dict[QueueKey, list[int]] = field(default_factory=dict)
+    fills: list[tuple[str, int, int, int]] = field(default_factory=list)
+    alone: set[QueueKey] = field(default_factory=set)
+    batch_topics: set[str] = field(default_factory=set)
+    further: bool = False
+    damage: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """str: itself as text."""
+        values = dataclasses.asdict(self)
+        values["queues"] = [[*key, *value] for key, value in self.queues.items()]
+        values["alone"], values["batch_topics"] = sorted(self.alone), sorted(self.batch_topics)
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> LogSummary:
+        """What `to_json` wrote."""
+        values = json.loads(text)
+        values["queues"] = {(topic, queue_id): rest for topic, queue_id, *rest in values["queues"]}
+        values["alone"] = {(topic, queue_id) for topic, queue_id in values["alone"]}
+        values["batch_topics"] = set(values["batch_topics"])
+        values["fills"] = [tuple(fill) for fill in values["fills"]]
+        values["damage"] = [tuple(part) for part in values["damage"]]
+        return cls(**values)
+
+    def join(self, following: LogSummary) -> None:
+        """Add the part that follows."""
+        self.records += following.records
+        self.entry_nums += following.entry_nums
+        if following.last_has_keys is not None:
+            self.last_has_keys = following.last_has_keys
+        self.fills += following.fills
+        self.alone |= following.alone
+        self.batch_topics |= following.batch_topics
+        self.further |= following.further
+        self.damage += following.damage
+        for key, place in following.queues.items():
+            mine = self.queues.get(key)
+            if mine is None:
+                self.queues[key] = list(place)
+                continue
+            if not can_follow(*mine[2:4], *place[:2]):
+                self.alone.add(key)
+            elif place[0] > mine[2] + 1:
+                self.fills.append((*key, mine[2] + 1, place[0]))
+            mine[2:] = [*place[2:4], mine[4] + place[4]]
+
+
+def can_follow(offset: int, phy_offset: int, next_offset: int, next_phy_offset: int) -> bool:
+    """bool: a queue offset can be that of a later record: it rises, by no more than the log between has room for."""
+    # What rises so from record to record no dispatcher finds implausible, however the records are put together.
+    return 1 <= next_offset - offset <= (next_phy_offset - phy_offset) // SMALLEST_RECORD
+
+
+# ------------------------------------------------------------------------------------------------------ how tasks write
+
+
+def write_named(path: str, data: Buffer) -> None:
+    """Write a whole file that appears under its name when it is whole."""
+    # Under a name of its own first, so that a second attempt, or a kill, leaves the whole file or none.
+    temporary = f"{path}.{uuid.uuid4().hex}"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _write_at(path: str, size: int, pos: int, data: memoryview) -> None:
+    # Into a file of `size` bytes, which is made if it is missing.  Through the file, not through a mapping: pages of a shared
+    # file are not this task's alone, and a full disk is an error.
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
+        while len(data):
+            written = os.pwrite(fd, data, pos)
+            data, pos = data[written:], pos + written
+    finally:
+        os.close(fd)
+
+
+# -------------------------------------------------------------------------------------------------------------- pass 1
+
+
+def scan_segments(plan: RebuildPlan, numbers: tuple[int, int]) -> LogSummary:
+    """Pass 1 for the segments from `numbers[0]` to before `numbers[1]`; what was done before is not read again."""
+    joined = LogSummary()
     for number in range(*numbers):
-        summary = scan_piece(plan, number)
-        if joined is None:
-            joined = summary
+        path = os.path.join(plan.folder("segments"), f"{number:010d}.json")
+        done = read_small_file(path)
+        if done is None:
+            scan = _SegmentScan(plan, number)
+            scan.run()
+            # Named last: where it is, the rest is.
+            write_named(path, scan.summary.to_json().encode())
+            summary = scan.summary
         else:
-            joined.join(summary, plan)
-    assert joined is not None
-    return joined.to_json()
+            summary = LogSummary.from_json(done)
+        joined.join(summary)
+    return joined
 
 
 def spool_path(plan: RebuildPlan, number: int) -> str:
-    """str: where the index entries of a piece wait for their files."""
-    return os.path.join(plan.build, "pieces", f"{number:010d}.entries")
+    """str: where the index entries of a segment wait for their files."""
+    return os.path.join(plan.build, "segments", f"{number:010d}.entries")
 
 
-def _summary_path(plan: RebuildPlan, number: int) -> str:
-    return os.path.join(plan.build, "pieces", f"{number:010d}.json")
+class _SegmentScan:
+    """Reads the records of one segment."""
 
-
-def scan_piece(plan: RebuildPlan, number: int) -> LogSummary:
-    """Pass 1: what a piece of the log holds; a piece that was done before is not read again."""
-    plan.folder("pieces")
-    done = read_small_file(_summary_path(plan, number))
-    if done is not None:
-        return LogSummary.from_json(done)
-    piece = plan.piece(number)
-    with segments_of(plan, [plan.segment(piece.begin)]) as log:
-        scan = _PieceScan(plan, log, first_offset(log, piece, plan.by_queues))
-        scan.run(piece)
-    if "index" in plan.kinds:
-        scan.write_entries(spool_path(plan, number))
-    scan.write_units()
-    # The last to be named: whoever finds it finds the rest.
-    write_named(_summary_path(plan, number), scan.summary.to_json().encode())
-    return scan.summary
-
-
-class _PieceScan:
-    """Reads the records of one piece."""
-
-    def __init__(self, plan: RebuildPlan, log: CommitLog, first: int):
+    def __init__(self, plan: RebuildPlan, number: int):
         self.plan = plan
-        self.log = log
-        self.summary = LogSummary(first, first)
-        self.entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.number = number
+        self.summary = LogSummary()
+        self.entries: list[np.ndarray] = []
         self.units: dict[QueueKey, list[np.ndarray]] = {}
         self.with_queues, self.with_index = "consumequeue" in plan.kinds, "index" in plan.kinds
         self._topics: list[str] = []
 
-    def run(self, piece: Piece) -> None:
-        plan, log, summary = self.plan, self.log, self.summary
+    def run(self) -> None:
+        plan, summary = self.plan, self.summary
+        at, end = plan.bounds(self.number)
         columns = RecordColumns(ROWS)
         damaged = RecordColumns(1, columns.topics)
-        for stretch in stretches_of(log, summary.first, piece.end, plan.end, columns, keys=self.with_index):
-            summary.reached = stretch.end
-            if stretch.verdict is Verdict.RECORD:
-                self._take(columns)
-                continue
-            if stretch.verdict in DAMAGED_BODY:
-                # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
-                for _ in log.stretches(stretch.begin, stretch.end, damaged, check_crc=False, keys=self.with_index):
-                    self._take(damaged)
-            if stretch.is_damage:
-                summary.damage.append(stretch.as_damage)
+        with plan.open([at]) as self.log:
+            for stretch in self.log.stretches(at, end, columns, keys=self.with_index):
+                at = stretch.end
+                if stretch.verdict is Verdict.RECORD:
+                    self._take(columns)
+                    continue
+                if stretch.verdict in DAMAGED_BODY:
+                    # Its lengths are sound, so it keeps its place in its queue and its keys; readers mark it as corrupt.
+                    for _ in self.log.stretches(stretch.begin, at, damaged, check_crc=False, keys=self.with_index):
+                        self._take(damaged)
+                if stretch.is_damage:
+                    summary.damage.append(stretch.as_damage)
+        if at < end:
+            raise CorruptionError(
+                f"the log was read up to phy offset {at}, but ends at {end}; please report this",
+                os.path.join(plan.root, "commitlog"),
+            )
         if self.with_index:
-            summary.entry_nums = [sum(len(part[0]) for part in self.entries)]
+            entries = np.concatenate([np.empty(0, ENTRY), *self.entries])
+            summary.entry_nums = [len(entries)]
+            write_named(spool_path(plan, self.number), entries.data)
+        for (topic, queue_id), parts in self.units.items():
+            if (topic, queue_id) not in summary.alone:
+                first = summary.queues[topic, queue_id][0]
+                _write_units(plan, topic, queue_id, first, b"".join(part.tobytes() for part in parts))
 
     def _take(self, columns: RecordColumns) -> None:
         n = columns.count
@@ -138,9 +314,11 @@ class _PieceScan:
         counts = np.diff(starts)
         self.summary.last_has_keys = bool(counts[-1])
         if starts[n]:
-            phy_offsets = np.repeat(columns.phy_offset[:n], counts)
-            times = np.repeat(columns.store_timestamp[:n], counts)
-            self.entries.append((phy_offsets, times, columns.key_hash[: starts[n]].copy()))
+            entries = np.empty(starts[n], ENTRY)
+            entries["phy_offset"] = np.repeat(columns.phy_offset[:n], counts)
+            entries["store_timestamp"] = np.repeat(columns.store_timestamp[:n], counts)
+            entries["hash"] = columns.key_hash[: starts[n]]
+            self.entries.append(entries)
 
     def _take_units(self, columns: RecordColumns) -> None:
         plan, summary = self.plan, self.summary
@@ -177,7 +355,7 @@ class _PieceScan:
         ]  # fmt: skip
         if place is None:
             self.summary.queues[key] = [*ends, len(rows)]
-        if not self.plan.direct or key[0] in self.plan.batch_topics or key in self.summary.alone:
+        if self.plan.config.enable_consume_queue_ext or key[0] in self.plan.batch_topics or key in self.summary.alone:
             self.summary.alone.add(key)
         elif ends[0] < 0 or (place is not None and not can_follow(*place[2:4], *ends[:2])):
             self.summary.alone.add(key)
@@ -192,18 +370,6 @@ class _PieceScan:
                 parts.append(part)
         if place is not None:
             place[2:] = [*ends[2:], place[4] + len(rows)]
-
-    def write_units(self) -> None:
-        """Put the units into their places; files have holes where other pieces write."""
-        for (topic, queue_id), parts in self.units.items():
-            if (topic, queue_id) not in self.summary.alone:
-                number = self.summary.queues[topic, queue_id][0]
-                _write_units(self.plan, topic, queue_id, number, b"".join(part.tobytes() for part in parts))
-
-    def write_entries(self, path: str) -> None:
-        """Spool the entries: phy offsets, store timestamps, index hashes."""
-        columns = [[part[i] for part in self.entries] for i in range(3)]
-        write_named(path, b"".join(part.tobytes() for column in columns for part in column))
 
 
 def _filling(count: int) -> np.ndarray:
@@ -237,7 +403,7 @@ def _write_units(plan: RebuildPlan, topic: str, queue_id: int, number: int, data
     while len(view):
         base = at - at % file_size
         part = view[: base + file_size - at]
-        write_at(os.path.join(directory, name_of_offset(base)), file_size, at - base, part)
+        _write_at(os.path.join(directory, name_of_offset(base)), file_size, at - base, part)
         view, at = view[len(part) :], at + len(part)
 
 
@@ -291,7 +457,7 @@ def _dispatch_alone(
 ) -> tuple[int, list[Any], dict[str, int], dict[str, int], list[QueueKey]]:
     store = ConsumeQueueStore(target, plan.config, MappedFilePool(plan.config.max_mapped_files, sparse=True))
     try:
-        with segments_of(plan, segments) as log:
+        with plan.open(segments) as log:
             for topic in batch_topics:
                 store.add_batch_topic(topic)
             dispatcher = LogDispatcher(plan.root, log, store, None)

@@ -1,7 +1,4 @@
-"""The data source ``rocketmq-store``: what Spark calls by that name.
-
-Owns the names and which reader or writer answers for them.
-"""
+"""The data source ``rocketmq-store``: its names, and which reader or writer Spark gets."""
 
 from __future__ import annotations
 
@@ -18,48 +15,32 @@ from pyspark.sql.types import StructType
 
 from rmqstore.spark.options import CORRUPT_COLUMN, FORMAT, ReadOptions
 from rmqstore.spark.rabbitmq import QueueSource
-from rmqstore.spark.reader import FilteringStoreReader, StoreReader, spark_schema
-from rmqstore.spark.stream import StoreStreamReader
+from rmqstore.spark.reader import StoreReader, StoreStreamReader, spark_schema
 from rmqstore.store.columns import DEFAULT_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMAT", "FilteringStoreSource", "StoreSource", "ensure_registered", "register"]
-
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
+__all__ = ["FORMAT", "StoreSource", "ensure_registered", "register"]
 
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
-def register(spark: SparkSession, *, filter_pushdown: bool = False) -> None:
+def register(spark: SparkSession) -> None:
     """Make the formats known to a session: ``rocketmq-store`` to read, follow and write, ``rabbitmq-queue`` to read.
 
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
         The environment that ``PYSPARK_PYTHON`` names, on every node, must hold rmqstore.
-    filter_pushdown : bool
-        Take filters on topic, queue_id, tags, store_timestamp and phy_offset from queries, besides the options.  It needs
-        ``spark.sql.python.filterPushdown.enabled``.  Then use each loaded DataFrame in one place of one query: PySpark 4.3
-        plans a Python source once for each ``load()``, so that whatever else is made of the same DataFrame silently lacks
-        the rows that the first filter left out.  `load` again for each use, or choose by options, which are always exact.
-
-    Raises
-    ------
-    ValueError
-        `filter_pushdown` without the setting that it needs.
     """
-    if filter_pushdown and str(spark.conf.get(PUSHDOWN, "false")).lower() != "true":
-        raise ValueError(f"filter_pushdown needs the setting {PUSHDOWN}=true, which Spark has not; set it first")
-    spark.dataSource.register(FilteringStoreSource if filter_pushdown else StoreSource)
+    spark.dataSource.register(StoreSource)
     spark.dataSource.register(QueueSource)
     _registered.add(spark)
 
 
 def ensure_registered(spark: SparkSession) -> None:
-    """`register` unless that was done for this session; what was chosen there stays, and Spark has nothing to warn of."""
+    """`register` unless that was done for this session, so that Spark has nothing to warn of."""
     if spark not in _registered:
         register(spark)
 
@@ -73,7 +54,7 @@ class StoreSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns that are asked for by option ``columns``, or all of a scan; ``_corrupt`` too with ``corrupt=report``."""
+        """The columns that option ``columns`` names, or all of a scan; ``_corrupt`` too with ``corrupt=report``."""
         options = ReadOptions.parse(self.options)
         columns = DEFAULT_COLUMNS if options.columns is None else options.columns
         if options.corrupt == "report" and CORRUPT_COLUMN not in columns:
@@ -93,11 +74,3 @@ class StoreSource(DataSource):
         from rmqstore.spark.writer import StoreWriter
 
         return StoreWriter(schema, overwrite, self.options)
-
-
-class FilteringStoreSource(StoreSource):
-    """`StoreSource` where Spark may push filters down."""
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch job."""
-        return FilteringStoreReader(ReadOptions.parse(self.options), schema, self.options)

@@ -27,9 +27,7 @@ from rmqstore.spark.batches import PieceReader, ReadJob, marked_verdict
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.store.queue_columns import queue_batches
-from rmqstore.store.tiered_columns import flat_ranges
-from rmqstore.store.tiered_reading import report_gap
-from rmqstore.store.tiered_shares import in_log
+from rmqstore.store.tiered import in_log
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
@@ -84,18 +82,18 @@ def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
     # Files that go while the plan is made are told by the tasks.
     selection = options.selection
     # A range of phy offsets is one of the local log.
-    if options.tiered is None or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
+    if not options.tiered or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
         return
     on_damage = None if options.corrupt == "fail" else _warn
     flat_store = FlatStore(options.tiered, plan.root, on_damage=on_damage, goes_on=True)
     for text in flat_store.notes:
         logger.warning("tiered storage: %s", text)
     try:
-        queues = [part.queue for part in flat_ranges(flat_store, selection)]
+        queues = [part.queue for part in flat_store.ranges(selection)]
         for queue, spans in zip(queues, _local_spans(plan, queues, by_log=options.mode != "queue")):
             begin, end = queue.min_queue_offset, queue.max_queue_offset
             if spans and end < spans[0][0]:
-                report_gap(queue, end, spans[0][0])
+                queue.report(queue.gap(end, spans[0][0]))
             said = [flat_store.said(kind, queue.topic, queue.queue_id) for kind in ("COMMIT_LOG", "CONSUME_QUEUE")]
             for first, last in without(begin, end, spans):
                 for at, until in _cut(queue, first, last, options.partition_bytes):

@@ -10,8 +10,7 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `table_writing`: putting the rows of an Arrow table; `table_rows`: its columns as rows to put
 - `reading`: get, table and offset by time of a queue, waiting for messages; `arrivals`: what wakes who waits; `querying`: by
   key, by tag, by id
-- `tiered_reading`, `tiered_querying`: the same for a store with tiered storage; `tiered_shares`: what the local log has of it;
-  `tiered_columns`, `tiered_scan`: columns of that; `tiered_only`: what an export reads there
+- `tiered`: what is in tiered storage, joined with the log; `tiered_columns`: columns of that
 - `columns`: messages as Arrow columns: schema, arrays over the core's buffers; `queue_columns`: those of a queue, whatever its
   kind; `key_columns`: those that keys find
 - `local_queue`: a queue and the commit log as a source of messages: the walk of a get, the filter by tag, store times

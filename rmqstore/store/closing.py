@@ -123,8 +123,7 @@ class Closing:
         for short_way in (state.key_query, state.queue_gets):
             if short_way is not None:
                 short_way.closed = True
-        for older in state.older:
-            older.close()
+        state.older.close()
         try:
             with state.lock:
                 state.close_files()

@@ -16,7 +16,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.selection import INT64_MAX, Selection, of_key, of_scan
-from rmqstore.store.columns import ColumnOptions, scan_log
+from rmqstore.store.columns import ColumnOptions
 from rmqstore.store.light_queues import refuse_light_queues
 from rmqstore.store.querying import LogLook, Querying
 from rmqstore.store.results import QueryResult
@@ -24,8 +24,6 @@ from rmqstore.store.store_state import StoreState
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from rmqstore.flatfile.flat_store import FlatStore
 
 __all__ = ["LogQuestions"]
 
@@ -38,7 +36,6 @@ class LogQuestions:
     """Answers questions about keys and about the log of one store; a base of `MessageStore`."""
 
     commit_log: CommitLog
-    tiered: FlatStore | None
     _state: StoreState
     _querying: Querying
 
@@ -82,9 +79,7 @@ class LogQuestions:
             None: unique key or keys; "U" only the unique key, "K" only the keys, "T" the tag.
         compat : bool
             Answer like RocketMQ's ``queryMessage`` (5.5.0): at most 64, ascending offsets, with duplicates and messages with
-            other keys of the same hash, times compared by whole seconds, without a scan.  Where the index is in RocksDB alone:
-            the oldest ones, also keys that continue after an ``@``, nothing for more than 7 days, the last 7 days without
-            `begin` or `end`; completed from the log as by a broker's start.
+            other keys of the same hash, times compared by whole seconds, without a scan.
 
         Raises
         ------
@@ -92,6 +87,8 @@ class LogQuestions:
             A time looks like seconds (see `rmqstore.arguments.milliseconds`), or `index_type` is unknown.
         MissingDependencyError
             The index is in RocksDB, rocksdict is not installed, and the log alone has no answer.
+        UnsupportedFormatError
+            With `compat`: the index is in RocksDB, or a part of the messages is in tiered storage.
         """
         self._state.check_open()
         selection = of_key(topic, key, max_num, begin, end, index_type)
@@ -116,6 +113,11 @@ class LogQuestions:
             As for `query_message`, compared by whole seconds.
         index_type : {None, "U", "K", "T"}
             "T" asks for a tag; unique keys and keys share one form.
+
+        Raises
+        ------
+        UnsupportedFormatError
+            As for `query_message` with `compat`.
         """
         self._state.check_open()
         for name, moment in (("begin", begin), ("end", end)):
@@ -318,8 +320,4 @@ class LogQuestions:
         )
         refuse_light_queues(self.commit_log, state.queue, selection.topics)
         options = ColumnOptions(columns, batch_size, views, read_dictionary)
-        if state.older and selection.begin_phy_offset is None and selection.end_phy_offset is None:
-            from rmqstore.store.tiered_scan import scan_both
-
-            return scan_both(state, selection, options, use_threads=use_threads)
-        return scan_log(self.commit_log, selection, options, use_threads=use_threads, refresh=state.read_only)
+        return state.older.scan(selection, options, use_threads=use_threads)

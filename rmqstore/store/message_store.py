@@ -36,16 +36,18 @@ from rmqstore.store.flushing import Flushing
 from rmqstore.store.log_questions import LogQuestions
 from rmqstore.store.opening import (
     check_has_store,
+    config_to_read,
     has_store,
     is_swapping,
     older_of,
-    readers_of,
     recover_state,
     refuse_rocksdb,
     warn_of_dledger,
     warn_of_swapping,
 )
+from rmqstore.store.querying import Querying
 from rmqstore.store.queue_questions import QueueQuestions
+from rmqstore.store.reading import Reading
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
 from rmqstore.store.results import PutResult, PutResults, PutTableResult
 from rmqstore.store.retention import RetentionReport
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     # Imported where they are used, as few programs use them.
     from rmqstore.consumer.consumer import Consumer
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
-    from rmqstore.consumer.local_offsets import LocalOffsets
     from rmqstore.flatfile.flat_store import FlatStore
 
 __all__ = ["MessageStore"]
@@ -96,6 +97,8 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         The index in RocksDB, where a broker keeps one.
     recovery_report : RecoveryReport or None
         What opening for writing did; None when read-only.
+    older : Older
+        The messages that the log no longer has.
     tiered : FlatStore or None
         The broker's tiered storage, where it was opened with one.
     """
@@ -105,7 +108,9 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
     def __init__(self, *arguments: object, **options: object) -> None:
         raise TypeError("a store is made by opening it: use MessageStore.open(path)")
 
-    def _take(self, path: str, config: StoreConfig, *, read_only: bool, older: tuple[FlatStore, ...] = ()) -> None:
+    def _take(
+        self, path: str, config: StoreConfig, *, read_only: bool, tiered: str | os.PathLike[str] | FlatStore | None
+    ) -> None:
         # What `open` gives to an instance, which is nothing before its parts are loaded.
         state = self._state = StoreState(path, config, read_only=read_only)
         self.path = path
@@ -114,8 +119,9 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
         self.database_index = state.database_index
         self._flushing = Flushing(state)
-        state.older, self.tiered = older, next(iter(older), None)
-        self._reading, self._querying = readers_of(state)
+        self.older = state.older = older_of(state, tiered)
+        self.tiered = self.older.flat_store
+        self._reading, self._querying = Reading(state), Querying(state)
         # A store that is only read has no use for these, nor for the NumPy in them.
         self._writing = None if read_only else Writing(state, self._flushing)
         self._closing = Closing(state, self._flushing)
@@ -181,17 +187,11 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             raise ValueError(f"recovery is {recovery!r}; give one of {', '.join(RECOVERY_MODES)}")
         # Files are opened as they are needed, also after a change of the working directory.
         root = os.path.abspath(os.fspath(path))
-        if tiered is not None and not read_only:
-            raise ValueError("tiered storage is only read; open the store with read_only=True")
         if read_only:
             check_store_root(root)
             warn_of_swapping(root)
-            older = older_of(tiered, root)
-            if config is None:
-                alone = bool(older) and not os.path.isdir(os.path.join(root, "commitlog"))
-                config = StoreConfig() if alone else StoreConfig.infer(root, read_only=True)
             store = cls.__new__(cls)
-            store._take(root, config, read_only=True, older=older)
+            store._take(root, config or config_to_read(root, tiered), read_only=True, tiered=tiered)
             store._state.load()
             warn_of_dledger(store._state)
             _open_stores.add(store)
@@ -214,7 +214,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             if config is None:
                 config = StoreConfig.infer(root) if has_store(root) else StoreConfig()
             store = cls.__new__(cls)
-            store._take(root, config, read_only=False)
+            store._take(root, config, read_only=False, tiered=tiered)
             store._closing.store_lock = store_lock
             try:
                 store._state.load()
@@ -498,8 +498,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         max_num: int = 32,
         consume_from: Literal["first", "last", "progress"] | Moment = "first",
         timeout: float | None = None,
-        offsets: ConsumerOffsets | LocalOffsets | None = None,
-        broker: str = "",
+        offsets: ConsumerOffsets | None = None,
     ) -> Consumer:
         """Iterate over the messages of a topic from where the group stopped, and wait for new ones.
 
@@ -520,11 +519,9 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             `offsets`, at the group's progress in the store (`consumer_offsets`), which is not changed, or else the oldest.
         timeout : float, optional
             Seconds after which iteration ends if there is no message; 0 = do not wait; by default it waits forever.
-        offsets : ConsumerOffsets or LocalOffsets, optional
+        offsets : ConsumerOffsets, optional
             Where progress is kept instead of `consumer_offsets`; a reader of a store that another process writes to needs one,
             opened with ``read_only=False``.  It is persisted every `flush_consumer_offset_interval` ms and at the end.
-        broker : str
-            The broker's name, for `LocalOffsets`.
 
         Raises
         ------
@@ -536,7 +533,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         from rmqstore.consumer.consumer import Consumer, Progress, Wanted
 
         self._state.check_open()
-        topic, group, broker = one_text(topic, "topic"), one_text(group, "group"), one_text(broker, "broker")
+        topic, group = one_text(topic, "topic"), one_text(group, "group")
         chosen = whole_numbers(queue_ids, "queue_ids", -(2**31), 2**31 - 1)
         if offsets is None:
             if self.read_only:
@@ -549,5 +546,5 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             self.consumer_offsets.check_writable()
         wanted = Wanted(chosen, given_tags(tags), whole_number(max_num, "max_num"), consume_from, timeout)
         interval = None if offsets is None else self.config.flush_consumer_offset_interval
-        progress = Progress(self.consumer_offsets if offsets is None else offsets, group, topic, broker, interval)
+        progress = Progress(self.consumer_offsets if offsets is None else offsets, group, topic, interval)
         return Consumer(self, wanted, progress)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rmqstore.commitlog.commit_log import check_store_root
+from rmqstore.config import StoreConfig
 from rmqstore.config.dledger import dledger_folders, without_log
 from rmqstore.errors import StoreChangedError, StoreError, UnsupportedFormatError
 from rmqstore.files.durable import fsync_directory, fsync_tree
@@ -24,10 +24,8 @@ from rmqstore.files.store_lock import abort_process
 from rmqstore.remedies import OpenReadOnly, Sentence
 from rmqstore.rocksdb.places import check_queue_databases, queue_databases
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.querying import Querying
-from rmqstore.store.reading import Reading, local_queue
 from rmqstore.store.recovery import RecoveryReport, recover
-from rmqstore.store.store_state import StoreState
+from rmqstore.store.store_state import Older, StoreState
 
 if TYPE_CHECKING:
     from rmqstore.flatfile.flat_store import FlatStore
@@ -38,10 +36,10 @@ __all__ = [
     "SWAPPING",
     "check_has_store",
     "close_in_order",
+    "config_to_read",
     "has_store",
     "is_swapping",
     "older_of",
-    "readers_of",
     "recover_state",
     "refuse_rocksdb",
     "warn_of_dledger",
@@ -90,7 +88,7 @@ def refuse_rocksdb(root: str) -> None:
 def warn_of_dledger(state: StoreState) -> None:
     """Log that the log of a store that is read goes on by DLedger; UnsupportedFormatError where all of it is there."""
     if not len(state.commit_log.files):
-        if not state.older:
+        if state.older.one_log:
             without_log(state.path)
         return
     for folder in dledger_folders(state.path):
@@ -118,28 +116,24 @@ def check_has_store(root: str) -> None:
         )
 
 
-def readers_of(state: StoreState) -> tuple[Reading, Querying]:
-    """Return what reads a store by queue and by key: its log alone, or its log and tiered storage."""
-    for flat_store in state.older:
-        # Imported here because few stores have tiered storage.
-        from rmqstore.store.tiered_querying import TieredQuerying
-        from rmqstore.store.tiered_reading import TieredQueues
-
-        reading = Reading(state, TieredQueues(state, flat_store).queue)
-        # The short way knows the queues of the log alone.
-        assert state.queue_gets is not None
-        state.queue_gets.closed = True
-        return reading, TieredQuerying(state, flat_store)
-    return Reading(state, partial(local_queue, state)), Querying(state)
+def config_to_read(root: str, tiered: object) -> StoreConfig:
+    """Return the config of a store that is only read; where tiered storage has its messages, there need be no log."""
+    if tiered and not os.path.isdir(os.path.join(root, "commitlog")):
+        return StoreConfig()
+    return StoreConfig.infer(root, read_only=True)
 
 
-def older_of(tiered: str | os.PathLike[str] | FlatStore | None, root: str) -> tuple[FlatStore, ...]:
-    """Return tiered storage as `StoreState.older` has it; for `tiered` see `MessageStore.open`."""
+def older_of(state: StoreState, tiered: str | os.PathLike[str] | FlatStore | None) -> Older:
+    """Return what a store has besides its log; for `tiered` see `MessageStore.open`."""
     if tiered is None:
-        return ()
+        return Older(state)
+    if not state.read_only:
+        raise ValueError("tiered storage is only read; open the store with read_only=True")
+    # Imported here because few stores have tiered storage.
     from rmqstore.flatfile.flat_store import FlatStore
+    from rmqstore.store.tiered import Tiered
 
-    return (tiered if isinstance(tiered, FlatStore) else FlatStore(os.path.abspath(os.fspath(tiered)), root),)
+    return Tiered(state, tiered if isinstance(tiered, FlatStore) else FlatStore(os.path.abspath(tiered), state.path))
 
 
 def recover_state(state: StoreState, flushing: Flushing, mode: str, drop_units: int) -> RecoveryReport:

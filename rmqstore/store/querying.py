@@ -18,7 +18,7 @@ from rmqstore import _read
 from rmqstore._core import KeyKind
 from rmqstore._read import KeyQuery
 from rmqstore.arguments import exact_milliseconds, plain_text
-from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
+from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.index.index_service import QueryOffsetResult
 from rmqstore.index.key_source import Candidates, KeySource, Merged, SoughtKeys
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES, LogIndex
@@ -66,9 +66,14 @@ class Querying:
                 self.commit_log.files,
                 LOOK_INTERVAL if state.read_only else math.inf,
             )
+            # It knows the local index alone.
+            state.key_query.closed = not state.older.one_log
 
     def query(self, selection: Selection, look: LogLook) -> QueryResult:
-        """Find messages by key, see `MessageStore.query_message`."""
+        """Find messages by key, see `MessageStore.query_message`; those of the log first, which are newer."""
+        return self.state.older.with_key(self._in_log(selection, look), selection)
+
+    def _in_log(self, selection: Selection, look: LogLook) -> QueryResult:
         if self.index_service is None:
             return QueryResult(uncovered=self.whole_log())
         low, high = selection.times
@@ -82,7 +87,9 @@ class Querying:
         self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook
     ) -> pa.Table:
         """Find the messages of many keys, see `MessageStore.query_table`."""
-        asked = AskedKeys(keys, topic, selection)
+        asked, older = AskedKeys(keys, topic, selection), self.state.older
+        if not older.one_log:
+            return older.table(asked, options, lambda selection: self._in_log(selection, look))
 
         def ask() -> pa.Table:
             source = None if self.index_service is None else self.source
@@ -127,9 +134,7 @@ class Querying:
         if self.index_service is None:
             return QueryOffsetResult([], 0, 0)
         self._follow_index()
-        if self._asks_database():
-            found = self._database_like_java(selection)
-            return QueryOffsetResult([message.phy_offset for message in reversed(found)], 0, 0)
+        self._check_has_files()
         low, high = (int(max(min(each, INT64_MAX), INT64_MIN)) for each in java_times(selection))
         text = selection.index_text
         return self.index_service.query_offset(selection.topic, text, selection.max_num or 0, low, high)
@@ -199,19 +204,20 @@ class Querying:
         for phy_offset, is_taken in zip(phy_offsets, taken.tolist()):
             yield log.look_up(phy_offset) if is_taken else None
 
-    def _asks_database(self) -> bool:
-        # A broker asks the index in RocksDB where index files are not read; without any there is nothing else to ask.
-        if self.index_service is None or self.index_service.names:
-            return False
+    def _check_has_files(self) -> None:
+        # Where a broker would answer from something else than index files, their answer would lack messages.
         database = self.database
-        return database.is_used() or database.damage is not None or database.missing is not None
-
-    def _database_like_java(self, selection: Selection) -> QueryResult:
-        low, high = (int(max(min(each, INT64_MAX), INT64_MIN)) for each in java_times(selection))
-        max_num = min(selection.max_num or 0, self.config.max_msgs_num_batch)
-        found = self.database.like_java(dataclasses.replace(selection, max_num=max_num), low, high)
-        messages = [self.commit_log.look_up(phy_offset) for phy_offset in found]
-        return QueryResult([message for message in messages if message is not None])
+        by_database = self.index_service is not None and not self.index_service.names
+        if by_database and (database.is_used() or database.damage is not None or database.missing is not None):
+            elsewhere = "the index of this store is in RocksDB"
+        elif not self.state.older.one_log:
+            elsewhere = "a part of the messages is in tiered storage"
+        else:
+            return
+        raise UnsupportedFormatError(
+            f"{elsewhere}: RocketMQ's own answer (compat=True, query_offsets) is given for index files alone; ask without it",
+            self.path,
+        )
 
     def whole_log(self) -> tuple[tuple[int, int], ...]:
         """tuple of (int, int): the one stretch that is the log, or none."""
@@ -256,8 +262,7 @@ class Querying:
         low, high = java_times(selection)
         self.state.check_open()
         self._follow_index()
-        if self._asks_database():
-            return self._database_like_java(selection)
+        self._check_has_files()
         messages: list[MessageExt] = []
         for _ in range(3):
             offsets = self.offsets(dataclasses.replace(selection, begin=low, end=high)).phy_offsets
@@ -276,7 +281,12 @@ class Querying:
 
     def message_by_id(self, msg_id: str, topic: str | None = None) -> MessageExt:
         """See `MessageStore.message_by_id`."""
-        return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))
+        try:
+            return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))
+        except (InvalidMessageError, OffsetOutOfRangeError):
+            for message in self.state.older.with_id(msg_id, self.state.topics() if topic is None else [topic]):
+                return message
+            raise
 
     def phy_offset_by_id(self, msg_id: str, topic: str | None = None) -> int:
         """See `MessageStore.phy_offset_by_id`."""
@@ -298,8 +308,7 @@ class Querying:
             self.state.queues.refresh()
         names = self.state.topics() if topic is None else [topic]
         for name in names:
-            selection = Selection((name,), keys=(msg_id,), index_type="U", max_num=1)
-            found = self.query(selection, LogLook())
+            found = self._in_log(Selection((name,), keys=(msg_id,), index_type="U", max_num=1), LogLook())
             if found:
                 return found[0].phy_offset
         if message is not None:

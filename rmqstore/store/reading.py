@@ -81,18 +81,10 @@ def offset_by_time(queue: Joined, timestamp: float, boundary: str) -> int:
 
 
 class Reading:
-    """Reads the queues of one store, where `QueueGets` leaves it to this.
+    """Reads the queues of one store, where `QueueGets` leaves it to this."""
 
-    Parameters
-    ----------
-    state : StoreState
-    queue_of : callable
-        Returns a queue by topic, queue id, and up to which queue offset its units have to be known; as `local_queue` does.
-    """
-
-    def __init__(self, state: StoreState, queue_of: Callable[..., Joined]):
+    def __init__(self, state: StoreState):
         self.state = state
-        self.queue_of = queue_of
         self.read_only = state.read_only
         state.queue_gets = QueueGets(
             state.queues,
@@ -107,6 +99,12 @@ class Reading:
             LOOK_INTERVAL,
             state.read_only,
         )
+        # It knows the queues of the log alone.
+        state.queue_gets.closed = not state.older.one_log
+
+    def queue_of(self, topic: str, queue_id: int, known_to: int = INT64_MAX) -> Joined:
+        """Return a queue with all its messages; for `known_to` see `StoreState.queue`."""
+        return self.state.older.queue(topic, queue_id, local_queue(self.state, topic, queue_id, known_to))
 
     def get(self, selection: Selection, max_bytes: int | None) -> GetMessageResult:
         """See `MessageStore.get_message`; of `selection` one queue, `begin_queue_offset`, `max_num` and the tags."""

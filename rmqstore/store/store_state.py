@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqstore._append import Appender
@@ -19,6 +19,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import AssumedSizes, StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import (
+    Finding,
     GeometryError,
     ReadOnlyError,
     StoreClosedError,
@@ -32,19 +33,26 @@ from rmqstore.files.os_errors import is_not_a_file, is_unreadable
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
+from rmqstore.selection import Selection
+from rmqstore.sources import Joined
+from rmqstore.spans import Span
 from rmqstore.store.arrivals import Arrivals
+from rmqstore.store.columns import ColumnOptions, scan_log
 from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
 from rmqstore.store.progress import GroupProgress
 from rmqstore.store.recovery import claimed_by_queues
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from rmqstore._read import KeyQuery, QueueGets
-    from rmqstore.flatfile.flat_store import FlatStore
+    from rmqstore.flatfile.flat_store import FlatRange, FlatStore
     from rmqstore.message import MessageExt
+    from rmqstore.store.key_columns import AskedKeys
     from rmqstore.store.results import GetMessageResult, QueryResult
 
-__all__ = ["LOOK_INTERVAL", "StoreState"]
+__all__ = ["LOOK_INTERVAL", "Older", "StoreState"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +61,70 @@ LOOK_INTERVAL = 0.005
 
 _INT64_MAX = 2**63 - 1
 _T = TypeVar("_T")
+
+
+class Older:
+    """What a store has besides its log: nothing.  `rmqstore.store.tiered.Tiered` has what is in tiered storage.
+
+    Attributes
+    ----------
+    one_log : bool
+        Phy offsets are places in the commit log.  Otherwise each queue of tiered storage counts its own.
+    flat_store : FlatStore or None
+    """
+
+    one_log = True
+    flat_store: FlatStore | None = None
+
+    def __init__(self, state: StoreState):
+        self.state = state
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """sequence of str: what is unknown, and what that means."""
+        return ()
+
+    def keys(self) -> list[tuple[str, int]]:
+        """Return topic and queue id of each queue."""
+        return []
+
+    def queue(self, topic: str, queue_id: int, local: Joined) -> Joined:
+        """Return `local`, joined with what is before it."""
+        return local
+
+    def spans(self, topic: str, queue_id: int) -> list[Span]:
+        """Return the queue offsets of a queue that are not read from the log; first, and one after the last."""
+        return []
+
+    def ranges(self, selection: Selection) -> Iterator[FlatRange]:
+        """Yield what of a selection is not in the log, queue by queue; nothing for a range of phy offsets."""
+        return iter(())
+
+    def scan(self, selection: Selection, options: ColumnOptions, *, use_threads: bool) -> pa.RecordBatchReader:
+        """Return the chosen messages, what is not in the log first."""
+        state = self.state
+        return scan_log(state.commit_log, selection, options, use_threads=use_threads, refresh=state.read_only)
+
+    def with_key(self, local: QueryResult, selection: Selection) -> QueryResult:
+        """Return `local`, what the log has, followed by what it does not have; newest first."""
+        return local
+
+    def table(self, asked: AskedKeys, options: ColumnOptions, query: Callable[[Selection], QueryResult]) -> pa.Table:
+        """Return the messages that many keys find, of each what `query` returns and what follows it; only of several logs."""
+        raise NotImplementedError
+
+    def with_id(self, msg_id: str, topics: Iterable[str]) -> Iterator[MessageExt]:
+        """Yield the messages of these topics with this unique key."""
+        return iter(())
+
+    def pass_over(self, report: Callable[[Finding], object]) -> None:
+        """Have readings continue after what is unreadable or deleted in the meantime, and `report` take it."""
+
+    def refresh(self, *, uploads: bool) -> None:
+        """Pick up changes; `uploads` asks for those of the last second as well."""
+
+    def close(self) -> None:
+        """Release the files."""
 
 
 class StoreState(StateFields):
@@ -68,8 +140,8 @@ class StoreState(StateFields):
         Appends one plain message; None while the store takes no writes.
     last_store_timestamp : int
         Of the newest message, ms since epoch.
-    older : tuple of FlatStore
-        The stores of messages that the log no longer has: tiered storage, if it is read with this one.
+    older : Older
+        The messages that the log no longer has.
     waiting : int
         How many wait for `arrived`, which is told of every put.
     lost_log : tuple of (int, int)
@@ -103,7 +175,7 @@ class StoreState(StateFields):
         self.progress = GroupProgress(path, config, read_only=read_only)
         self._sizes = AssumedSizes(path)
         self.appender = None
-        self.older: tuple[FlatStore, ...] = ()
+        self.older = Older(self)
         self.last_store_timestamp = 0
         self.waiting = 0
         # When the log was looked at last for queues in RocksDB (`time.monotonic`).
@@ -243,8 +315,7 @@ class StoreState(StateFields):
             if self.log_index is not None:
                 self.log_index.look_again()
             self.database_index.look_again()
-            for older in self.older:
-                (older.load if uploads else older.refresh)()
+            self.older.refresh(uploads=uploads)
             self.progress.forget()
 
     def learn(self) -> None:
@@ -301,8 +372,8 @@ class StoreState(StateFields):
 
     def keys(self) -> list[tuple[str, int]]:
         """list of (str, int): topic and queue id of every queue, sorted; those of tiered storage too."""
-        local = self.queues.keys()
-        return sorted({*local, *(key for each in self.older for key in each.keys())}) if self.older else local
+        local, older = self.queues.keys(), self.older.keys()
+        return sorted({*local, *older}) if older else local
 
     def bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
         """(int, int): first queue offset of `queue` that is still there, and the one to come; 0 and 0 for None."""

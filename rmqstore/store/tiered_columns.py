@@ -11,13 +11,13 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rmqstore import _numpy as np
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import SCAN_WINDOW, usable_cpus
 from rmqstore.flatfile.flat_queue import FlatQueue
-from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.flatfile.flat_store import FlatRange, FlatStore
 from rmqstore.selection import Selection
 from rmqstore.sources import Places
 from rmqstore.store.columns import ColumnOptions, Columns
@@ -29,43 +29,18 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["FlatRange", "FlatScan", "flat_ranges", "key_rows_table"]
+__all__ = ["FlatScan", "key_rows_table"]
 
 # Units that one thread decodes at a time, about so many bytes of records at most, and how many threads decode at most.
 _STRETCH_UNITS = 32768
 _STRETCH_BYTES = 16 * 1024 * 1024
 _THREADS = 4
-_INT64_MAX = 2**63 - 1
-
-
-class FlatRange(NamedTuple):
-    """The messages of a queue from queue offset `begin` to before `end`."""
-
-    queue: FlatQueue
-    begin: int
-    end: int
 
 
 # Places of a queue that one thread decodes.
 _Stretch = tuple[FlatQueue, Places]
 # Its batches, and the places at which there is no record.
 _Decoded = tuple[list["pa.RecordBatch"], Places]
-
-
-def flat_ranges(flat_store: FlatStore, selection: Selection) -> Iterator[FlatRange]:
-    """What a scan of tiered storage reads, queue by queue: all of each; queues that hold nothing have no range."""
-    keys = flat_store.keys()
-    flat_store.report_unlisted(selection.topics)
-    for topic, queue_id in keys:
-        if not selection.has_queue(topic, queue_id):
-            continue
-        queue = flat_store.queue(topic, queue_id)
-        if queue is None:
-            continue
-        if queue.lacks_units is not None:
-            flat_store.report(queue.lacks_units)
-        if queue.min_queue_offset < queue.max_queue_offset:
-            yield FlatRange(queue, queue.min_queue_offset, queue.max_queue_offset)
 
 
 class FlatScan:

@@ -19,7 +19,7 @@ from unprivileged import closed
 
 from rmqstore import Finding, InvalidMessageError, Message, MessageStore, StoreConfig, verify
 from rmqstore.cli import main
-from rmqstore.cli.next_steps import NextSteps
+from rmqstore.cli.verify import NextSteps
 
 pytest.importorskip("polars")
 

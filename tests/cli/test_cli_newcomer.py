@@ -234,7 +234,7 @@ def completed(*words):
 
 def test_completion_of_commands_options_and_what_a_store_holds(broker, tmp_path):
     assert completed("ta") == [("plain", "tail")]
-    assert completed("offsets", "re") == [("plain", "reset")]
+    assert completed("offsets", "se") == [("plain", "set")]
     assert completed("tail", "--fol") == [("plain", "--follow")]
     assert completed("info", "sto") == [("dir", "sto")]
     assert completed("get", broker, "Or") == [("plain", "Orders")]

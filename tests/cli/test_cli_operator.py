@@ -25,7 +25,7 @@ from rmqstore import Message, MessageStore, StoreConfig, remedies
 from rmqstore._core import Verdict
 from rmqstore.cli import main
 from rmqstore.cli.errors import typed, warning_text
-from rmqstore.cli.formats import LETTERS
+from rmqstore.cli.messages import LETTERS
 from rmqstore.commitlog.log_walk import VERDICT_WORDS
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
@@ -419,7 +419,7 @@ def test_messages_name_what_can_be_typed(golden_copy, tmp_path):
     with MessageStore.open(copy, recovery="skip"):
         text = said("rebuild", copy, "--yes", *DELAYS)
         assert "commands that only read work all the same" in text
-        reset = said("offsets", "reset", copy, "--group", "g", "--topic", "Orders", "--latest")
+        reset = said("offsets", "set", copy, "--group", "g", "--topic", "Orders", "--latest")
         assert "commands that only read" in reset
     (copy / "commitlog" / "00000000000000000000").write_bytes(bytes(100))
     assert "rmqstore recover --mode skip passes over" in said("recover", copy, *DELAYS)

@@ -159,7 +159,7 @@ SHORT = re.compile(r"(?:\d{4}-\d\d-\d\d(?: \d\d:\d\d)?|\d\d-\d\d \d\d:\d\d(?::\d
 
 
 @pytest.mark.parametrize("command, times", [("topics", 2), ("queues", 2), ("offsets", 0)])
-def test_no_word_and_no_time_is_broken_at_80(broker, command, times):
+def test_no_time_is_broken_at_80(broker, command, times):
     words = [command, "show"] if command == "offsets" else [command]
     output, code = on_a_terminal(*words, broker, width=80)
     text = CONTROL.sub("", output)
@@ -172,10 +172,6 @@ def test_no_word_and_no_time_is_broken_at_80(broker, command, times):
     assert any(line.startswith("group" if command == "offsets" else "topic ") and "  " in line.strip() for line in lines)
     assert sum(len(SHORT.findall(line)) for line in lines) == times * len(values) + waiting
     shown = re.sub(r"\s", "", text)
-    for value in values:
-        # Broken between words alone: each word of a name is whole in a line.
-        for word in re.findall(r"[^\W_]+", value["topic"]):
-            assert any(word in line for line in lines), word
     assert shown.count("Long_name_of_a_") >= (command != "offsets")
 
 
@@ -188,7 +184,7 @@ def test_what_no_line_holds_stands_one_below_the_other(broker):
 
 
 def test_help_is_plain_on_a_narrow_terminal():
-    for command in ([], ["tail"], ["bench"]):
+    for command in ([], ["tail"], ["topics"]):
         output, code = on_a_terminal(*command, "--help", width=60)
         assert code == 0 and "Usage: rmqstore" in output and "\x1b" not in output
 

@@ -1,17 +1,12 @@
-"""rmqstore topics and queues: every figure is what the broker's own files and reads say; offsets reset; bench."""
+"""rmqstore topics and queues: every figure is what the broker's own files and reads say; offsets set."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 
 import golden
-import pytest
 import small_store
 from test_cli import HOSTILE, assert_harmless, environment, json_lines, run, utc  # noqa: F401
 
@@ -99,7 +94,7 @@ def test_hostile_topics_are_harmless(golden_copy):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# offsets reset
+# offsets set
 
 
 def progress(path):
@@ -114,7 +109,7 @@ def test_reset_by_time_and_to_the_ends(golden_copy):
     copy = golden_copy("broker")
     before = progress(copy)
     time = 1795239165000
-    result = run("offsets", "reset", copy, "--group", "G-billing", "--topic", "Orders", "--time", time, "--json")
+    result = run("offsets", "set", copy, "--group", "G-billing", "--topic", "Orders", "--time", time, "--json")
     for value in json_lines(result):
         got = json_lines(run("get", copy, "Orders", value["queue_id"], "--time", time, "--max-num", 1, "--json"))
         assert value["queue_offset"] == got[0]["queue_offset"]
@@ -123,7 +118,7 @@ def test_reset_by_time_and_to_the_ends(golden_copy):
     # That it goes back was asked for.
     assert progress(copy) == before and result.stderr == ""
     for option, wanted in (("--earliest", 0), ("--latest", 2501)):
-        assert run("offsets", "reset", copy, "--group", "new", "--topic", "Orders", "--queue", 1, option).exit_code == 0
+        assert run("offsets", "set", copy, "--group", "new", "--topic", "Orders", "--queue", 1, option).exit_code == 0
         assert progress(copy)["new", "Orders", 1] == wanted
     assert (copy / "config" / "consumerOffset.json.bak").exists()
 
@@ -138,83 +133,12 @@ def test_reset_refuses(golden_copy):
     copy = golden_copy("broker")
     tree = golden.tree(copy)
     group = ["--group", "g"]
-    assert run("offsets", "reset", copy, *group, "--topic", "Orders").exit_code == 2
-    assert run("offsets", "reset", copy, *group, "--topic", "Orders", "--earliest", "--latest").exit_code == 2
-    result = run("offsets", "reset", copy, *group, "--topic", "Nope", "--latest")
+    assert run("offsets", "set", copy, *group, "--topic", "Orders").exit_code == 2
+    assert run("offsets", "set", copy, *group, "--topic", "Orders", "--earliest", "--latest").exit_code == 2
+    result = run("offsets", "set", copy, *group, "--topic", "Nope", "--latest")
     assert result.exit_code == 1 and "Orders" in result.stderr
     changed = {path for path in golden.tree(copy).items() ^ tree.items()}
     assert {os.path.basename(str(path)) for path, *_ in changed} <= {"lock"}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# bench
-
-SMALL = ["--messages", "2000", "--seconds", "0.1", "-o", "mapped_file_size_commit_log=4194304"]
-
-
-def test_bench_measures_and_leaves_nothing(tmp_path):
-    *steps, machine = json_lines(run("bench", tmp_path, *SMALL, "--json"))
-    assert os.listdir(tmp_path) == []
-    assert machine["type"] == "machine" and machine["mapped_file_size_commit_log"] == 4194304
-    by_name = {step["name"]: step for step in steps}
-    assert by_name["get in order"]["count"] == by_name["go over the log"]["count"] == 2000
-    assert by_name["put one, ASYNC_FLUSH"]["count"] + by_name["put 1000 at once, ASYNC_FLUSH"]["count"] == 2000
-    for name in ("flush 4 KiB (fsync)", "put one, SYNC_FLUSH", "query by key", "scan into Arrow"):
-        assert by_name[name]["count"] > 0
-    for step in steps:
-        assert step["type"] == "step" and step["seconds"] > 0
-        assert step["per_second"] == pytest.approx(step["count"] / step["seconds"], rel=0.01, abs=0.1)
-        if step["median_us"] is not None:
-            assert 0 < step["median_us"] <= step["p99_us"] <= step["longest_us"]
-    text = run("bench", tmp_path, *SMALL)
-    shown = [line for line in text.stdout.splitlines() if line.startswith("  ")]
-    assert len(shown) == len(steps) + 1 and "Python" in text.stderr
-
-
-def test_bench_fails_where_an_answer_is_wrong(tmp_path, monkeypatch):
-    honest = MessageStore.query_message
-    monkeypatch.setattr(MessageStore, "query_message", lambda self, *arguments: honest(self, *arguments)[:0])
-    result = run("bench", tmp_path, *SMALL)
-    assert result.exit_code == 3 and "wrong answer" in result.stderr and os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_bench_that_is_ended_leaves_nothing(tmp_path, number, code):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rmqstore", "bench", str(tmp_path), "--messages", "50000000", "--json",
-         "-o", "mapped_file_size_commit_log=4194304", "--body-size", "0", "-o", "max_index_num=100000", "--seconds", "0.1"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    # Two steps are done, and the long one is at work.
-    assert json.loads(process.stdout.readline())["name"].startswith("flush")
-    process.stdout.readline()
-    assert os.listdir(tmp_path)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == code and b"Traceback" not in errors, errors
-    assert os.listdir(tmp_path) == []
-
-
-def test_bench_where_it_cannot(tmp_path):
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "none", tmp_path / "file"):
-        result = run("bench", path)
-        assert result.exit_code == 3 and "no such directory" in result.stderr
-    result = run("bench", tmp_path, "--messages", 100_000_000, "--body-size", 4_000_000)
-    assert result.exit_code == 3 and "are free" in result.stderr and "--messages" in result.stderr
-    assert run("bench", tmp_path, "-o", "max_index_num=0").exit_code == 2
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def test_bench_never_touches_a_store_that_is_there(tmp_path):
-    root = tmp_path / "store"
-    with MessageStore.open(root, config=StoreConfig(mapped_file_size_commit_log=65536)) as store:
-        store.put_message(Message("Topic", b"body"))
-    before = golden.tree(root)
-    assert run("bench", root, *SMALL).exit_code == 0
-    after = golden.tree(root)
-    assert {path: after[path] for path in before} == before and after.keys() == before.keys()
 
 
 def test_a_light_queue_is_not_called_empty(tmp_path):

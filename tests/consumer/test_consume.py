@@ -19,7 +19,6 @@ import pytest
 from rmqstore import (
     Consumer,
     ConsumerOffsets,
-    LocalOffsets,
     Message,
     MessageStore,
     ReadOnlyError,
@@ -658,28 +657,6 @@ def test_a_reader_waits_with_pauses(root, tmp_path, monkeypatch):
             assert sorted(loop.wait_for(8)) == list(range(8))
             reader.close()
             loop.end()
-
-
-def test_local_offsets(root, tmp_path):
-    path = LocalOffsets.path_of(tmp_path, "127.0.0.1@1", "group")
-    with MessageStore.open(root, config=SMALL) as store:
-        fill(store, 10)
-        offsets = LocalOffsets.load(path, read_only=False)
-        with store.consume("Orders", "group", offsets=offsets, broker="broker-a", timeout=0) as consumer:
-            assert take(consumer, 4) == [0, 1, 2, 3]
-            consumer.commit()
-        assert LocalOffsets.load(path).list() == {("broker-a", "Orders", 0): 4}
-        offsets = LocalOffsets.load(path, read_only=False)
-        consumer = store.consume("Orders", "group", offsets=offsets, broker="broker-a", timeout=0)
-        assert numbers(consumer) == list(range(4, 10))
-        consumer.close()
-        assert LocalOffsets.load(path).get("Orders", 0, "broker-a") == 10
-        # Broadcasting: whoever keeps offsets of his own gets all of it.
-        other = LocalOffsets.load(LocalOffsets.path_of(tmp_path, "127.0.0.1@2", "group"), read_only=False)
-        assert numbers(store.consume("Orders", "group", offsets=other, broker="broker-a", timeout=0)) == list(
-            range(10)
-        )
-        assert store.consumer_offsets.list() == {}
 
 
 def test_own_offsets_are_persisted_while_it_goes(root, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
-"""Tests of rmqstore.consumer.consumer_offset: the fastjson dialect, the broker's offsets and a broadcasting consumer's.
+"""Tests of rmqstore.consumer.consumer_offset and json_files: the fastjson dialect and the broker's offsets.
 
-Owns a second encoder of the broker's file, written from the format's description with the oracle's string hash, and a
-model of a directory that says what a kill or a power loss may leave at every step of a persist.
+Owns what a broker's file says, written from the format's description, and a model of a directory that says what a kill or a
+power loss may leave at every step of a persist.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import logging
 import os
 import shutil
@@ -18,40 +17,14 @@ import threading
 import time
 
 import golden
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import rmqstore.consumer.consumer_offset
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
-from rmqstore.consumer.fastjson import format_fastjson, parse_fastjson
-from rmqstore.consumer.local_offsets import LocalOffsets
+from rmqstore.consumer.json_files import parse_fastjson
 from rmqstore.errors import CorruptionError, ReadOnlyError
-
-PRETTY = ("consumerOffset.empty.pretty", "consumerOffset.pretty", "delayOffset.nodv.pretty", "delayOffset.pretty",
-          "lmqConsumerOffset.pretty", "offsets.local.pretty", "topics.pretty")  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PRETTY)
-def test_golden_texts_are_reproduced(name):
-    text = golden.json_bytes(name).decode()
-    assert format_fastjson(parse_fastjson(text)) == text
-
-
-def test_t14():
-    vector = golden.vectors()["T14"]
-    texts = [text for text in vector.values() if isinstance(text, str) and text.startswith("{")]
-    assert len(texts) >= 2
-    for text in texts:
-        assert format_fastjson(parse_fastjson(text)) == text
-
-
-def test_escapes():
-    value = {"a": "\"\\\b\t\n\f\r\x01\x7f\x9f\u2028\u2029/'<\u00a0订😀"}
-    text = format_fastjson(value)
-    assert text == ('{\n\t"a":"\\"\\\\\\b\\t\\n\\f\\r\\u0001\\u007F\\u009F\\u2028\\u2029/\'<\u00a0订😀"\n}')
-    assert parse_fastjson(text) == value
 
 
 @pytest.mark.parametrize(
@@ -60,16 +33,16 @@ def test_escapes():
         ("", None),
         (" \n", None),
         ("\ufeff{}", {}),
-        ("{0:1,'1':2,\"2\":3,a:4}", {0: 1, "1": 2, "2": 3, "a": 4}),
-        ("{-1:+2,}", {-1: 2}),
+        ("{0:1,'1':2,\"2\":3,a:4}", {"0": 1, "1": 2, "2": 3, "a": 4}),
+        ("{-1:+2,}", {"-1": 2}),
         ('{,,"a":1,,}', {"a": 1}),
         ('{/* x */"a"/**/:/* */1 // end\n}', {"a": 1}),
         ('{"a":1,"a":2}', {"a": 2}),
         ("[1,,2,]", [1, 2]),
         ('["\\u0041\\x42\\/\\ud83d\\ude00"]', ["AB/😀"]),
         ("[true,false,null]", [True, False, None]),
-        ("{{\"b\":1,c:'x'}:34}", {(("b", 1), ("c", "x")): 34}),
-        ("{{}:1}", {(): 1}),
+        ("{'订,5:x':{5:1}}", {"订,5:x": {"5": 1}}),
+        ("[.5,1.,2e3,7L]", [0.5, 1.0, 2000.0, 7]),
         ("[9223372036854775807,-9223372036854775808]", [2**63 - 1, -(2**63)]),
         ("[[],[[1]],{}]", [[], [[1]], {}]),
     ],
@@ -95,11 +68,11 @@ def test_what_fastjson_accepts(text, value):
         ("[tru]", 1),
         ("[+]", 1),
         ("/* x", 0),
-        ("{1.5:2}", 2),
-        ('{{"a":[]}:1}', 9),
-        ("[" + "1" * 65 + "]", 1),
+        ("{1.5:2}", 1),
+        ('{{"a":[]}:1}', 1),
+        ("[" + "1" * 5000 + "]", 1),
         ("[1, 1e9999999999999999999]", 4),
-        ("[1e-9999999999999999999]", 1),
+        ("[1,NaN]", 3),
     ],
 )
 def test_damaged_text_says_where(text, pos):
@@ -110,7 +83,7 @@ def test_damaged_text_says_where(text, pos):
 
 def test_depth_is_bounded():
     assert parse_fastjson("[" * 64 + "]" * 64)
-    for text in ("[" * 65, '{"a":' * 100000, "{{" * 100000):
+    for text in ("[" * 65, "[" * 65 + "]" * 65, '{"a":' * 100000, "{{" * 100000):
         with pytest.raises(CorruptionError, match="64 levels"):
             parse_fastjson(text)
 
@@ -121,26 +94,6 @@ def test_any_text_fails_cleanly(text):
         parse_fastjson(text)
     except CorruptionError as error:
         assert error.pos is not None and 0 <= error.pos <= len(text.encode())
-
-
-json_keys = st.one_of(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1))
-json_values = st.recursive(
-    st.one_of(st.integers(-(2**63), 2**63 - 1), st.booleans(), st.text(max_size=8)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(json_keys, inner, max_size=3)),
-    max_leaves=12,
-)
-
-
-@given(json_values)
-def test_format_and_parse_round_trip(value):
-    assert parse_fastjson(format_fastjson(value)) == value
-
-
-def test_none_members_are_left_out_and_odd_values_refused():
-    assert format_fastjson({"a": None}) == "{}"
-    assert format_fastjson({1: None, 2: 3}) == "{2:3\n}"
-    with pytest.raises(TypeError, match="float"):
-        format_fastjson({"a": 1.5})
 
 
 # ------------------------------------------------------------------------------------------------ ConsumerOffsets
@@ -214,14 +167,14 @@ BAD_ENTRIES = [
     '{"offsetTable":{"t@g":{"x":1}}}',
     '{"offsetTable":{"t@g":{0:9223372036854775808}}}',
     '{"offsetTable":{"t@g":{4294967296:1}}}',
-    '{"offsetTable":{"t@g":{0:1e999999999}}}',
     '{"offsetTable":{"t@g":{0:true}}}',
     '{"offsetTable":{"t@g":[1]}}',
-    '{"offsetTable":{{"t":"g"}:{0:1}}}',
-    '{"lmqOffsetTable":{{"t":"g"}:1}}',
+    '{"lmqOffsetTable":{"t@g":"x"}}',
     '{"pullOffsetTable":{"t@g":[1]}}',
 ]
 BAD_FILES = [
+    '{"offsetTable":{"t@g":{0:1e999999999}}}',
+    '{"offsetTable":{{"t":"g"}:{0:1}}}',
     '{"dataVersion":{"counter":"x"}}',
     '{"offsetTable":[1]}',
     '{"offsetTable":{"t@g":{0:1',
@@ -366,60 +319,32 @@ def open_consumer(path, **options):
     return ConsumerOffsets.load(path, read_only=False, clock=lambda: NOW, **options)
 
 
-def java_order(keys, places, concurrent=True):
-    """The order in which a Java hash map of `places` buckets lists text keys; it grows at three quarters."""
-    keys = list(keys)
-    while len(keys) > places * 3 // 4 or (concurrent and len(keys) == places * 3 // 4):
-        places *= 2
-    buckets = [[] for _ in range(places)]
-    for key in keys:
-        h = oracle.java_hash(key) & 0xFFFFFFFF
-        buckets[(h ^ (h >> 16)) % places].append(key)
-    return [key for bucket in buckets for key in bucket]
+def document_of(path):
+    return parse_fastjson(path.read_text(encoding="utf-8"))
 
 
-def expected_text(table, version=(0, 0, NOW), lmq=None):
-    """The file of a broker of 5.3.x with {topic@group: {queue id: offset}}, line by line."""
-    lines = ["{", '\t"dataVersion":{', f'\t\t"counter":{version[0]},', f'\t\t"stateVersion":{version[1]},',
-             f'\t\t"timestamp":{version[2]}', "\t},"]  # fmt: skip
-
-    def quoted(text):
-        return json.dumps(text, ensure_ascii=False)
-
-    def block(name, members, last):
-        comma = "" if last else ","
-        if not members:
-            lines.append(f'\t"{name}":{{}}{comma}')
-            return
-        lines.append(f'\t"{name}":{{')
-        lines.append(",\n".join(members))
-        lines.append(f"\t}}{comma}")
-
-    keys = java_order(table, 1024)
+def expected(table, version=(0, 0, NOW), lmq=None):
+    """The file of a broker of 5.3.x with {topic@group: {queue id: offset}}."""
     groups = {}
-    for key in keys:
+    for key in table:
         if key.count("@") == 1:
             topic, group = key.split("@")
             groups.setdefault(group, []).append(topic)
-    block(
-        "groupTopicMap",
-        [
-            f"\t\t{quoted(group)}:[{','.join(map(quoted, java_order(groups[group], 8, False)))}]"
-            for group in java_order(groups, 128, False)
-        ],
-        False,
-    )
-    if lmq is not None:
-        block("lmqOffsetTable", [f"\t\t{quoted(key)}:{lmq[key]}" for key in java_order(lmq, 1024)], False)
-    block(
-        "offsetTable",
-        [
-            f"\t\t{quoted(key)}:{{" + ",".join(f"{q}:{table[key][q]}" for q in sorted(table[key])) + "\n\t\t}"
-            for key in keys
-        ],
-        True,
-    )
-    return "\n".join([*lines, "}"])
+    document = {
+        "dataVersion": dict(zip(("counter", "stateVersion", "timestamp"), version, strict=True)),
+        "groupTopicMap": groups,
+        "offsetTable": {key: {str(queue_id): offset for queue_id, offset in table[key].items()} for key in table},
+    }
+    return document if lmq is None else {**document, "lmqOffsetTable": lmq}
+
+
+def same(document):
+    """`document` for comparing: the order of topics is that of a Java map."""
+    return {**document, "groupTopicMap": {group: sorted(topics) for group, topics in document["groupTopicMap"].items()}}
+
+
+def golden_document(name):
+    return same(parse_fastjson(golden.json_bytes(name).decode()))
 
 
 def test_golden_text_from_commits(tmp_path):
@@ -434,11 +359,12 @@ def test_golden_text_from_commits(tmp_path):
     ]:
         offsets.commit(group, topic, queue_id, offset)
     assert offsets.persist()
-    assert path.read_bytes() == golden.json_bytes("consumerOffset.pretty")
+    assert same(document_of(path)) == golden_document("consumerOffset.pretty")
     assert offsets.remove("group_a") == 2 and offsets.remove(topic="TopicTest") == 1
     assert offsets.persist()
-    assert path.read_bytes() == golden.json_bytes("consumerOffset.empty.pretty")
-    assert (tmp_path / "config" / "consumerOffset.json.bak").read_bytes() == golden.json_bytes("consumerOffset.pretty")
+    assert same(document_of(path)) == golden_document("consumerOffset.empty.pretty")
+    backup = tmp_path / "config" / "consumerOffset.json.bak"
+    assert same(document_of(backup)) == golden_document("consumerOffset.pretty")
     assert sorted(contents(tmp_path / "config")) == ["consumerOffset.json", "consumerOffset.json.bak"]
 
 
@@ -450,12 +376,12 @@ def test_golden_text_of_light_message_queues(tmp_path):
         offsets.commit("%LMQ%g", "%LMQ%t", 0, offset)
     assert offsets.persist()
     # Commits of light message queues do not move the data version.
-    assert path.read_bytes() == golden.json_bytes("lmqConsumerOffset.pretty")
+    assert same(document_of(path)) == golden_document("lmqConsumerOffset.pretty")
     assert offsets.get("%LMQ%g", "%LMQ%t", 0) == 9 and offsets.get("g", "T", 0) == 8
     with pytest.raises(ValueError, match="only queue 0"):
         offsets.commit("%LMQ%g", "%LMQ%t", 1, 9)
     assert offsets.remove(group="%LMQ%g") == 1 and offsets.persist()
-    assert path.read_text() == expected_text({"T@g": {0: 8}}, lmq={})
+    assert same(document_of(path)) == expected({"T@g": {0: 8}}, lmq={})
 
 
 def test_the_table_of_light_message_queues_is_used_where_it_exists(tmp_path):
@@ -471,27 +397,7 @@ def test_the_table_of_light_message_queues_is_used_where_it_exists(tmp_path):
     without = open_consumer(path)
     without.commit("%LMQ%g", "t", 3, 5)
     without.persist()
-    assert path.read_text() == expected_text({"t@%LMQ%g": {3: 5}})
-
-
-@pytest.mark.parametrize(
-    "name", ["consumerOffset.pretty", "consumerOffset.empty.pretty", "lmqConsumerOffset.pretty", "offsets.local.pretty"]
-)
-def test_a_change_and_its_undoing_give_the_golden_text_again(name, tmp_path):
-    path = tmp_path / "x.json"
-    path.write_bytes(golden.json_bytes(name))
-    offsets = (LocalOffsets if "local" in name else ConsumerOffsets).load(path, read_only=False)
-    before = offsets.list()
-    change = ("TopicTest", 1, 35, "broker-a") if "local" in name else ("g", "T", 0, 4)
-    offsets.commit(*change)
-    assert offsets.persist() and path.read_bytes() != golden.json_bytes(name)
-    if "local" in name:
-        offsets.commit("TopicTest", 1, 34, "broker-a")
-    elif ("g", "T") in before:
-        offsets.commit("g", "T", 0, before["g", "T"][0])
-    else:
-        offsets.remove("g")
-    assert offsets.persist() and path.read_bytes() == golden.json_bytes(name)
+    assert same(document_of(path)) == expected({"t@%LMQ%g": {3: 5}})
 
 
 names = st.text(
@@ -506,7 +412,7 @@ commits = st.tuples(
 
 
 @given(st.lists(commits, max_size=30), st.booleans())
-def test_commits_give_the_text_of_a_second_encoder(tmp_path_factory, changes, twice):
+def test_commits_give_the_document_of_a_broker(tmp_path_factory, changes, twice):
     path = tmp_path_factory.mktemp("offsets") / "consumerOffset.json"
     offsets = open_consumer(path)
     table = {}
@@ -518,25 +424,12 @@ def test_commits_give_the_text_of_a_second_encoder(tmp_path_factory, changes, tw
             offsets = open_consumer(path)
     offsets.persist()
     if changes:
-        assert path.read_text(encoding="utf-8") == expected_text(table)
+        assert same(document_of(path)) == same(expected(table))
     else:
         assert not path.exists()
     again = ConsumerOffsets.load(path)
     assert again.offset_table == table
     assert again.list() == {tuple(reversed(key.split("@", 1))): queues for key, queues in table.items()}
-
-
-@pytest.mark.parametrize(("groups", "topics"), [(96, 6), (97, 7), (96, 8), (130, 15)])
-def test_many_keys_stand_in_javas_order(groups, topics, tmp_path):
-    """The numbers are those at which Java's tables grow: 96 of 128, 6 of 8, 12 of 16, 768 of 1024."""
-    path = tmp_path / "consumerOffset.json"
-    offsets = open_consumer(path)
-    table = {}
-    for number in range(groups * topics):
-        offsets.commit(f"group-{number % groups}", f"Topic{number}", 0, number)
-        table[f"Topic{number}@group-{number % groups}"] = {0: number}
-    offsets.persist()
-    assert path.read_text() == expected_text(table, version=(groups * topics // 500, 0, NOW))
 
 
 def test_data_version_moves_once_in_so_many_commits(tmp_path):
@@ -549,7 +442,7 @@ def test_data_version_moves_once_in_so_many_commits(tmp_path):
     assert offsets.persist() and offsets.data_version == {"counter": 41, "stateVersion": 3, "timestamp": 7}
     offsets.commit("g", "t", 0, 2)
     assert offsets.data_version == {"counter": 42, "stateVersion": 3, "timestamp": 1000}
-    assert offsets.persist() and path.read_text() == expected_text({"t@g": {0: 2}}, version=(42, 3, 1000))
+    assert offsets.persist() and same(document_of(path)) == expected({"t@g": {0: 2}}, version=(42, 3, 1000))
     for _ in range(6):
         offsets.commit("h", "t", 1, 5)
     assert offsets.data_version == {"counter": 44, "stateVersion": 3, "timestamp": 1002}
@@ -640,7 +533,7 @@ def test_groups_with_an_at_sign(tmp_path, golden_copy):
     assert after.pull_offset_table == before.pull_offset_table != {}
     assert after.data_version == before.data_version
     document = parse_fastjson(path.read_text())
-    assert list(document) == ["dataVersion", "groupTopicMap", "offsetTable", "pullOffsetTable"]
+    assert document.keys() == {"dataVersion", "groupTopicMap", "offsetTable", "pullOffsetTable"}
     # As the broker derives it: a key with a second @ belongs to no group.
     assert document["groupTopicMap"].keys() == {"CID_RMQ_SYS_TRANS", "G-retry", "G-billing"}
     assert after.list().keys() == before.list().keys() | {("G-new@broadcast", "Orders")}
@@ -667,51 +560,29 @@ def test_group_topic_map_cuts_as_java_splits(key, group, tmp_path):
     document = parse_fastjson(path.read_text())
     del document["groupTopicMap"]["other"]
     assert document["groupTopicMap"] == ({} if group is None else {group: [key.split("@")[0]]})
-    assert document["offsetTable"][key] == {0: 1}
+    assert document["offsetTable"][key] == {"0": 1}
 
 
-def test_unknown_members_are_kept_in_their_places(tmp_path):
+def test_unknown_members_are_kept(tmp_path):
     path = write(
         tmp_path / "c.json",
         '{"aFirst":null,"dataVersion":{"counter":1,"extra":{"x":[1,{"y":null}]},"timestamp":5},'
-        '"middle":{"n":null,"f":1.25,"big":1e400,"t":true,7:{"deep":"\\u0001"}},"offsetTable":{"t@g":{0:1}},"zLast":["s",null]}',
+        '"middle":{"n":null,"f":1.25,"t":true,7:{"deep":"\\u0001"}},"offsetTable":{"t@g":{0:1}},"zLast":["s",null]}',
     )
-    # Numbers as names are quoted inside them: the reader of 5.5.0 cannot skip others.
-    expected = """{
-	"aFirst":null,
-	"dataVersion":{
-		"counter":1,
-		"extra":{
-			"x":[1,{
-				"y":null
-			}]
-		},
-		"stateVersion":0,
-		"timestamp":5
-	},
-	"groupTopicMap":{
-		"g":["t"]
-	},
-	"middle":{
-		"n":null,
-		"f":1.25,
-		"big":1E+400,
-		"t":true,
-		"7":{
-			"deep":"\\u0001"
-		}
-	},
-	"offsetTable":{
-		"t@g":{0:OFFSET
-		}
-	},
-	"zLast":["s",null]
-}"""
     for offset in (2, 3):
         offsets = open_consumer(path)
         offsets.commit("g", "t", 0, offset)
         offsets.persist()
-        assert path.read_text() == expected.replace("OFFSET", str(offset))
+        assert document_of(path) == {
+            "aFirst": None,
+            "dataVersion": {"counter": 1, "extra": {"x": [1, {"y": None}]}, "stateVersion": 0, "timestamp": 5},
+            "groupTopicMap": {"g": ["t"]},
+            "middle": {"n": None, "f": 1.25, "t": True, "7": {"deep": "\x01"}},
+            "offsetTable": {"t@g": {"0": offset}},
+            "zLast": ["s", None],
+        }
+        # Numbers as names are quoted but for queue ids: the reader of 5.5.0 cannot skip others.
+        assert '"7":' in path.read_text() and f"{{0:{offset}}}" in path.read_text()
 
 
 def test_a_file_of_4_x_gets_the_new_members(tmp_path):
@@ -720,7 +591,7 @@ def test_a_file_of_4_x_gets_the_new_members(tmp_path):
     assert offsets.data_version == {}
     offsets.commit("g", "t", 0, 2)
     offsets.persist()
-    assert path.read_text() == expected_text({"t@g": {0: 2}})
+    assert same(document_of(path)) == expected({"t@g": {0: 2}})
 
 
 def test_bounds_are_the_last_good_values(tmp_path):
@@ -739,174 +610,19 @@ def test_read_only_offsets_change_nothing(tmp_path, monkeypatch):
     path = write(tmp_path / "c.json", "{torn")
     write(tmp_path / "c.json.bak", '{"offsetTable":{"t@g":{0:1}}}')
     write(tmp_path / "c.json.rmqstore-tmp-00", "")
-    local = tmp_path / "offsets.json"
-    local.write_bytes(golden.json_bytes("offsets.local.pretty"))
     before = golden.tree(tmp_path)
     calls = record_calls(monkeypatch)
-    offsets, locals_ = ConsumerOffsets.load(path), LocalOffsets.load(local)
+    offsets = ConsumerOffsets.load(path)
     assert offsets.get("g", "t", 0) == 1 and not offsets.dirty
     for call in (
         lambda: offsets.commit("g", "t", 0, 2),
         lambda: offsets.remove("g"),
         offsets.persist,
-        lambda: locals_.commit("TopicTest", 0, 5, "broker-a"),
-        locals_.persist,
     ):
         with pytest.raises(ReadOnlyError, match="read_only=False"):
             call()
-    assert offsets.get("g", "t", 0) == 1 and locals_.get("TopicTest", 0) == 12
+    assert offsets.get("g", "t", 0) == 1
     assert calls == [] and golden.tree(tmp_path) == before
-
-
-# --------------------------------------------------------------------------------------------------- LocalOffsets
-
-
-def test_local_offsets(tmp_path):
-    path = tmp_path / "offsets.json"
-    path.write_bytes(golden.json_bytes("offsets.local.pretty"))
-    offsets = LocalOffsets.load(path)
-    assert offsets.list() == {("broker-a", "TopicTest", 1): 34, ("broker-a", "TopicTest", 0): 12}
-    assert offsets.get("TopicTest", 1) == offsets.get("TopicTest", 1, "broker-a") == 34
-    assert offsets.get("TopicTest", 5) == offsets.get("TopicTest", 1, "broker-b") == -1
-
-
-def test_local_offsets_of_a_5_5_0_client():
-    (path,) = (golden.DATA / "rocketmq-broker" / "local-offsets").glob("*/*/offsets.json")
-    offsets = LocalOffsets.load(path)
-    assert [offsets.get("Batches", queue) for queue in range(4)] == [166, 180, 159, 149]
-
-
-def test_local_offsets_other_forms(tmp_path):
-    path = write(
-        tmp_path / "offsets.json",
-        '{"offsetTable":{"{\\"brokerName\\":\\"a\\",\\"queueId\\":1,\\"topic\\":\\"T\\"}":5,'
-        '{"brokerName":"b","queueId":1,"topic":"T"}:6}}',
-    )
-    offsets = LocalOffsets.load(path)
-    assert offsets.list() == {("a", "T", 1): 5, ("b", "T", 1): 6}
-    with pytest.raises(ValueError, match="several brokers"):
-        offsets.get("T", 1)
-
-
-@pytest.mark.parametrize(
-    "key", ["5", '"x"', '{"topic":"T"}', '{"topic":5,"queueId":1}', '"[1]"', '{"topic":"T","queueId":"x"}']
-)
-def test_bad_local_offsets(key, tmp_path):
-    path = write(tmp_path / "offsets.json", f'{{"offsetTable":{{{key}:1}}}}')
-    with pytest.raises(CorruptionError):
-        LocalOffsets.load(path)
-
-
-def open_local(path):
-    return LocalOffsets.load(path, read_only=False)
-
-
-def test_golden_local_text_from_commits(tmp_path):
-    path = LocalOffsets.path_of(tmp_path / "rocketmq_offsets", "192.0.2.2@wall", "G-wall")
-    assert path == str(tmp_path / "rocketmq_offsets" / "192.0.2.2@wall" / "G-wall" / "offsets.json")
-    offsets = open_local(path)
-    assert not offsets.persist() and list(tmp_path.iterdir()) == []
-    offsets.commit("TopicTest", 0, 12, "broker-a")
-    offsets.commit("TopicTest", 1, 99, "broker-a")
-    offsets.commit("TopicTest", 1, 34, "broker-a")
-    assert offsets.persist() and not offsets.persist()
-    with open(path, "rb") as file:
-        assert file.read() == golden.json_bytes("offsets.local.pretty")
-    offsets.commit("TopicTest", 1, 34, "broker-a")
-    assert not offsets.dirty and not offsets.persist()
-
-
-def test_entries_of_other_queues_survive(tmp_path):
-    path = write(
-        tmp_path / "offsets.json",
-        '{"before":null,"offsetTable":{"{\\"brokerName\\":\\"a\\",\\"queueId\\":1,\\"topic\\":\\"T\\"}":5,'
-        '{"queueId":2,"topic":"T"}:6},"version":{"v":[]}}',
-    )
-    one, two = open_local(path), open_local(path)
-    one.commit("T", 1, 10, "a")
-    one.commit("T", 3, 30, "b")
-    two.commit("T", 3, 31, "b")
-    two.commit("U", 0, 1, "b")
-    assert one.persist() and two.persist()
-    table = {("a", "T", 1): 10, ("", "T", 2): 6, ("b", "T", 3): 31, ("b", "U", 0): 1}
-    assert two.list() == LocalOffsets.load(path).list() == table
-    assert one.get("T", 3, "b") == 30
-    one.commit("T", 1, 11, "a")
-    assert one.persist()
-    # What was committed before the last persist is not committed once more.
-    assert one.list() == LocalOffsets.load(path).list() == {**table, ("a", "T", 1): 11}
-    document = parse_fastjson(path.read_text())
-    assert list(document) == ["before", "offsetTable", "version"] and document["version"] == {"v": []}
-    assert document["offsetTable"][("queueId", 2), ("topic", "T")] == 6
-    path.unlink()
-    (tmp_path / "offsets.json.bak").unlink()
-    one.commit("T", 1, 12, "a")
-    assert one.persist()
-    assert LocalOffsets.load(path).list() == {**table, ("a", "T", 1): 12}
-
-
-def test_local_file_that_is_damaged_meanwhile(tmp_path):
-    path = tmp_path / "offsets.json"
-    offsets = open_local(path)
-    for offset in (1, 2):
-        offsets.commit("T", 0, offset, "a")
-        offsets.persist()
-    write(path, "{torn")
-    offsets.commit("T", 1, 7, "a")
-    assert offsets.persist()
-    assert LocalOffsets.load(path).list() == {("a", "T", 0): 1, ("a", "T", 1): 7}
-    assert LocalOffsets.load(str(path) + ".bak").list() == {("a", "T", 0): 1}
-    write(path, "{torn")
-    write(tmp_path / "offsets.json.bak", "{")
-    offsets.commit("T", 1, 8, "a")
-    before = contents(tmp_path)
-    with pytest.raises(CorruptionError, match="repair one of them"):
-        offsets.persist()
-    assert contents(tmp_path) == before and offsets.dirty
-    path.unlink()
-    (tmp_path / "offsets.json.bak").unlink()
-    assert offsets.persist()
-    assert LocalOffsets.load(path).list() == {("a", "T", 0): 1, ("a", "T", 1): 8}
-
-
-local_commits = st.tuples(names, st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), names)
-
-
-@given(st.lists(local_commits, max_size=20))
-def test_local_round_trip(tmp_path_factory, changes):
-    path = tmp_path_factory.mktemp("offsets") / "offsets.json"
-    table = {}
-    for half in (changes[::2], changes[1::2]):
-        offsets = open_local(path)
-        for topic, queue_id, offset, broker_name in half:
-            offsets.commit(topic, queue_id, offset, broker_name)
-            table[broker_name, topic, queue_id] = offset
-        offsets.persist()
-    assert LocalOffsets.load(path).list() == table
-    if table:
-        text = path.read_text(encoding="utf-8")
-        for (broker_name, topic, queue_id), offset in table.items():
-            lines = [f'"brokerName":{json.dumps(broker_name, ensure_ascii=False)},', f'"queueId":{queue_id},',
-                     f'"topic":{json.dumps(topic, ensure_ascii=False)}']  # fmt: skip
-            assert "{" + "".join(f"\n\t\t\t{line}" for line in lines) + f"\n\t\t}}:{offset}" in text
-        assert text.startswith('{\n\t"offsetTable":{{\n') and text.endswith("\n\t}\n}")
-        assert text.count('"topic":') >= len(table)
-
-
-@pytest.mark.parametrize("arguments", [("", 0, 0, "b"), ("t", 0, 0, ""), ("t", -1, 0, "b"), ("t", 0, -1, "b"),
-                                       ("t", 2**31, 0, "b"), ("t", 0, 2**63, "b"), ("t", 0, 0, None)])  # fmt: skip
-def test_local_commit_refuses(arguments, tmp_path):
-    offsets = open_local(tmp_path / "offsets.json")
-    with pytest.raises(ValueError, match="give a"):
-        offsets.commit(*arguments)
-    assert offsets.list() == {} and not offsets.dirty
-
-
-@pytest.mark.parametrize(("client_id", "group"), [("", "g"), ("c", ""), ("a/b", "g"), ("c", "../g"), ("..", "g"),
-                                                  ("c", "."), ("c", "g\0")])  # fmt: skip
-def test_path_of_refuses(client_id, group, tmp_path):
-    with pytest.raises(ValueError, match="give a"):
-        LocalOffsets.path_of(tmp_path, client_id, group)
 
 
 # ------------------------------------------------------------------------------------------ kill, power loss, faults
@@ -948,30 +664,26 @@ def no_links(name, arguments):
         raise OSError(errno.EPERM, "Operation not permitted", arguments[0])
 
 
-KINDS = ["broker", "broker without links", "local", "local without links"]
+KINDS = ["broker", "broker without links"]
 
 
 class Subject:
-    """One of the two kinds of files, with a table of one number: what was committed last."""
+    """A file with a table of one number: what was committed last."""
 
     def __init__(self, kind, path):
         self.kind, self.path = kind, path
         self.offsets = self.load(read_only=False)
 
     def load(self, read_only=True, path=None):
-        loader = LocalOffsets if "local" in self.kind else ConsumerOffsets
-        return loader.load(path or self.path, read_only=read_only)
+        return ConsumerOffsets.load(path or self.path, read_only=read_only)
 
     def commit(self, number, offsets=None):
         offsets = offsets or self.offsets
-        if "local" in self.kind:
-            offsets.commit("T", 0, number, "b")
-        else:
-            offsets.commit("g", "T", 0, number)
+        offsets.commit("g", "T", 0, number)
 
     def number(self, offsets):
         (value,) = offsets.list().values()
-        return value[0] if isinstance(value, dict) else value
+        return value[0]
 
     def loaded(self, path=None, read_only=True):
         offsets = self.load(read_only, path)
@@ -1135,7 +847,7 @@ def test_new_directories_are_durable_before_the_file_is(tmp_path, monkeypatch):
         elif name == "fsync":
             synced.append(("synced", os.readlink(f"/proc/self/fd/{arguments[0]}")))
 
-    subject = Subject("local", str(tmp_path / "a" / "b" / "x.json"))
+    subject = Subject("broker", str(tmp_path / "a" / "b" / "x.json"))
     subject.commit(1)
     with monkeypatch.context() as patch:
         record_calls(patch, after=after)
@@ -1259,7 +971,7 @@ def test_a_fault_at_every_call(kind, code, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-@pytest.mark.parametrize("kind", ["broker", "local"])
+@pytest.mark.parametrize("kind", ["broker"])
 def test_a_fault_at_the_first_file(kind, code, tmp_path, monkeypatch):
     failed = set()
     for failing in itertools.count():
@@ -1333,7 +1045,7 @@ def test_a_file_where_a_directory_should_be(tmp_path):
     assert contents(tmp_path) == {"config": b"not a directory"}
 
 
-@pytest.mark.parametrize("kind", ["broker", "local"])
+@pytest.mark.parametrize("kind", ["broker"])
 def test_commits_during_a_persist_are_not_lost_and_do_not_wait(kind, tmp_path, monkeypatch):
     subject = Subject(kind, tmp_path / "x.json")
     writing, go_on = threading.Event(), threading.Event()
@@ -1365,15 +1077,15 @@ def test_what_is_written_is_the_table_of_one_moment(tmp_path, monkeypatch):
     for queue_id in range(3):
         offsets.commit("g", "t", queue_id, 1)
     first = offsets.list()
-    real = rmqstore.consumer.consumer_offset.java_string_hash
+    real = rmqstore.consumer.consumer_offset._text
 
-    def commit_meanwhile(text):
-        monkeypatch.setattr(rmqstore.consumer.consumer_offset, "java_string_hash", real)
+    def commit_meanwhile(document):
+        monkeypatch.setattr(rmqstore.consumer.consumer_offset, "_text", real)
         offsets.commit("new", "t", 0, 1)
         offsets.commit("g", "t", 3, 1)
-        return real(text)
+        return real(document)
 
-    monkeypatch.setattr(rmqstore.consumer.consumer_offset, "java_string_hash", commit_meanwhile)
+    monkeypatch.setattr(rmqstore.consumer.consumer_offset, "_text", commit_meanwhile)
     assert offsets.persist()
     assert len(offsets.list()) == 2 and ConsumerOffsets.load(offsets.path).list() == first
     assert offsets.persist() and ConsumerOffsets.load(offsets.path).list() == offsets.list()
@@ -1399,7 +1111,7 @@ def in_threads(*functions):
         raise errors[0]
 
 
-@pytest.mark.parametrize("kind", ["broker", "local"])
+@pytest.mark.parametrize("kind", ["broker"])
 def test_one_writes_at_a_time(kind, tmp_path, monkeypatch):
     subject = Subject(kind, tmp_path / "x.json")
     meeting = threading.Barrier(2)
@@ -1535,12 +1247,12 @@ def kill_writers(path, kind, kills):
         said = value
 
 
-@pytest.mark.parametrize("kind", ["broker", "local"])
+@pytest.mark.parametrize("kind", ["broker"])
 def test_kill_9(kind, tmp_path):
     kill_writers(tmp_path / "x.json", kind, 25)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["broker", "local"])
+@pytest.mark.parametrize("kind", ["broker"])
 def test_kill_9_often(kind, tmp_path):
     kill_writers(tmp_path / "x.json", kind, 1000)

@@ -65,7 +65,7 @@ def test_the_only_file_counts_and_is_written(root, name):
     path = write(root, name, 3)
     assert set(answers(root).values()) == {3}
     assert "enable_lmq" not in StoreConfig.infer(root).assumed
-    code, _, err = command("offsets", "reset", root, "--group", "G", "--topic", "Orders", "--earliest")
+    code, _, err = command("offsets", "set", root, "--group", "G", "--topic", "Orders", "--earliest")
     assert (code, err) == (0, "")
     assert offsets_of(root) == 0 and ConsumerOffsets.load(path).get("G", "Orders", 0) == 0
     assert {each.name for each in path.parent.iterdir()} == {name, f"{name}.bak"}
@@ -94,9 +94,8 @@ def test_nothing_is_written_in_doubt(root):
     write(root, PLAIN, 1)
     write(root, LMQ, 3, 1_700_000_001)
     before = {each.name: each.read_bytes() for each in (root / "config").iterdir()}
-    for verb in ("set", "reset"):
-        code, out, err = command("offsets", verb, root, "--group", "G", "--topic", "Orders", "--earliest")
-        assert code == 3 and out == "" and "-o enableLmq=true" in err
+    code, out, err = command("offsets", "set", root, "--group", "G", "--topic", "Orders", "--earliest")
+    assert code == 3 and out == "" and "-o enableLmq=true" in err
     with MessageStore.open(root) as store:
         for change in (
             lambda: store.consumer_offsets.commit("G", "Orders", 0, 0),
@@ -107,7 +106,7 @@ def test_nothing_is_written_in_doubt(root):
                 change()
         store.flush()
     assert {each.name: each.read_bytes() for each in (root / "config").iterdir()} == before
-    reset = ["offsets", "reset", root, "--group", "G", "--topic", "Orders", "--latest"]
+    reset = ["offsets", "set", root, "--group", "G", "--topic", "Orders", "--latest"]
     assert command(*reset, "-o", "enableLmq=false")[0] == 0
     assert ConsumerOffsets.load(root / "config" / PLAIN).get("G", "Orders", 0) == 5
     assert (root / "config" / LMQ).read_bytes() == before[LMQ]

@@ -270,7 +270,6 @@ def test_outputs_of_spark(sources, tmp_path):
     # Refused before a session is asked for anything, so that none is needed here.
     pytest.importorskip("pyspark")
     from rmqstore.spark.export import export as spark_export
-    from rmqstore.spark.profile import profile
 
     store = sources / "store"
     before = golden.tree(store)
@@ -281,13 +280,7 @@ def test_outputs_of_spark(sources, tmp_path):
                 spark_export(None, store, output, save_mode=mode)
     with pytest.raises(StoreError, match="the store lies in the output"):
         spark_export(None, store, sources, save_mode="overwrite")
-    with pytest.raises(StoreError, match="lies in the store"):
-        profile(None, store, store / "out")
-    (tmp_path / "victim").write_bytes(VICTIM)
-    (tmp_path / "report.html").symlink_to(tmp_path / "victim")
-    with pytest.raises(StoreError, match="no link"):
-        profile(None, store, tmp_path, overwrite=True)
-    assert (tmp_path / "victim").read_bytes() == VICTIM and golden.tree(store) == before
+    assert golden.tree(store) == before
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")

@@ -93,7 +93,6 @@ def _index_file(data: bytes, compacted: bool) -> None:
     file_index = FlatIndexFile(MappedFile.of_any_length(path, len(data) + 4), compacted=compacted)
     for key_hash in (0, 1, 2**31 - 1):
         assert all(item.hash == key_hash for item in file_index.items(key_hash))
-        list(file_index.like_java(key_hash, 0, 2**63 - 1))
     assert all(isinstance(each, tuple | Finding) for each in file_index.survey())
 
 

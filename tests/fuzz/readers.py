@@ -63,8 +63,9 @@ from rmqstore.files.checkpoint import Checkpoint  # noqa: E402
 from rmqstore.index.index_file import IndexFile  # noqa: E402
 from rmqstore.offline.single_file import StoreFile  # noqa: E402
 from rmqstore.rabbitmq import _core, _messages  # noqa: E402
-from rmqstore.rabbitmq.directory import map_file  # noqa: E402
-from rmqstore.rabbitmq.index_files import read_journal, read_segment  # noqa: E402
+from rmqstore.rabbitmq.index_directory import read_segment  # noqa: E402
+from rmqstore.rabbitmq.layout import map_file  # noqa: E402
+from rmqstore.rabbitmq.problem import problems_of  # noqa: E402
 from rmqstore.rabbitmq.queue_index_v2 import read_segment_v2, read_store_v2  # noqa: E402
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="rmqstore-fuzz-", dir=SCRATCH)
@@ -250,6 +251,12 @@ def _index_files() -> list[bytes]:
 # ------------------------------------------------------------------------------------------------------------- RabbitMQ
 
 
+def _read_journal(data: bytes) -> Any:
+    findings = _core.Findings()
+    _core.JournalMap(16384).load(data, findings, True)
+    return _core.scan_journal(data), problems_of(findings, str)
+
+
 def _check_journal(data: bytes, found: Any) -> None:
     columns, problems = found
     parsed = classic_queue_oracle.parse_journal(data)
@@ -424,7 +431,7 @@ KINDS: dict[str, Kind] = {
     "batch_queue": Kind(_read_units("batch_queue"), _check_batch_queue, lambda: _golden("compaction", "batchconsumequeue")),
     "queue_extension": Kind(_read_units("queue_extension"), _check_extension, lambda: _golden("ext", "consumequeue_ext")),
     "checkpoint": Kind(_read_checkpoint, _check_checkpoint, lambda: _golden("base", "checkpoint")),
-    "journal": Kind(read_journal, _check_journal, _vhost("03-kill9-consumer-unacked", "queues/*/journal.jif")),
+    "journal": Kind(_read_journal, _check_journal, _vhost("03-kill9-consumer-unacked", "queues/*/journal.jif")),
     "segment": Kind(lambda data: read_segment(data, ENTRY_COUNT, number=0), _check_segment, _segments),
     "message_file": Kind(_read_message_file, _check_message_file, _message_files),
     "qi": Kind(lambda data: read_segment_v2(data, 0), _check_qi, _vhost("19-clean-v2", "queues/*/*.qi"), head=64),

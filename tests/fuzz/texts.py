@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from rmqstore import MessageStore, StoreConfig
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
-from rmqstore.consumer.offsets_file import load_with_backup
+from rmqstore.consumer.json_files import load_with_backup
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError
 from rmqstore.offline import pending_queues
 from rmqstore.offline.importing import ImportOptions, import_files

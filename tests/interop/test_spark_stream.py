@@ -38,8 +38,7 @@ class Follower:
 
     def __init__(self, path, **options):
         from rmqstore.spark.options import ReadOptions
-        from rmqstore.spark.reader import spark_schema
-        from rmqstore.spark.stream import StoreStreamReader
+        from rmqstore.spark.reader import StoreStreamReader, spark_schema
 
         raw = {
             "path": str(path),

@@ -142,12 +142,6 @@ def test_describe_is_short_however_many_queues(tmp_path):
     description = rmqstore.describe(path)
     lines = repr(description).splitlines()
     assert len(lines) < 20 and max(map(len, lines)) < 200 and lines[0] == f"StoreDescription of {str(path)!r}, clean"
-    assert "  queues: 100 of 100 topics: Topic000, Topic001, Topic002, …" in lines
+    assert "  queues: 100 of 100 topics" in lines
     assert "  index files: 1, 100 entries" in lines and "  consumer offsets: 1 of group and topic" in lines
     assert len(description.queues) == 100
-    # One whose texts are from strangers, with everything that can be said.
-    odd = rmqstore.StoreDescription(
-        "p\n", False, description.config, description.commit_log, (), (), description.checkpoint, {}, "\x1b" * 500,
-        tuple((f"\x1b{i}", "short") for i in range(50)), ("", "config"), (0, 5), (5, 6),
-    )  # fmt: skip
-    assert len(repr(odd).splitlines()) < 20 and "\x1b" not in repr(odd)

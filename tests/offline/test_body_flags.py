@@ -17,6 +17,7 @@ import httpx
 import pytest
 import tiered_oracle
 from click.testing import CliRunner
+from every_disk import open_tiered
 
 from rmqstore import ChecksumError, CorruptionError, Message, MessageStore, StoreConfig, StoreError, verify
 from rmqstore.cli import main
@@ -27,7 +28,6 @@ from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.store.columns import scan_schema
-from rmqstore.tiered import TieredStore
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -261,8 +261,8 @@ def test_tiered_storage(tmp_path):
     # The last byte of the first record's sysFlag, which no CRC covers.
     data[39] |= 1
     log.write_bytes(data)
-    with TieredStore.open(tmp_path / "tiered", tmp_path / "store") as store:
-        assert [finding.kind for finding in store.verify()] == ["bad_body"]
+    with open_tiered(tmp_path / "tiered", tmp_path / "store") as store:
+        assert [finding.kind for finding in store.tiered.verify()] == ["bad_body"]
         assert [message.corrupt for message in store.get_message("Orders", 0, 0).messages] == [True, False, False]
         rows = store.scan(["body", "corrupt"]).read_all().to_pylist()
     assert rows == [{"body": b"never compressed", "corrupt": corrupt} for corrupt in (True, False, False)]

@@ -34,8 +34,7 @@ from rmqstore import (
 from rmqstore.cli import main
 from rmqstore.files.output_file import format_of
 from rmqstore.offline.export import ExportOptions, export
-from rmqstore.offline.export_files import message_row
-from rmqstore.offline.export_options import FORMATS
+from rmqstore.offline.export_files import FORMATS, message_row
 from rmqstore.offline.importing import ImportOptions, import_files
 from rmqstore.selection import Selection
 

@@ -18,8 +18,8 @@ import pytest
 from small_store import tree_bytes
 
 from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, StoreError
-from rmqstore.offline import import_arrow, import_bounds, import_rows
-from rmqstore.offline.import_input import Input
+from rmqstore.offline import import_arrow, import_rows
+from rmqstore.offline.import_rows import Input
 from rmqstore.offline.importing import ImportOptions, import_files
 
 pa = pytest.importorskip("pyarrow")
@@ -146,8 +146,8 @@ def written(path, name, ending):
 
 def test_large_row_groups_are_read_by_the_size_of_their_dictionary(tmp_path, monkeypatch):
     # As a row group of many MiB: its values are not gathered.
-    monkeypatch.setattr(import_bounds, "_SHARED", 0)
-    monkeypatch.setattr(import_bounds, "_UNPACKED", 1 << 20)
+    monkeypatch.setattr(import_arrow, "_SHARED", 0)
+    monkeypatch.setattr(import_arrow, "_UNPACKED", 1 << 20)
     path = written(tmp_path / "a.parquet", "body", "parquet")
     before, rows = pa.total_allocated_bytes(), 0
     for chunk in chunks_of(path):
@@ -222,7 +222,7 @@ def test_shared_values_arrive(tmp_path, monkeypatch, name, ending):
 
 
 def test_pages_of_zeros_are_refused_before_they_are_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_bounds, "_UNPACKED", 1 << 20)
+    monkeypatch.setattr(import_arrow, "_UNPACKED", 1 << 20)
     table = pa.table({"topic": ["T"] * 64, "body": [bytes(1 << 17)] * 64})
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
     options = pa.ipc.IpcWriteOptions(compression="zstd")

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from rmqstore import Message, MessageStore, StoreConfig, verify
 from rmqstore.offline.pending import KINDS, PendingMessage, pending
-from rmqstore.offline.pending_rows import Properties, schema, whole_numbers
+from rmqstore.offline.pending_search import Properties, schema, whole_numbers
 
 NOW = 1_795_424_507_000
 TIMER_TOPIC, SCHEDULE_TOPIC = "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"

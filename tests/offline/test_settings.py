@@ -351,7 +351,6 @@ def test_any_values_of_v1(values):
             assert len(table) + len(bad) == len(entries | good)
         for what in ("topics", "subscriptionGroups", "consumerOffsets"):
             json.dumps(found.config_json(what))
-        json.dumps(found.metadata_json())
 
 
 ANY_JSON = st.recursive(
@@ -379,7 +378,6 @@ def test_any_json_files(document):
             # A file whose other tables cannot be is told as a whole.
             assert set(found.topics) == good or found.findings
         json.dumps([found.config_json(what) for what in ("topics", "subscriptionGroups", "consumerOffsets")])
-        list(found.metadata_json())
 
 
 def pop_entry(**changes: object) -> tuple[bytes, bytes]:
@@ -779,8 +777,6 @@ def test_the_command(store, tmp_path):
     assert code == 0 and not err
     for text in ("topics\n", "subscription groups\n", "consumer offsets\n", "pop records", "kept in\n"):
         assert text in out
-    code, out, _ = command(store, "--what", "metadata")
-    assert code == 0 and "Orders" in out and "SELF_TEST_TOPIC" not in out and "G-billing" in out
     assert command(tmp_path)[0] == 3
     (tmp_path / "config").mkdir()
     assert command(tmp_path)[0] == 1
@@ -798,13 +794,6 @@ def test_the_shapes_of_rocketmqs_tools(store):
     assert json.loads(out) == {
         "offsetTable": {"Orders@G-billing": {"0": 314, "1": 314, "2": 314, "3": 313}, "Pops@G-pop": {"0": 0}}
     }
-    _, out, _ = command(store, "--what", "metadata", "--json")
-    metadata = json.loads(out)
-    assert set(metadata) == {"topicConfigTable", "subscriptionGroupTable", "exportTime"}
-    assert set(metadata["topicConfigTable"]) == {"Batches", "Orders", "Payments", "Pops", "Reminders"}
-    assert set(metadata["subscriptionGroupTable"]) == {"G-billing", "G-pop"}
-    _, out, _ = command(store, "--what", "metadata", "--special-topics", "--json")
-    assert "%RETRY%G-billing" in json.loads(out)["topicConfigTable"]
     _, out, _ = command(store, "--json")
     types = [json.loads(line)["type"] for line in out.splitlines()]
     assert types == ["topics", "subscriptionGroups", "consumerOffsets", *["pop_record"] * 3, *["source"] * 4]

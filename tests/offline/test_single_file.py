@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 
-import golden
 import pytest
 from test_cli import HOSTILE, assert_harmless, json_lines, run, utc  # noqa: F401
 
@@ -113,26 +111,10 @@ def test_an_index_file_is_what_the_store_dumps_of_it(broker, tmp_path):
     assert result.exit_code == 3 and "1000 bytes" in result.stderr and name in result.stderr
 
 
-def test_small_files_say_what_they_hold(broker):
+def test_the_checkpoint_says_what_it_holds(broker):
     with MessageStore.open(broker, read_only=True) as store:
         (_, value) = json_lines(run("dump", broker / "checkpoint", "--json"))
         assert value == {"type": "checkpoint", **store.checkpoint.as_dict()}
-        (_, value) = json_lines(run("dump", broker / "config" / "consumerOffset.json", "--json"))
-        table = value["content"]["offsetTable"]
-        assert {key: {int(queue): at for queue, at in its.items()} for key, its in table.items()} == {
-            f"{topic}@{group}": its for (group, topic), its in store.consumer_offsets.list().items()
-        }
-    shown = json.loads(run("dump", broker / "config" / "topics.json").stdout.partition("\n")[2])
-    assert "Orders" in shown["topicConfigTable"]
-    (_, value) = json_lines(run("dump", broker / "config" / "timercheck", "--json"))
-    assert value["last_read_time"] % 100 == 0 and value["last_timer_log_flush_pos"] == 520
-    first, *units = json_lines(run("dump", broker / "timerlog" / ("0" * 20), "--json"))
-    assert first["kind"] == "timer_log" and [unit["position"] for unit in units] == list(range(0, 520, 52))
-    messages = {line["offset"]: line for line in golden.lines("broker", "msg")}
-    for unit in units:
-        assert messages[unit["phy_offset"]]["size"] == unit["record_size"] and unit["due"] > unit["write_time"]
-    (_, value) = json_lines(run("dump", broker / "lock", "--json"))
-    assert value["type"] == "mark" and "lock" in value["meaning"]
 
 
 def test_what_is_no_file_of_a_store_is_said(tmp_path):
@@ -153,8 +135,6 @@ def test_what_is_no_file_of_a_store_is_said(tmp_path):
     assert result.exit_code == 1 and "nothing is written in it" in result.stderr
     (tmp_path / "checkpoint").write_bytes(b"x" * 20)
     assert run("dump", tmp_path / "checkpoint").exit_code == 3
-    (tmp_path / "topics.json").write_bytes(b'{"a": [')
-    assert run("dump", tmp_path / "topics.json").exit_code == 3
     assert run("dump", segment, "--what", "log").exit_code == 2
 
 
@@ -164,7 +144,6 @@ def test_hostile_files_end_in_an_answer(broker, tmp_path):
     random_bytes = random.Random(23)
     sources = [
         broker / "commitlog" / SEGMENT, broker / "consumequeue" / "Orders" / "0" / ("0" * 20), broker / "checkpoint",
-        broker / "config" / "timercheck", broker / "timerlog" / ("0" * 20), broker / "config" / "topics.json",
     ]  # fmt: skip
     assert {identify(path).kind for path in sources} <= set(KINDS)
     for source in sources:

@@ -16,7 +16,6 @@ import pytest
 import rmqstore
 from rmqstore import IndexFile, Message, MessageStore, StoreConfig
 from rmqstore import rabbitmq as rabbit
-from rmqstore.tiered import TieredStore
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "docs" / name for name in ("api.md", "api-rabbitmq.md", "api-spark.md")]
@@ -130,15 +129,11 @@ def test_completion_shows_what_the_documents_explain(held, name):
         assert attributes_in(type(thing)) & {each for each in dir(thing) if not each.startswith("_")} <= names
 
 
-@pytest.mark.parametrize("name", [*NAMES, "rmqstore.tiered.TieredStore"])
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_shown_is_there(held, name):
     # A name that a list of shown ones has by mistake would be left out of completion silently.
-    if name == "rmqstore.tiered.TieredStore":
-        there = {each for each in dir(TieredStore) if not each.startswith("_")} | {"path"}
-        assert set(directives()[name]) <= there
-    else:
-        for each in directives()[name] or ():
-            assert hasattr(held[name], each), each
+    for each in directives()[name] or ():
+        assert hasattr(held[name], each), each
 
 
 def test_internals_are_there_and_not_shown(held):
@@ -160,7 +155,7 @@ def test_internals_are_there_and_not_shown(held):
 def test_every_public_name_is_on_an_api_page():
     listed = {name.rpartition(".")[2] for name in directives()}
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    for module in ("rmqstore", "rmqstore.rabbitmq", "rmqstore.spark", "rmqstore.tiered", "rmqstore.polars"):
+    for module in ("rmqstore", "rmqstore.rabbitmq", "rmqstore.spark", "rmqstore.polars"):
         for name in importlib.import_module(module).__all__:
             assert name in listed or f"`{module}.{name}`" in text, f"{module}.{name}"
     for name in importlib.import_module("rmqstore.arguments").__all__:

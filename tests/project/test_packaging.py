@@ -107,7 +107,7 @@ def test_the_library_needs_numpy_alone():
     # Nothing of what users import needs the command line's libraries.
     loaded = (
         "import sys; sys.modules.update(click=None, rich=None); import rmqstore; from rmqstore import *; "
-        "import rmqstore.rabbitmq, rmqstore.tiered, rmqstore.offline.export, rmqstore.offline.importing, rmqstore.polars, "
+        "import rmqstore.rabbitmq, rmqstore.offline.export, rmqstore.offline.importing, rmqstore.polars, "
         "rmqstore.spark, rmqstore.offline.pending, rmqstore.offline.settings"
     )
     subprocess.run([sys.executable, "-c", loaded], check=True)

@@ -28,7 +28,7 @@ PACKAGE = ROOT / "rmqstore"
 ORDER = (
     "_unbuilt _version _shown remedies errors arguments texts spans _numpy _bytes _crc32 _python _java_text _properties _core "
     "_record _dispatch _column_sink _columns _rows _append _read "
-    "files message selection sources config rocksdb timer commitlog consumequeue index consumer flatfile store tiered offline "
+    "files message selection sources config rocksdb timer commitlog consumequeue index consumer flatfile store offline "
     "polars console cli demo spark __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.

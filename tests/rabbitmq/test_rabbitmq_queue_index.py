@@ -10,8 +10,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import threading
-import time
 
 import classic_queue_oracle as oracle
 import golden_rabbitmq
@@ -31,7 +29,7 @@ from rmqstore.errors import (
 )
 from rmqstore.rabbitmq import index_directory, queue_index
 from rmqstore.rabbitmq._core import ENTRY_ACK, ENTRY_DELIVER
-from rmqstore.rabbitmq.index_files import read_journal, read_segment
+from rmqstore.rabbitmq.index_directory import read_segment
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.queue_index import QueueIndex
 
@@ -196,7 +194,7 @@ def test_replay_of_several_segments(tmp_path, golden_vhost):
             for begin in range(0, 36000, batch):
                 chosen = [pubs[seq] for seq in range(begin, begin + batch)]
                 index.publish_many([pub.term for pub in chosen], sizes=[pub.size for pub in chosen], deliver=True)
-        index.ack_many(np.arange(17383, -1, -1))
+        index.ack(np.arange(17383, -1, -1))
         index.sync()
         assert files_of(ours) == files
         index.abandon()
@@ -639,30 +637,6 @@ def test_flush_by_bytes(queue):
         assert [entry.seq_id for entry in index] == [0, 1]
 
 
-def test_flush_when_idle(queue):
-    index = QueueIndex.open(queue, segment_entry_count=COUNT, idle_interval=1)
-    put(index, publish_of(0))
-    deadline = time.monotonic() + 240
-    while index.dirty_count and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert index.dirty_count == 0 and len(files_of(queue)["0.idx"]) > 100
-    index.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "rmqstore-rabbitmq-idle"]
-
-
-def test_the_idle_thread_keeps_nothing_alive(queue):
-    QueueIndex.open(queue, segment_entry_count=COUNT, idle_interval=1)
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        try:
-            QueueIndex.open(queue, segment_entry_count=COUNT).close()
-            break
-        except StoreLockedError:
-            time.sleep(0.002)
-    else:
-        pytest.fail("a forgotten index keeps its lock")
-
-
 def test_nothing_reaches_the_file_before_sync(queue):
     with QueueIndex.open(queue, segment_entry_count=COUNT) as index:
         put(index, publish_of(0))
@@ -993,7 +967,7 @@ def test_a_failed_call_poisons(three, monkeypatch, name):
 # ------------------------------------------------------------------------------------------------ pieces for other tools
 
 
-def test_read_segment_and_journal(three):
+def test_read_segment(three):
     columns, problems = read_segment(three / "0.idx", COUNT)
     assert problems == [] and columns.seq_id.tolist() == [1, 3]
     assert (columns.flags & ENTRY_DELIVER).tolist() == [ENTRY_DELIVER, 0] and not (columns.flags & ENTRY_ACK).any()
@@ -1006,13 +980,7 @@ def test_read_segment_and_journal(three):
     assert again.seq_id.tolist() == [33, 35] and problems == []
     (three / "7.idx").write_bytes(data)
     assert read_segment(three / "7.idx", COUNT)[0].seq_id.tolist() == [113, 115]
-
-    journal, problems = read_journal(three / "journal.jif")
-    expected = oracle.parse_journal((three / "journal.jif").read_bytes()).records
-    assert problems == [] and journal.type.tolist() == [0, 2]
-    assert journal.pos.tolist() == [record.begin for record in expected]
-    assert (journal.pos + journal.extent).tolist() == [record.end for record in expected]
-    assert read_journal(b"")[0].seq_id.tolist() == [] and len(read_segment(b"", COUNT)[0].seq_id) == 0
+    assert len(read_segment(b"", COUNT)[0].seq_id) == 0
     with pytest.raises(FileNotFoundError):
         read_segment(three / "9.idx", COUNT)
 

@@ -29,7 +29,7 @@ from rmqstore.rabbitmq import (
     QueueDefinition,
     QueueIndex,
     Vhost,
-    index_files,
+    index_directory,
     layout,
     repair,
     verify,
@@ -276,14 +276,14 @@ def test_a_stored_message_with_another_id_than_its_record(tmp_path, unwritten):
 
 def test_a_segment_that_the_system_does_not_give_out_is_not_lost(tmp_path, monkeypatch):
     path, _ = made(tmp_path)
-    real = index_files.map_file
+    real = index_directory.map_file
 
     def refused(name):
         if name.endswith("0.idx"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
         return real(name)
 
-    monkeypatch.setattr(index_files, "map_file", refused)
+    monkeypatch.setattr(index_directory, "map_file", refused)
     with pytest.raises(StoreError, match="make it readable first") as caught:
         repair(path, tmp_path / "repaired")
     assert caught.value.path == str(next(path.glob("queues/*/0.idx")))

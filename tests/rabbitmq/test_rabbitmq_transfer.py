@@ -23,8 +23,8 @@ from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import Message, Vhost, amqp, export, import_messages, layout, verify
 from rmqstore.rabbitmq.batches import COLUMNS
 from rmqstore.rabbitmq.dets import write_recovery_terms
-from rmqstore.rabbitmq.directory import lock_directory
 from rmqstore.rabbitmq.json_values import json_value
+from rmqstore.rabbitmq.layout import lock_directory
 from rmqstore.rabbitmq.transfer import message_object, object_message
 
 PERSISTENT = {"delivery_mode": 2}

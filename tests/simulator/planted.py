@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rmqstore import _core
 from rmqstore.commitlog import commit_log, log_walk
 from rmqstore.consumequeue import unit_queue
-from rmqstore.consumer import offsets_file
+from rmqstore.consumer import consumer_offset
 from rmqstore.files import checkpoint, mapped_file, mapped_file_queue, memory_file, prepared_files, store_lock
 from rmqstore.index import index_service
 from rmqstore.offline import verify_units
@@ -169,7 +169,7 @@ def progress_written_in_place() -> None:
                 file.write(data[at : at + 16])
             os.fsync(file.fileno())
 
-    offsets_file._replace_file = patched
+    consumer_offset._replace_file = patched
 
 
 @planted

@@ -76,16 +76,16 @@ def stream(spark: Any, path: str, output: str, checkpoint: str, max_bytes: int) 
     return {"rows": rows, "batches": len(query.recentProgress)}
 
 
-def rebuild(spark: Any, path: str, output: str, partition_bytes: int) -> dict[str, Any]:
+def rebuild(spark: Any, path: str, output: str) -> dict[str, Any]:
     """Rebuild a store into another folder."""
     import rmqstore.spark
 
-    report = rmqstore.spark.rebuild(spark, path, output=output, partition_bytes=partition_bytes)
+    report = rmqstore.spark.rebuild(spark, path, output=output)
     return {"records": report.records, "units": report.units, "index_entries": report.index_entries}
 
 
 def others(spark: Any, path: str, folder: str, keys: list[str], geometry: dict[str, int]) -> dict[str, Any]:
-    """Query, append, bulk load, export, count and profile; what they say, and where their results lie below `folder`."""
+    """Query, append, bulk load, export and count; what they say, and where their results lie below `folder`."""
     import rmqstore.spark
     from rmqstore import StoreConfig
     from rmqstore.spark.export import count
@@ -107,7 +107,6 @@ def others(spark: Any, path: str, folder: str, keys: list[str], geometry: dict[s
         order_by=("store_timestamp", "born_timestamp"),
     )
     exported = rmqstore.spark.export(spark, path, os.path.join(folder, "exported"), format="json", topic="Orders")
-    rmqstore.spark.profile(spark, path, os.path.join(folder, "profile"))
     return {
         "hits": sorted([row.key, row.phy_offset] for row in hits),
         "hits_by_frame": sorted([row.key, row.phy_offset] for row in hits_by_frame),

@@ -1,4 +1,4 @@
-"""Messages by key on Spark: what `query_table` finds, for lists and frames of keys, few and many index files."""
+"""Messages by key on Spark: what `query_table` finds, for lists and frames of keys."""
 
 from __future__ import annotations
 
@@ -40,17 +40,15 @@ def test_few_keys(spark, path):
     once = list(dict.fromkeys(keys))
     every = [f"G{i}" for i in range(7)]
     for choice in ({}, {"max_num": 5}, {"begin": START + 60_000, "end": START + 250_000}, {"index_type": "K"}):
-        for partitions in (1, 3):
-            frame = query(spark, path, "Orders", keys, COLUMNS, partitions=partitions, **choice)
-            assert frame.columns == ["key", *COLUMNS]
-            assert found(frame) == wanted(path, once, "Orders", **choice)
+        frame = query(spark, path, "Orders", keys, COLUMNS, **choice)
+        assert frame.columns == ["key", *COLUMNS]
+        assert found(frame) == wanted(path, once, "Orders", **choice)
     assert found(query(spark, path, "Stock", ["EU"], COLUMNS, index_type="T", max_num=1000)) == wanted(
         path, ["EU"], "Stock", index_type="T", max_num=1000
     )
-    assert len(found(query(spark, path, "Orders", every, COLUMNS, max_num=1000, partitions=2))) > 200
+    assert len(found(query(spark, path, "Orders", every, COLUMNS, max_num=1000))) > 200
     assert query(spark, path, "Orders", [], COLUMNS).count() == 0
-    # Without the column by which the newest are chosen.
-    frame = query(spark, path, "Orders", ["G1"], ["body"], max_num=2, partitions=3)
+    frame = query(spark, path, "Orders", ["G1"], ["body"], max_num=2)
     assert frame.columns == ["key", "body"] and frame.count() == 2
 
 
@@ -60,7 +58,7 @@ def test_a_frame_of_keys(spark, path):
     keys = [f"K{i}" for i in range(0, 450, 3)] + ["G1", "G1"]
     frame = spark.createDataFrame([(key,) for key in keys], "key string").repartition(2)
     want = wanted(path, list(dict.fromkeys(keys)), "Stock", max_num=20)
-    assert found(query(spark, path, "Stock", frame, COLUMNS, max_num=20, partitions=3)) == want
+    assert found(query(spark, path, "Stock", frame, COLUMNS, max_num=20)) == want
     with_topic = spark.createDataFrame(
         [("K1", "Orders"), ("K1", "Stock"), ("K3", "Stock"), (None, "Stock")], "key string, topic string"
     )
@@ -74,22 +72,20 @@ def test_index_files_that_go_meanwhile(spark, path, tmp_path):
 
     copy = tmp_path / "store"
     shutil.copytree(path, copy)
-    frames = [query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, max_num=1000, partitions=n) for n in (1, 3)]
-    whole = found(frames[0])
+    whole = found(query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, max_num=1000))
+    frame = query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, max_num=1000)
     files = sorted((copy / "index").iterdir())
     # Retention takes the oldest.
     files[0].unlink()
-    (number,) = {len(found(frame)) for frame in frames}
-    assert 0 < number < len(whole)
+    assert 0 < len(found(frame)) < len(whole)
     # Whoever asks again finds that the log still has what the file led to.
     assert found(query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, max_num=1000)) == whole
     # A rebuild replaces all.  Spark keeps what it has shuffled of a frame, so that others are asked.
-    frames = [query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, partitions=n) for n in (1, 3)]
+    frame = query(spark, copy, "Orders", ["K7", "G1"], COLUMNS)
     for file in files[1:]:
         file.rename(file.with_name(str(int(file.name) + 10**9)))
-    for frame in frames:
-        with pytest.raises(Exception, match="replaced since the query was made"):
-            frame.collect()
+    with pytest.raises(Exception, match="replaced since the query was made"):
+        frame.collect()
 
 
 @pytest.mark.parametrize("gone", [[0], [2, 4], [-1], "all"])
@@ -104,11 +100,7 @@ def test_what_the_index_lacks_is_searched_in_the_log(spark, path, tmp_path, gone
         file.unlink()
     keys = [f"K{i}" for i in range(0, 400, 7)] + ["G1"]
     want = wanted(path, keys, "Orders", max_num=1000)
-    for partitions in (1, 3):
-        frame = query(spark, copy, "Orders", keys, COLUMNS, max_num=1000, partitions=partitions, config=config)
-        assert found(frame) == want
-    frame = spark.createDataFrame([(key,) for key in keys], "key string")
-    assert found(query(spark, copy, "Orders", frame, COLUMNS, max_num=1000, partitions=2, config=config)) == want
+    assert found(query(spark, copy, "Orders", keys, COLUMNS, max_num=1000, config=config)) == want
 
 
 def test_what_is_not_searched_is_said(spark, path, tmp_path, monkeypatch, caplog):

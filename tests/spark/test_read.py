@@ -307,74 +307,6 @@ def test_errors_say_what_to_do(spark, path, tmp_path):
     assert read(spark, path, "topic string", broker_conf=str(conf)).count() == 400
 
 
-# ------------------------------------------------------------------------------------------------------ filter pushdown
-
-
-@pytest.fixture
-def pushing(spark):
-    import pyspark.sql.datasource
-
-    if not hasattr(pyspark.sql.datasource, "Filter"):
-        pytest.skip("PySpark before 4.1 pushes nothing down")
-    import rmqstore.spark
-    from rmqstore.spark.source import PUSHDOWN
-
-    with pytest.raises(ValueError, match=PUSHDOWN):
-        rmqstore.spark.register(spark, filter_pushdown=True)
-    spark.conf.set(PUSHDOWN, "true")
-    rmqstore.spark.register(spark, filter_pushdown=True)
-    yield spark
-    spark.conf.unset(PUSHDOWN)
-    rmqstore.spark.register(spark)
-
-
-def test_filters_are_pushed_down(pushing, path):
-    from pyspark.sql import functions as F
-
-    columns = "topic string, queue_id int, tags string, store_timestamp timestamp, phy_offset long"
-
-    def load():
-        # A new one for each filter: Spark plans a Python source once for each load.
-        return read(pushing, path, columns, partition_bytes="8000")
-
-    rows = load().collect()
-    moment = "timestamp '2023-11-14 22:15:00.5'"
-    conditions = (
-        "topic = 'Orders' and queue_id = 1 and tags in ('EU', 'US')",
-        f"store_timestamp > {moment}",
-        f"store_timestamp <= {moment}",
-        "store_timestamp = timestamp '2023-11-14 22:15:20'",
-        "phy_offset >= 20001 and phy_offset < 40000",
-        "phy_offset > 20000 and phy_offset <= 40000 and topic in ('Stock')",
-        "topic = 'Orders' and topic = 'Stock'",
-        "queue_id > 0 and tags is null",
-        "topic <> 'Orders'",
-        "tags = 'EU' or queue_id = 1",
-    )
-    here = pushing.createDataFrame(rows, load().schema).coalesce(1)
-
-    def answers(load):
-        parts = [load().where(each).withColumn("n", F.lit(i)) for i, each in enumerate(conditions)]
-        return sorted(tuple(map(str, row)) for row in reduce(lambda a, b: a.union(b), parts).collect())
-
-    assert answers(load) == answers(lambda: here)
-    plan = load().where("topic = 'Orders' and queue_id = 1 and phy_offset > 20000")
-    assert plan.rdd.getNumPartitions() < load().rdd.getNumPartitions()
-    text = plan._jdf.queryExecution().executedPlan().toString()
-    assert "Filter (" not in text, text
-    # A row that tells of damage meets no filter.
-    report = read(pushing, path, columns + ", _corrupt string", corrupt="report").where("topic = 'Stock'")
-    assert report.count() == 134
-
-
-@pytest.mark.xfail(reason="PySpark 4.3 plans a Python source once for each load, with the filters of its first use")
-def test_a_frame_that_is_used_twice(pushing, path):
-    # When this passes, the warning of `register` can go.
-    frame = read(pushing, path, "topic string")
-    assert frame.where("topic = 'Stock'").count() == 134
-    assert frame.count() == 400
-
-
 def test_batches_are_large_enough_to_be_worth_handing_over_and_small_enough_for_a_cache(tmp_path):
     import pyarrow as pa
 
@@ -433,18 +365,20 @@ def test_what_a_task_imports_is_left_out_from_the_next_task_on(monkeypatch):
     import sys
     import types
 
-    from rmqstore.spark import task
+    import pyspark
+
+    from rmqstore.spark import tasks
 
     frozen = []
-    monkeypatch.setattr(task, "gc", types.SimpleNamespace(freeze=lambda: frozen.append(len(sys.modules))))
-    monkeypatch.setattr(task, "_modules_spared", 0)
-    task.spare_collector()
+    monkeypatch.setattr(tasks, "gc", types.SimpleNamespace(freeze=lambda: frozen.append(len(sys.modules))))
+    monkeypatch.setattr(tasks, "_modules_spared", 0)
+    tasks.spare_collector()
     assert frozen == []
-    monkeypatch.setattr(task.TaskContext, "get", lambda: object())
-    task.spare_collector()
-    task.spare_collector()
+    monkeypatch.setattr(pyspark.TaskContext, "get", lambda: object())
+    tasks.spare_collector()
+    tasks.spare_collector()
     assert len(frozen) == 1
     monkeypatch.setitem(sys.modules, "a_module_that_a_task_imports", types.ModuleType("it"))
-    task.spare_collector()
-    task.spare_collector()
+    tasks.spare_collector()
+    tasks.spare_collector()
     assert len(frozen) == 2

@@ -28,7 +28,7 @@ import rmqstore.spark.rebuild
 from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreError, StoreLockedError
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY
 from rmqstore.spark import rebuild_index, rebuild_records
-from rmqstore.spark.mapper import answer_of
+from rmqstore.spark.tasks import answer_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # The package's attribute of this name is the function.
@@ -65,31 +65,21 @@ def config_of(name):
 
 
 @pytest.fixture(autouse=True)
-def small_spans(monkeypatch):
-    """Index files of the small stores here are cut into several spans, and no task is too small for being one."""
-    monkeypatch.setattr(module, "_SMALLEST_SPAN", 3)
-    monkeypatch.setattr(module, "_IDLE", 0)
+def small_work(monkeypatch):
+    """No task is too small for being one."""
     monkeypatch.setattr(module, "_FEW_UNITS", 0)
 
 
-@pytest.mark.parametrize("pieces", [3, 17])
 @pytest.mark.parametrize("number", range(len(LAYOUTS)))
-def test_every_byte_is_the_brokers(golden_copy, tmp_path, number, pieces):
+def test_every_byte_is_the_brokers(golden_copy, tmp_path, number):
     name = LAYOUTS[number]
     root, config = golden_copy(name), config_of(name)
     before = built(root)
     want = rmqstore.rebuild(root, config=config, output=tmp_path / "want")
-    if pieces == 3:
-        # Nothing but the log says where a record begins.
+    if number % 2:
         for folder in FOLDERS:
             shutil.rmtree(root / folder, ignore_errors=True)
-    got = rebuild_with(
-        MAPPERS[(number + pieces) % 3],
-        root,
-        config=config,
-        partition_bytes=config.mapped_file_size_commit_log // pieces,
-        parallelism=64,
-    )
+    got = rebuild_with(MAPPERS[number % 3], root, config=config, parallelism=64)
     assert built(root) == before
     for field in ("what", "records", "units", "index_entries", "damage", "log_bytes"):
         assert getattr(got, field) == getattr(want, field)
@@ -210,12 +200,12 @@ def test_odd_and_damaged_stores(tmp_path, caplog, seed):
         for folder in FOLDERS:
             shutil.rmtree(root / folder, ignore_errors=True)
     want = outcome(lambda output: rmqstore.rebuild(root, kinds, config, output), tmp_path / "want")
-    for piece in rnd.sample([60, 91, 200, 777, 2048, 1 << 20], 2):
+    for parallelism in (1, 64):
         got = outcome(
-            lambda output, piece=piece: rebuild_with(
-                in_order, root, kinds, config, output, partition_bytes=piece, parallelism=rnd.choice([1, 64])
+            lambda output, parallelism=parallelism: rebuild_with(
+                in_order, root, kinds, config, output, parallelism=parallelism
             ),
-            tmp_path / f"got{piece}",
+            tmp_path / f"got{parallelism}",
         )
         assert got == want
 
@@ -228,20 +218,6 @@ def filled(root, num=200, config=SMALL):
             )
             for i in range(num)
         ]
-
-
-def test_an_old_queue_that_shows_a_wrong_way_is_found_out(tmp_path, monkeypatch, caplog):
-    filled(tmp_path / "s")
-    want = built(tmp_path / "s")
-    first_offset = rebuild_records.first_offset
-    monkeypatch.setattr(
-        rebuild_records,
-        "first_offset",
-        lambda log, piece, by_queues: first_offset(log, piece, by_queues) + (91 if by_queues and piece.begin else 0),
-    )
-    rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=1000)
-    assert built(tmp_path / "s") == want
-    assert "shows a wrong way" in caplog.text
 
 
 # ----------------------------------------------------------------------------------------------- kills, turns, processes
@@ -258,7 +234,7 @@ def test_several_processes_and_every_task_twice_at_once(tmp_path):
             assert all(error is None for error, _ in answers)
             return [answer for _, answer in answers[1::2]]
 
-        rebuild_with(mapper, tmp_path / "s", config=SMALL, partition_bytes=700, parallelism=64)
+        rebuild_with(mapper, tmp_path / "s", config=SMALL, parallelism=64)
     assert built(tmp_path / "s") == want
 
 
@@ -268,9 +244,7 @@ KILLED = textwrap.dedent(
     from rmqstore import StoreConfig
     import rmqstore.spark.rebuild
     from rmqstore.offline.rebuild import RebuildJob
-    from rmqstore.spark.mapper import Mapper
     module = sys.modules["rmqstore.spark.rebuild"]
-    module._SMALLEST_SPAN, module._IDLE = 3, 0
     steps, root = int(sys.argv[1]), sys.argv[2]
     def counted(call):
         def step(*args, **kwargs):
@@ -300,7 +274,7 @@ KILLED = textwrap.dedent(
             sys.exit("nothing is kept of what was done")
     config = StoreConfig(
         mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=2000, max_hash_slot_num=16, max_index_num=40)
-    module.rebuild_with(Mapper(in_order, 64), RebuildJob.of(root, config=config), 4096)
+    module.rebuild_with(in_order, RebuildJob.of(root, config=config), 64)
     """
 )
 
@@ -333,8 +307,8 @@ def test_what_was_done_is_not_done_again(tmp_path, monkeypatch):
     filled(tmp_path / "s")
     want = built(tmp_path / "s")
     scans = []
-    run = rebuild_records._PieceScan.run
-    monkeypatch.setattr(rebuild_records._PieceScan, "run", lambda self, piece: (scans.append(piece), run(self, piece))[1])
+    run = rebuild_records._SegmentScan.run
+    monkeypatch.setattr(rebuild_records._SegmentScan, "run", lambda self: (scans.append(self.number), run(self))[1])
 
     def failing(function, plan, tasks):
         if function is module.check_part:
@@ -342,25 +316,25 @@ def test_what_was_done_is_not_done_again(tmp_path, monkeypatch):
         return in_order(function, plan, tasks)
 
     with pytest.raises(OSError, match="a worker died"):
-        rebuild_with(failing, tmp_path / "s", config=SMALL, partition_bytes=1000, parallelism=64)
+        rebuild_with(failing, tmp_path / "s", ("index",), SMALL, parallelism=64)
     assert built(tmp_path / "s") == want
     done = len(scans)
-    # Another size of pieces is another plan: what was done is no help to it, and goes.
+    # Other options are another plan: what was done is no help to it, and goes.
     with pytest.raises(OSError, match="a worker died"):
-        rebuild_with(failing, tmp_path / "s", config=SMALL, partition_bytes=2000, parallelism=64)
+        rebuild_with(failing, tmp_path / "s", config=SMALL, parallelism=64)
     assert len(scans) > done
     done = len(scans)
-    # With other spans of index files, too.
-    rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=2000, parallelism=1)
+    # With other groups of segments, too.
+    rebuild_with(in_order, tmp_path / "s", config=SMALL, parallelism=1)
     assert len(scans) == done
     assert built(tmp_path / "s") == want
     # A store that was written to since is another log.
     with pytest.raises(OSError, match="a worker died"):
-        rebuild_with(failing, tmp_path / "s", config=SMALL, partition_bytes=2000)
+        rebuild_with(failing, tmp_path / "s", config=SMALL)
     with MessageStore.open(tmp_path / "s", config=SMALL) as store:
         store.put_message(Message("T0", b"x", keys=["new"]))
     want = built(tmp_path / "s")
-    rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=2000)
+    rebuild_with(in_order, tmp_path / "s", config=SMALL)
     assert built(tmp_path / "s") == want
 
 
@@ -378,14 +352,16 @@ def test_a_wrong_build_is_never_swapped_in(tmp_path, monkeypatch, part):
 
         monkeypatch.setattr(rebuild_records, "_units_of", wrong)
     else:
-        header = rebuild_index._header
+        entries_of = rebuild_index._entries
 
-        def wrong(first, *rest):
-            return header(first._replace(store_timestamp=first.store_timestamp + 1), *rest)
+        def wrong(plan, segment, first, count):
+            entries = entries_of(plan, segment, first, count)
+            entries["store_timestamp"] += first == 0
+            return entries
 
-        monkeypatch.setattr(rebuild_index, "_header", wrong)
+        monkeypatch.setattr(rebuild_index, "_entries", wrong)
     with pytest.raises(CorruptionError, match="nothing was swapped in"):
-        rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=1000)
+        rebuild_with(in_order, tmp_path / "s", config=SMALL)
     assert oracle.read_files(tmp_path / "s") == tree
 
 
@@ -395,8 +371,6 @@ def test_what_is_refused(golden_copy, tmp_path):
         rebuild_with(in_order, root)
     with pytest.raises(ValueError, match="give 'index'"):
         rebuild_with(in_order, root, what=("commitlog",))
-    with pytest.raises(ValueError, match="at least 1"):
-        rebuild_with(in_order, root, partition_bytes=0)
     with pytest.raises(StoreError, match="does not exist"):
         rebuild_with(in_order, tmp_path / "nothing")
     (tmp_path / "out" / "index").mkdir(parents=True)
@@ -419,7 +393,7 @@ def test_on_spark(spark, golden_copy, tmp_path):
     root, config = golden_copy("broker"), config_of("broker")
     before = built(root)
     want = rmqstore.rebuild(root, config=config, output=tmp_path / "want")
-    got = rmqstore.spark.rebuild(spark, root, config=config, output=tmp_path / "got", partition_bytes=1 << 19)
+    got = rmqstore.spark.rebuild(spark, root, config=config, output=tmp_path / "got")
     assert built(tmp_path / "got") == built(tmp_path / "want")
     assert (got.records, got.units, got.index_entries) == (want.records, want.units, want.index_entries)
     # What a task finds is raised as if it had been found here.
@@ -427,22 +401,22 @@ def test_on_spark(spark, golden_copy, tmp_path):
         rmqstore.spark.rebuild(spark, root, what="consumequeue")
 
     # The Python worker of a task dies; what the others did is not done again.
-    mapper = module.spark_mapper(spark)
+    mapper = module.spark_map(spark)
     mark = tmp_path / "died"
 
     def dies(plan, task):
         if task[0] == 1 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return module.scan_pieces(plan, task)
+        return module.scan_segments(plan, task)
 
     def deadly(function, plan, tasks):
-        return mapper(dies if function is module.scan_pieces else function, plan, tasks)
+        return mapper(dies if function is module.scan_segments else function, plan, tasks)
 
     with pytest.raises(Exception, match=r"crashed|exited|died|lost"):
-        rebuild_with(deadly, root, config=config, partition_bytes=1 << 19, parallelism=64)
+        rebuild_with(deadly, root, config=config, parallelism=64)
     assert built(root) == before
     assert (root / REBUILD_DIRECTORY).exists()
-    rmqstore.spark.rebuild(spark, root, config=config, partition_bytes=1 << 19)
+    rmqstore.spark.rebuild(spark, root, config=config)
     assert built(root) == before
     assert not (root / REBUILD_DIRECTORY).exists()

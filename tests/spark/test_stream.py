@@ -19,7 +19,7 @@ from stores import SEGMENT, make_store, messages, overwrite, scanned, small_conf
 from rmqstore import Message, MessageStore
 
 pytest.importorskip("pyspark")
-from rmqstore.spark.stream import LIMITS
+from rmqstore.spark.reader import LIMITS
 
 needs_limits = pytest.mark.skipif(not LIMITS, reason="PySpark before 4.2 knows no limits for a batch")
 
@@ -37,8 +37,7 @@ def rows(path):
 def stream_reader(path, columns=("phy_offset",), available_now=False, **options):
     """The reader that Spark talks to, without Spark."""
     from rmqstore.spark.options import ReadOptions
-    from rmqstore.spark.reader import spark_schema
-    from rmqstore.spark.stream import StoreStreamReader
+    from rmqstore.spark.reader import StoreStreamReader, spark_schema
 
     raw = {"path": str(path), **options}
     reader = StoreStreamReader(ReadOptions.parse(raw), spark_schema(columns), raw)

@@ -413,7 +413,6 @@ def test_calls_for_bounds_places_and_consumers_name_what_is_odd(store):
             lambda value: store.consume(value, "g"),
         ],
         "group": [lambda value: store.consume("T", value)],
-        "broker": [lambda value: store.consume("T", "g", broker=value)],
         "msg_id": [store.message_by_id, store.phy_offset_by_id],
     }
     for wrong, by_name in ((NO_NUMBERS, numbers), ([None, *NO_TEXTS], words)):
@@ -479,7 +478,7 @@ def test_objects_of_another_kind_are_named(store):
         (lambda: Message("T", b"x", properties="abc"), "properties is 'abc': give a mapping"),
         (lambda: store.put_message_batch("abc"), "messages holds a str, which is not a Message"),
         (lambda: store.put_message_batch([Message("T", b"x"), 5]), "messages holds a int, which is not a Message"),
-        (lambda: store.consume("T", "g", offsets="x"), "offsets is 'x'; give ConsumerOffsets or LocalOffsets"),
+        (lambda: store.consume("T", "g", offsets="x"), "offsets is 'x'; give ConsumerOffsets"),
         (lambda: offsets.get(5, "T", 0), "group is 5; give a text"),
         (lambda: RabbitMessage(b"x", vhost=5), "vhost is a int, not a str"),
         (lambda: RabbitMessage(b"x", fragment_size=Decimal("NaN")), "fragment_size is Decimal"),

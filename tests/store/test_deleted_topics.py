@@ -159,7 +159,7 @@ def test_verify_finds_a_healthy_store_healthy(broker, tmp_path, caplog):
 def test_a_rebuild_makes_the_queues_of_the_broker(broker, tmp_path, tasks):
     root = broker.write(tmp_path / "store")
     if tasks:
-        report = rebuild_with(in_order, root, config=CONFIG, output=tmp_path / "new", partition_bytes=1000)
+        report = rebuild_with(in_order, root, config=CONFIG, output=tmp_path / "new")
     else:
         report = rebuild(root, config=CONFIG, output=tmp_path / "new")
     assert not report.damage and report.gone

@@ -11,10 +11,9 @@ from dataclasses import replace
 
 import every_disk
 import pytest
-from every_disk import COLUMNS, KEYS, MAKE, QUEUES, T0, Row
+from every_disk import COLUMNS, KEYS, MAKE, QUEUES, T0, Row, open_tiered
 
 from rmqstore import ConsumerOffsets, MessageStore, StoreError, verify
-from rmqstore.tiered import TieredStore
 
 pytest.importorskip("pyarrow")
 
@@ -176,8 +175,6 @@ def test_by_time(disk, store, topic, queue_id):
 
 
 def test_consumed(disk, store, tmp_path):
-    if disk.alone:
-        pytest.skip("TieredStore has no groups")
     for number, (tags, queue_ids) in enumerate(itertools.product((None, "Aa || 已付"), (None, [1]))):
         offsets = ConsumerOffsets.load(tmp_path / f"{number}.json", read_only=False)
         with store.consume("Orders", "g", tags=tags, queue_ids=queue_ids, offsets=offsets, timeout=0) as consumer:
@@ -222,8 +219,6 @@ def test_by_key(disk, store, index_type):
 
 
 def test_by_id(disk, store):
-    if disk.alone:
-        pytest.skip("TieredStore has no ids")
     for row in disk.rows[::5]:
         assert of_message(store.message_by_id(row.unique_key)) == row
         assert of_message(store.message_by_id(row.unique_key, row.topic)) == row
@@ -327,8 +322,8 @@ def test_damage_hides_nothing_else_and_is_named(disk, tmp_path, damage):
     if copy.tiered is None:
         findings += verify(copy.root, copy.config)
     else:
-        with TieredStore.open(copy.tiered, copy.root) as flat:
-            findings += flat.verify()
+        with open_tiered(copy.tiered, copy.root) as flat:
+            findings += flat.tiered.verify()
     assert not refused or damage != "a cut index file"
     near = str(harm.path if harm.path.is_dir() else harm.path.parent)
     assert any((each.path or "").startswith(near) for each in findings), findings

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiered_oracle
 from click.testing import CliRunner
+from every_disk import open_tiered
 
 from rmqstore import Message, MessageStore, StoreConfig, pending
 from rmqstore.cli import main
@@ -22,7 +23,6 @@ from rmqstore.consumequeue.unit_times import UnitTimes
 from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 from rmqstore.store.pages import time_page
-from rmqstore.tiered import TieredStore
 
 T0, HOUR, DAY = 1_700_000_000_000, 3_600_000, 86_400_000
 NUM = 120
@@ -216,7 +216,7 @@ def test_progress_by_time(tmp_path):
         store.consumer_offsets.commit("g", "A", 0, 5)
         store.consumer_offsets.persist()
     of_a = ("--group", "g", "--topic", "A", "--queue", 0)
-    (line,) = lines(run("offsets", "reset", root, *of_a, "--time", moment, "--json"))
+    (line,) = lines(run("offsets", "set", root, *of_a, "--time", moment, "--json"))
     assert (line["before"], line["queue_offset"]) == (5, wanted)
 
 
@@ -315,7 +315,7 @@ def test_tiered_storage(tmp_path):
         for number, time in enumerate(times)
     ]
     tiered_oracle.write_tiered(tmp_path, sent)
-    with TieredStore.open(tmp_path / "tiered", tmp_path / "store") as store:
+    with open_tiered(tmp_path / "tiered", tmp_path / "store") as store:
         for queue_id in (0, 1):
             own = list(enumerate(times[queue_id::2]))
             for moment in moments(times):

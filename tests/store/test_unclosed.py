@@ -19,7 +19,6 @@ import pytest
 from rmqstore import IndexFile, Message, MessageStore, StoreConfig, StoreError
 from rmqstore import rabbitmq as rabbit
 from rmqstore.store.upkeep import Upkeep
-from rmqstore.tiered import TieredStore
 
 CONFIG = StoreConfig(
     mapped_file_size_commit_log=4096,
@@ -314,7 +313,7 @@ def test_create_false_makes_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    [MessageStore, IndexFile, TieredStore, rabbit.Vhost, rabbit.QueueIndex, rabbit.QueueIndexV2, rabbit.MessageStore],
+    [MessageStore, IndexFile, rabbit.Vhost, rabbit.QueueIndex, rabbit.QueueIndexV2, rabbit.MessageStore],
 )
 def test_a_class_that_is_opened_says_so(kind):
     for arguments, options in (((), {}), (("m",), {}), (("m", 2), {"read_only": True})):

@@ -15,7 +15,7 @@ from test_put import assert_as_rebuilt
 
 import rmqstore
 from rmqstore import ConsumerOffsets, MessageStore, StoreConfig
-from rmqstore.consumer.fastjson import parse_fastjson
+from rmqstore.consumer.json_files import parse_fastjson
 
 WITH_5_3_3 = "5.3.3"
 WITH_5_5_1 = "5.5.1"

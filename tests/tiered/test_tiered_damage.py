@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import tiered_oracle as oracle_tiered
+from every_disk import open_tiered
 from hypothesis import given
 from hypothesis import strategies as st
 from small_store import SMALL, options_of
@@ -28,8 +29,8 @@ from test_cli import json_lines, run
 from rmqstore import GetMessageStatus, Message, MessageStore, StoreConfig, StoreError
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_index import FlatIndexFile
+from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.offline.export import ExportOptions, export
-from rmqstore.tiered import TieredStore
 
 NOW = 1_700_000_000_000
 #: Fields of a record that nothing covers: flag, sys flag, born time and host, store time within its second, store host,
@@ -68,7 +69,7 @@ def files_of(root: Path) -> list[Path]:
 
 
 def open_store(root, on_damage=None):
-    return TieredStore.open(root / "tiered", root / "store", on_damage=on_damage)
+    return open_tiered(root / "tiered", root / "store", on_damage=on_damage)
 
 
 COLUMNS = ["topic", "queue_id", "queue_offset", "phy_offset", "keys", "tags", "body", "unique_key", "corrupt"]
@@ -90,10 +91,10 @@ KEYS = ("k0", "k1", "shared", "U00003", "U00013", "nobody")
 
 def test_the_whole_one(small):
     with open_store(small) as store:
-        assert list(store.verify()) == [] and store.notes == []
+        assert list(store.tiered.verify()) == [] and store.tiered.notes == []
         assert len(rows_of(store)) == len(sent())
-        assert [index.compacted for index in store.flat_store.index.files].count(False) == 1
-        assert {index.slot_num for index in store.flat_store.index.files} == {4}
+        assert [index.compacted for index in store.tiered.index.files].count(False) == 1
+        assert {index.slot_num for index in store.tiered.index.files} == {4}
         for key in KEYS:
             wanted = sorted(
                 (each.queue_id, number)
@@ -148,7 +149,7 @@ def test_bit_flips_are_never_silent(small, copy, request):
             where = f"{path}, byte {pos}, bit {bit}"
             findings = []
             with open_store(copy) as store:
-                found = list(store.verify())
+                found = list(store.tiered.verify())
                 if not found:
                     assert is_unprotected(small, small / path.relative_to(copy), pos), where
                 else:
@@ -189,7 +190,7 @@ def test_truncations_are_never_silent(small, copy):
             path.write_bytes(whole[:length])
             findings = []
             with open_store(copy) as store:
-                kinds = {each.kind for each in store.verify()}
+                kinds = {each.kind for each in store.tiered.verify()}
                 local_empty = path.parent.name == "tiered_index_file" and length in (0, len(whole) - 21, len(whole) - 1)
                 assert kinds or local_empty, (path, length)
             with open_store(copy, findings.append) as store:
@@ -222,7 +223,7 @@ def test_a_missing_file_in_the_middle(small, copy):
             missing.unlink()
             findings = []
             with open_store(copy) as store:
-                named = [each for each in store.verify() if each.kind == "missing_file"]
+                named = [each for each in store.tiered.verify() if each.kind == "missing_file"]
                 assert any(missing.name in each.path + each.detail for each in named)
             with open_store(copy, findings.append) as store:
                 rows = rows_of(store)
@@ -271,7 +272,7 @@ def test_a_missing_last_file_is_known_from_the_metadata(small, copy):
             assert store.max_queue_offset("Orders", 1) == 6
             with pytest.raises(StoreError, match=f"(?s){last.name}"):
                 store.get_table("Orders", 1)
-            assert any(last.name in each.path for each in store.verify())
+            assert any(last.name in each.path for each in store.tiered.verify())
         last.write_bytes(whole)
     # Without units nobody knows what the queue has.
     shutil.rmtree(folder)
@@ -296,7 +297,7 @@ def test_files_that_may_not_be_read_hide_no_other(small, copy, monkeypatch, kind
     monkeypatch.setattr("os.access", lambda name, mode: str(name) != str(refused) and allowed(name, mode))
     findings = []
     with open_store(copy, findings.append) as store:
-        assert str(refused) in {each.path for each in store.verify()}
+        assert str(refused) in {each.path for each in store.tiered.verify()}
         rows = rows_of(store)
         if kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
             assert 0 < len(rows) < len(intact) and set(rows) < set(intact)
@@ -334,7 +335,7 @@ def test_folders_that_cannot_be_listed_hide_no_other(small, copy, monkeypatch, k
     monkeypatch.setattr("os.stat", refuse(looked))
     findings = []
     with open_store(copy, findings.append) as store:
-        assert any(each.path.startswith(str(folder)) and "cannot be listed" in each.detail for each in store.verify())
+        assert any(each.path.startswith(str(folder)) and "cannot be listed" in each.detail for each in store.tiered.verify())
         rows = rows_of(store)
         if kind in ("INDEX", "tiered_index_file"):
             assert rows == intact and findings == []
@@ -360,7 +361,7 @@ def test_strange_files_are_passed_over(copy):
     (copy / "store" / "tiered_index_file" / "x").write_text("mine")
     (copy / "store" / "tiered_index_file" / "compacting").mkdir()
     with open_store(copy) as store:
-        assert [each.kind for each in store.verify()] == ["file"] * 4
+        assert [each.kind for each in store.tiered.verify()] == ["file"] * 4
         assert len(rows_of(store)) == len(sent())
         assert len(store.query_message("Orders", "shared")) > 3
 
@@ -370,7 +371,7 @@ def test_an_overlap_is_told(copy):
     first = min(folder.iterdir(), key=lambda path: path.name[8:])
     first.write_bytes(first.read_bytes() + b"more")
     with open_store(copy) as store:
-        assert {each.kind for each in store.verify()} == {"overlap"}
+        assert {each.kind for each in store.tiered.verify()} == {"overlap"}
         assert len(rows_of(store)) == len(sent())
 
 
@@ -391,7 +392,7 @@ def test_records_that_were_uploaded_again_count_once(small, copy):
     with open_store(copy) as store:
         assert store.get_table("Pay", 0, columns="queue_offset")["queue_offset"].to_pylist() == [0, 1]
         assert len(store.query_message("Pay", "U00007")) == 1
-        assert "duplicate_record" in {each.kind for each in store.verify()}
+        assert "duplicate_record" in {each.kind for each in store.tiered.verify()}
 
 
 def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path, monkeypatch):
@@ -420,7 +421,7 @@ def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="neither"):
         export(root / "store", tmp_path / "out.jsonl", options=ExportOptions(tiered=root / "tiered"))
     # What else is wrong takes seconds.
-    monkeypatch.setattr(TieredStore, "verify", lambda self, progress=None: iter(()))
+    monkeypatch.setattr(FlatStore, "verify", lambda self, progress=None: iter(()))
     monkeypatch.setattr("rmqstore.cli.verify.verify", lambda *given: iter(()))
     told = [
         line
@@ -480,7 +481,7 @@ def test_messages_without_keys_hide_none_that_are_not_indexed(tmp_path, keyless)
     oracle_tiered.write_tiered(tmp_path, messages, log_size=100_000, queue_size=100_000)
     # Without the local store the newest index file is not there.
     for local in (tmp_path / "store", None):
-        with TieredStore.open(tmp_path / "tiered", local) as store:
+        with open_tiered(tmp_path / "tiered", local) as store:
             assert [each.queue_offset for each in store.query_message("Orders", "last")] == [6 + keyless]
             assert [each.queue_offset for each in store.query_message("Orders", "U-last")] == [6 + keyless]
             assert len(store.query_message("Orders", "shared")) > 3
@@ -503,15 +504,15 @@ def test_what_the_oldest_index_file_had_is_still_found(small, copy, way, lost):
         for each in oldest:
             del metadata["indexFileSegmentTable"]["B/rmq_sys_INDEX/0"][str(int(each.name[8:]))]
         path.write_text(re.sub(r'"(\d+)":', r"\1:", json.dumps(metadata)))
-    with TieredStore.open(copy / "tiered", None if way == "alone" else copy / "store") as store:
-        assert bool(store.flat_store.index.problems) == (way == "metadata")
+    with open_tiered(copy / "tiered", None if way == "alone" else copy / "store") as store:
+        assert bool(store.tiered.index.problems) == (way == "metadata")
         assert {key: sorted(places_of(store, key)) for key in KEYS} == answers
         # Messages that index files have are not gone over.
-        queue = store.flat_store.queue("Orders", 0)
-        assert store.flat_store.indexed_from(queue) <= store.flat_store.indexed_to(queue)
+        queue = store.tiered.queue("Orders", 0)
+        assert store.tiered.keys_of(queue).indexed_from <= store.tiered.keys_of(queue).indexed_to
     with open_store(small) as store:
-        for queue in store.flat_store.queues():
-            assert store.flat_store.indexed_from(queue) == queue.min_queue_offset
+        for queue in store.tiered.queues():
+            assert store.tiered.keys_of(queue).indexed_from == queue.min_queue_offset
 
 
 @pytest.mark.parametrize("keyless", [0, 3, 300])
@@ -521,7 +522,7 @@ def test_messages_without_keys_hide_none_whose_index_file_is_gone(tmp_path, keyl
         messages.append(oracle_tiered.Sent("Orders", 1, (), None, "", b"none", NOW - 8000 + number))
     oracle_tiered.write_tiered(tmp_path, messages + sent(), log_size=100_000, queue_size=100_000)
     min(next(tmp_path.rglob("INDEX")).iterdir(), key=lambda path: path.name[8:]).unlink()
-    with TieredStore.open(tmp_path / "tiered") as store:
+    with open_tiered(tmp_path / "tiered") as store:
         assert [each.queue_offset for each in store.query_message("Orders", "first")] == [0]
         assert [each.queue_offset for each in store.query_message("Orders", "U-first")] == [0]
 
@@ -561,7 +562,7 @@ def test_a_number_of_thousands_of_digits_in_metadata_ends_nothing(small, copy, w
     path.write_text(changed)
     with open_store(copy, [].append) as store:
         assert set(rows) <= set(rows_of(store))
-        list(store.verify())
+        list(store.tiered.verify())
 
 
 def write_units(folder, first, units):
@@ -610,7 +611,7 @@ def test_a_run_of_zero_units_is_one_finding(tmp_path):
     write_units(folder.parent, 250, [bytes(20)] * 30)
     os.truncate(last, 4 << 20)
     with open_store(root) as store:
-        found = [(each.path, each.pos, each.kind, each.num) for each in store.verify()]
+        found = [(each.path, each.pos, each.kind, each.num) for each in store.tiered.verify()]
         second = next(folder / name for name in os.listdir(folder) if int(name[8:]) == 4000)
         num = (base + (4 << 20)) // 20 - (base + length) // 20
         assert found == [(str(second), 1000, "bad_unit", 30), (str(last), length, "bad_unit", num)]
@@ -638,7 +639,7 @@ def test_huge_numbers_in_metadata_end(copy, size):
         assert store.get_table("Orders", 1, columns="queue_offset").num_rows == 6
         assert store.offset_by_time("Orders", 1, NOW * 2) >= 6
         assert len(store.query_message("Orders", "shared")) > 3
-        assert {each.kind for each in store.verify()} >= {"missing_file"}
+        assert {each.kind for each in store.tiered.verify()} >= {"missing_file"}
 
 
 @given(st.binary(min_size=0, max_size=400), st.booleans())
@@ -656,8 +657,8 @@ def test_any_text_as_metadata(small, tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("metadata")
     (folder / "config").mkdir()
     (folder / "config" / "tieredStoreMetadata.json").write_text('{"commitLogFileSegmentTable":{' + text, "utf-8")
-    with TieredStore.open(small / "tiered", folder) as store:
-        assert {each.kind for each in store.flat_store.problems} >= {"bad_metadata"}
+    with open_tiered(small / "tiered", folder) as store:
+        assert {each.kind for each in store.tiered.problems} >= {"bad_metadata"}
         assert len(rows_of(store)) == len(sent())
 
 
@@ -666,9 +667,9 @@ def test_any_text_as_metadata(small, tmp_path_factory, text):
 def test_slots_of_an_unsealed_file_alone_are_found(tmp_path, slots, number):
     oracle_tiered.write_tiered(tmp_path, sent()[:number], slots=slots, index_items=64)
     with open_store(tmp_path) as store:
-        (index,) = store.flat_store.index.files
+        (index,) = store.tiered.index.files
         assert (index.slot_num, index.compacted, index.damage) == (slots, False, None)
-        assert list(store.verify()) == []
+        assert list(store.tiered.verify()) == []
 
 
 @pytest.mark.parametrize("tags", [None, "TagA"])
@@ -676,7 +677,7 @@ def test_a_get_ends_before_a_record_in_the_middle_of_a_file_that_cannot_be_read(
     oracle_tiered.write_tiered(tmp_path, sent(), log_size=100_000, queue_size=2000)
     (folder,) = [path for path in (tmp_path / "tiered").rglob("Orders/1/COMMIT_LOG")]
     (file,) = folder.iterdir()
-    with TieredStore.open(tmp_path / "tiered", tmp_path / "store") as store:
+    with open_tiered(tmp_path / "tiered", tmp_path / "store") as store:
         places = [message.phy_offset for message in store.get_message("Orders", 1)]
         assert len(places) == 6 and len(store.get_message("Orders", 1, tags=tags)) == 6
     data = bytearray(file.read_bytes())

@@ -1,6 +1,6 @@
 """The golden tiered storages through the public API: every line of what the real system answers, and what it misses.
 
-Owns the comparison of `TieredStore` and of `MessageStore` with tiered storage with a real 5.5.0 broker and with the oracle.
+Owns the comparison of tiered storage, alone and with its local store, with a real 5.5.0 broker and with the oracle.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiered_oracle as oracle_tiered
+from every_disk import open_tiered
 
-from rmqstore import GetMessageStatus, MessageStore, StoreClosedError, StoreError
-from rmqstore.tiered import TieredStore
+from rmqstore import GetMessageStatus, MessageStore, StoreClosedError, StoreError, UnsupportedFormatError
 
 LOCAL_MIN = 1_048_576
 
@@ -45,7 +45,7 @@ def both(root):
 
 @pytest.fixture
 def tiered(root):
-    with TieredStore.open(root / "tiered", root / "store") as store:
+    with open_tiered(root / "tiered", root / "store") as store:
         yield store
 
 
@@ -95,28 +95,20 @@ def test_every_unit_and_message_of_the_flat_files(tiered, real_tiered):
         assert said(message) == expected(line)
         unit = units[line["topic"], line["queueId"], line["queueOffset"]]
         assert (message.phy_offset, message.size) == (unit["logOffset"], unit["size"]) == (line["phy"], line["size"])
-        queue = tiered.flat_store.queue(line["topic"], line["queueId"])
+        queue = tiered.tiered.queue(line["topic"], line["queueId"])
         assert queue.unit_at(line["queueOffset"]) == (unit["logOffset"], unit["size"], unit["tagsCode"])
         assert not message.corrupt
 
 
-def test_index_files_and_queries_of_the_real_index_service(tiered, real_tiered):
-    files = sorted((each.begin_timestamp, each.end_timestamp) for each in tiered.flat_store.index.files)
+def test_index_files_of_the_real_index_service(tiered, real_tiered):
+    files = sorted((each.begin_timestamp, each.end_timestamp) for each in tiered.tiered.index.files)
     assert files == sorted((line["timestamp"], line["endTimestamp"]) for line in of_type(real_tiered, "indexFile"))
-    assert {each.slot_num for each in tiered.flat_store.index.files} == {oracle_tiered.SLOTS}
-    different = []
-    for line in of_type(real_tiered, "indexQuery"):
-        found = tiered.query_message(line["topic"], line["key"], line["max"], line["begin"], line["end"], compat=True)
-        got = [(message.queue_id, message.phy_offset, message.size) for message in found]
-        if got != [(item["queueId"], item["logOffset"], item["size"]) for item in line["items"]]:
-            different.append((line["key"], line["max"]))
-    # Of several files the one whose read ends first: a race in the real one.
-    assert len(of_type(real_tiered, "indexQuery")) == 84 and different == [("CUST-7", 3)]
+    assert {each.slot_num for each in tiered.tiered.index.files} == {oracle_tiered.SLOTS}
 
 
 def test_index_items_are_the_oracles(root, tiered):
     for index, wanted in zip(
-        sorted(tiered.flat_store.index.files, key=lambda each: each.begin_timestamp),
+        sorted(tiered.tiered.index.files, key=lambda each: each.begin_timestamp),
         sorted(oracle_tiered.Tiered(root).index_files(), key=lambda each: each.begin),
     ):
         assert (index.compacted, index.begin_timestamp, index.end_timestamp, index.used_slots) == wanted[:4]
@@ -139,8 +131,8 @@ def test_exact_queries_find_everything_with_and_without_the_local_store(root):
     records = {queue: data.messages(*queue) for queue in data.queues()}
     keys = {"ORD-100400", "CUST-7", "user@example.com", "Aa", "BB", "订单-1001", "大键", "twice", "nobody", ""}
     stores = [
-        TieredStore.open(root / "tiered", root / "store"),
-        TieredStore.open(root / "tiered"),
+        open_tiered(root / "tiered", root / "store"),
+        open_tiered(root / "tiered"),
     ]
     for store in stores:
         with store:
@@ -219,7 +211,7 @@ def test_offsets_by_time(root, tiered, both):
 
 def test_bounds_statuses_and_names(tiered):
     assert tiered.topics() == ["Batches", "Orders", "Payments"] and tiered.queue_ids("Orders") == [0, 1, 2]
-    assert [(queue.topic, queue.queue_id, queue.max_queue_offset) for queue in tiered.queues()] == [
+    assert [(queue.topic, queue.queue_id, queue.max_queue_offset) for queue in tiered.tiered.queues()] == [
         ("Batches", 0, 90), ("Orders", 0, 960), ("Orders", 1, 956), ("Orders", 2, 956), ("Payments", 0, 45)
     ]  # fmt: skip
     for offset, status, following in (
@@ -238,12 +230,12 @@ def test_bounds_statuses_and_names(tiered):
 def test_nothing_is_wrong_and_nothing_is_written(root):
     before = listing(root)
     for local in (root / "store", None):
-        with TieredStore.open(root / "tiered", local) as store:
-            assert list(store.verify()) == [] and store.flat_store.problems == []
-            assert bool(store.notes) == (local is None)
+        with open_tiered(root / "tiered", local) as store:
+            assert list(store.tiered.verify()) == [] and store.tiered.problems == []
+            assert bool(store.tiered.notes) == (local is None)
     done = []
-    with TieredStore.open(root / "tiered", root / "store") as store:
-        assert list(store.verify(lambda number, whole: done.append((number, whole)))) == []
+    with open_tiered(root / "tiered", root / "store") as store:
+        assert list(store.tiered.verify(lambda number, whole: done.append((number, whole)))) == []
     assert done[-1][0] == done[-1][1] > 1_000_000
     with MessageStore.open(root / "store", read_only=True, tiered=root / "tiered") as store:
         store.scan().read_all()
@@ -267,15 +259,6 @@ def test_every_line_of_the_real_store(both, real):
         assert message.phy_offset == line["phy"] or (message.phy_offset >= LOCAL_MIN and line["phy"] < LOCAL_MIN)
 
 
-def test_compat_queries_of_the_real_store(both, real):
-    different = []
-    for line in of_type(real, "query"):
-        found = both.query_message(line["topic"], line["key"], line["max"], line["begin"], line["end"], compat=True)
-        if [f"{message.queue_id}:{message.queue_offset}" for message in found] != line["queueIdAndOffset"]:
-            different.append((line["key"], line["max"]))
-    assert len(of_type(real, "query")) == 84 and different == [("CUST-7", 3)]
-
-
 def test_exact_queries_find_what_the_real_one_misses(root, both, real):
     data = oracle_tiered.Tiered(root)
     records = [(q, number, record) for q in range(3) for number, record in enumerate(data.messages("Orders", q))]
@@ -294,7 +277,8 @@ def test_exact_queries_find_what_the_real_one_misses(root, both, real):
             missed.add(line["key"])
     assert "ORD-100400" in missed
     assert len(both.query_message("Orders", "ORD-100400")) == 4
-    assert not both.query_message("Orders", "ORD-100400", compat=True)
+    with pytest.raises(UnsupportedFormatError, match="tiered storage"):
+        both.query_message("Orders", "ORD-100400", compat=True)
 
 
 def test_one_sequence_without_duplicates(both, real):
@@ -341,32 +325,32 @@ def test_a_store_without_metadata_says_so(root, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(root, copy)
     os.remove(copy / "store" / "config" / "tieredStoreMetadata.json")
-    with TieredStore.open(copy / "tiered", copy / "store") as store:
-        assert len(store.notes) == 1 and "metadata" in store.notes[0]
+    with open_tiered(copy / "tiered", copy / "store") as store:
+        assert len(store.tiered.notes) == 1 and "metadata" in store.tiered.notes[0]
         assert store.scan(["queue_id"]).read_all().num_rows == 3007
         assert len(store.query_message("Orders", "ORD-100400")) == 4
-        assert list(store.verify()) == []
+        assert list(store.tiered.verify()) == []
     (copy / "store" / "config" / "tieredStoreMetadata.json").write_text("{ no metadata")
-    with TieredStore.open(copy / "tiered", copy / "store") as store:
-        assert [finding.kind for finding in store.verify()] == ["bad_metadata"]
+    with open_tiered(copy / "tiered", copy / "store") as store:
+        assert [finding.kind for finding in store.tiered.verify()] == ["bad_metadata"]
         assert store.scan(["queue_id"]).read_all().num_rows == 3007
 
 
 def test_opening(root, tmp_path):
     with pytest.raises(StoreError, match="tieredStoreFilePath"):
-        TieredStore.open(tmp_path / "nothing")
+        open_tiered(tmp_path / "nothing")
     with pytest.raises(StoreError, match="no tiered storage"):
-        TieredStore.open(root / "store")
+        open_tiered(root / "store")
     with pytest.raises(ValueError, match="read_only=True"):
         MessageStore.open(root / "store", tiered=root / "tiered")
     shutil.copytree(root / "tiered", tmp_path / "several")
     (cluster,) = (tmp_path / "several").iterdir()
     shutil.copytree(cluster / "golden", cluster / "other")
     with pytest.raises(StoreError, match="golden of cluster golden, other of cluster golden"):
-        TieredStore.open(tmp_path / "several")
+        open_tiered(tmp_path / "several")
     for store in (
-        TieredStore.open(tmp_path / "several", broker="other"),
-        TieredStore.open(tmp_path / "several", root / "store"),
+        open_tiered(tmp_path / "several", broker="other"),
+        open_tiered(tmp_path / "several", root / "store"),
     ):
         with store:
             assert store.max_queue_offset("Orders", 0) == 960
@@ -381,7 +365,7 @@ def test_a_broker_that_uploads_and_deletes_meanwhile(root, tmp_path):
     logs, units = (sorted((folder / kind).iterdir(), key=lambda path: path.name[8:]) for kind in ("COMMIT_LOG", "CONSUME_QUEUE"))
     last, whole = units[-1], units[-1].read_bytes()
     last.write_bytes(whole[:1000])
-    with TieredStore.open(copy) as store:
+    with open_tiered(copy) as store:
         assert store.max_queue_offset("Orders", 0) == 850
         last.write_bytes(whole)
         store.refresh()
@@ -396,7 +380,7 @@ def test_a_broker_that_uploads_and_deletes_meanwhile(root, tmp_path):
         left = store.scan(["queue_offset"], topic="Orders", queue_id=0).read_all()
         assert left["queue_offset"].to_pylist() == list(range(begin, 960))
         assert len(store.query_message("Orders", "ORD-100000")) == 0
-        assert list(store.verify()) == []
+        assert list(store.tiered.verify()) == []
 
 
 def test_data_are_there():

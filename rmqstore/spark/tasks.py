@@ -1,14 +1,15 @@
-"""Spark as what maps tasks over a cluster: a function is applied to a plan and each task, and the answers come in order.
+"""What runs in Python workers of Spark: functions over a plan and its tasks, and the worker's garbage collector.
 
-Owns how tasks and answers travel.  The tasks are plain functions over paths, which know nothing of Spark.  It imports
-pyspark only through the session that it is given.
+Owns how tasks and answers travel.  The functions know nothing of Spark.  pyspark is imported only in a task, or through the
+session that is given.
 """
 
 from __future__ import annotations
 
+import gc
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import StoreError
@@ -16,44 +17,43 @@ from rmqstore.errors import StoreError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# So many tasks go to the cluster at once, together with the function.
+__all__ = ["Map", "answer_of", "parallelism_of", "spare_collector", "spark_map"]
+
+Map = Callable[[Callable[[Any, Any], Any], Any, Sequence[Any]], list[Any]]
+"""Called as ``map(function, plan, tasks)``: runs ``function(plan, task)`` for every task, in any order, more than once if it
+must, and returns the answers in the order of the tasks."""
+
+# Tasks that are sent to the cluster at once, together with the function.
 _MAPPED_TASKS = 8192
 
+_modules_spared = 0
 
-@dataclass(frozen=True)
-class Mapper:
-    """Applies a function to (plan, task) for every task, somewhere.
 
-    Attributes
-    ----------
-    map : callable
-        Called as ``map(function, plan, tasks)``: runs the tasks in any order, more than once if it must, and returns the
-        answers in the order of the tasks.
-    parallelism : int
-        The number of tasks that run at once.
+def spare_collector() -> None:
+    """Leave what the worker has imported so far out of its further garbage collections, if this is a task.
+
+    PySpark (4.0 to 4.3, `pyspark.daemon`) collects all garbage after every task of a worker that it keeps.  The modules of
+    PySpark, pyarrow and NumPy are most of what is looked at then, 25 ms each time, and never go.
     """
+    global _modules_spared
+    from pyspark import TaskContext
 
-    map: Callable[[Callable[[Any, Any], Any], Any, Sequence[Any]], list[Any]]
-    parallelism: int = 1
-
-    def __call__(self, function: Callable[[Any, Any], Any], plan: Any, tasks: Sequence[Any]) -> list[Any]:
-        """Return the answers in the order of the tasks."""
-        return self.map(function, plan, tasks)
+    if len(sys.modules) != _modules_spared and TaskContext.get() is not None:
+        # A task imports more, so the next one of the worker comes here too.
+        _modules_spared = len(sys.modules)
+        gc.freeze()
 
 
-def _default_parallelism(spark: SparkSession) -> int:
-    # How many tasks Spark says it runs at once.
+def parallelism_of(spark: SparkSession) -> int:
+    """int: how many tasks Spark says it runs at once."""
     try:
         return max(spark.sparkContext.defaultParallelism, 1)
     except Exception:  # A session of Spark Connect has no context, and its error is not a public name.
         return int(spark.conf.get("spark.default.parallelism", "16") or 16)
 
 
-def spark_mapper(spark: SparkSession, parallelism: int | None = None) -> Mapper:
-    """Return a mapper that runs every task as a task of Spark's, by default as many at once as Spark says.
-
-    An error about a store in a task is raised here as it is there.
-    """
+def spark_map(spark: SparkSession) -> Map:
+    """Return a function that runs every task as a task of Spark's; an error about a store in a task is raised as it is."""
 
     def run(function: Callable[[Any, Any], Any], plan: Any, tasks: Sequence[Any]) -> list[Any]:
         answers: list[Any] = []
@@ -61,14 +61,12 @@ def spark_mapper(spark: SparkSession, parallelism: int | None = None) -> Mapper:
             answers += _map_tasks(spark, function, plan, list(tasks[first : first + _MAPPED_TASKS]))
         return answers
 
-    return Mapper(run, _default_parallelism(spark) if parallelism is None else parallelism)
+    return run
 
 
 def _map_tasks(spark: SparkSession, function: Callable[[Any, Any], Any], plan: Any, tasks: list[Any]) -> list[Any]:
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
-
-        from rmqstore.spark.task import spare_collector
 
         spare_collector()
         for batch in batches:

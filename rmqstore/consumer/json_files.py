@@ -1,0 +1,292 @@
+"""A broker's JSON files: fastjson's dialect, the backup of a file, and the values in it.
+
+Owns reading these files, which changes nothing but what `load_with_backup` says.  Text is hostile: depth and lengths of numbers are
+bounded, and an error has the position in bytes.
+
+Facts: Apache RocketMQ 4.0 to 5.3.x write the layout of fastjson 1.2.83, 5.5.0 that of fastjson2; all of them read both.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rmqstore.errors import CorruptionError
+from rmqstore.files.open_file import read_small_file
+from rmqstore.message import decode_java_utf8
+
+__all__ = ["load_with_backup", "parse_fastjson", "refuse_other_kind", "table_of", "whole_number"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# ---------------------------------------------------------------------------------------------------------- dialect
+
+_MAX_DEPTH = 64
+# As many as Python takes for a whole number.
+_MAX_NUMBER_LENGTH = 4300
+_NUMBER_AS_NAME = re.compile(r"([{,]\s*)(-?[0-9]+)\s*:")
+_SPACE = r"(?:[ \t\r\n\f\b\ufeff]+|/\*.*?\*/|//[^\n]*)+"
+_TOKEN = re.compile(
+    rf"""(?P<space>{_SPACE})
+    |(?P<string>"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*')
+    |(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[LSBFD]?
+    |(?P<word>[A-Za-z_$][A-Za-z0-9_$]*)
+    |(?P<mark>[{{}}\[\]:,])""",
+    re.DOTALL | re.VERBOSE,
+)
+_IS_NAME = re.compile(rf"(?:{_SPACE})?:", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_ESCAPED = {
+    '"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "F": "\f", "n": "\n", "r": "\r", "t": "\t",
+    "v": "\v", **{str(digit): chr(digit) for digit in range(8)},
+}  # fmt: skip
+
+
+def parse_fastjson(text: str, path: str | None = None) -> Any:
+    """Parse what fastjson writes and accepts.
+
+    Beyond JSON: names that are whole numbers or words without quotes, single quotes, too many commas, comments, a byte order
+    mark.  Names are always text.  The last of equal names counts.
+
+    Returns
+    -------
+    dict, list, str, int, float, bool or None
+        None for a text without any value.
+
+    Raises
+    ------
+    CorruptionError
+        Not such a text, or over 64 levels deep; it has `path` and the position in bytes.
+    """
+    try:
+        # Quotes that this puts into a string end it in front of a digit, so that the text is then no JSON.
+        if "\\u" not in text:
+            return _parse_json(_NUMBER_AS_NAME.sub(r'\1"\2":', text))
+    except (ValueError, RecursionError):
+        pass
+    parts = _json_parts(text, path)
+    if not parts:
+        return None
+    try:
+        return _parse_json(" ".join(part for _, part in parts))
+    except json.JSONDecodeError as error:
+        at, length = len(text), 0
+        for pos, part in parts:
+            if error.pos < length + len(part):
+                at = pos
+                break
+            length += len(part) + 1
+        raise _damage(text, at, error.msg, path) from None
+
+
+def _parse_json(text: str) -> Any:
+    value = json.loads(text, parse_float=_finite, parse_constant=_finite, strict=False)
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(_MAX_DEPTH):
+        level = [
+            each
+            for outer in level
+            for each in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(each, (dict, list))
+        ]
+        if not level:
+            return value
+    raise RecursionError
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+def _damage(text: str, pos: int, what: str, path: str | None) -> CorruptionError:
+    return CorruptionError(f"damaged JSON: {what}", path, len(text[:pos].encode("utf-8", "surrogatepass")))
+
+
+def _json_parts(text: str, path: str | None) -> list[tuple[int, str]]:
+    # The text as JSON, in parts, each with its position in `text`.
+    parts: list[tuple[int, str]] = []
+    pos = depth = 0
+    before = ""
+    while pos < len(text):
+        match = _TOKEN.match(text, pos)
+        if match is None:
+            what = "a string does not end" if text[pos] in "\"'" else f"{text[pos]!r} begins no value"
+            raise _damage(text, pos, what, path)
+        part = match.group()
+        if match.lastgroup == "space":
+            pos = match.end()
+            continue
+        if match.lastgroup == "string":
+            if part[0] == "'" or "\\" in part:
+                part = json.dumps(_unescaped(text, match, path))
+        elif match.lastgroup == "word":
+            if _IS_NAME.match(text, match.end()):
+                part = f'"{part}"'
+            elif part not in ("true", "false", "null"):
+                raise _damage(text, pos, f"{part[0]!r} begins no value", path)
+        elif match.lastgroup == "number":
+            part = _number(text, match, path)
+        elif part in "{[":
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise _damage(text, pos, f"more than {_MAX_DEPTH} levels deep", path)
+        elif part in "}]":
+            depth -= 1
+            if before == ",":
+                parts.pop()
+        if part != "," or before not in ("{", "[", ","):
+            parts.append((pos, part))
+            before = part
+        pos = match.end()
+    return parts
+
+
+def _number(text: str, match: re.Match[str], path: str | None) -> str:
+    # A name in quotes, or the value as JSON has it.
+    number = match["number"]
+    if len(number) > _MAX_NUMBER_LENGTH:
+        raise _damage(text, match.start(), f"a number of {len(number)} characters", path)
+    if re.fullmatch("[+-]?[0-9]+", number):
+        return f'"{number}"' if _IS_NAME.match(text, match.end()) else str(int(number))
+    if not math.isfinite(float(number)):
+        raise _damage(text, match.start(), "a number whose exponent is too large", path)
+    return repr(float(number))
+
+
+def _unescaped(text: str, match: re.Match[str], path: str | None) -> str:
+    def character(escape: re.Match[str]) -> str:
+        code = escape[1] or escape[2]
+        if code is not None:
+            return chr(int(code, 16))
+        if escape[3] not in _ESCAPED:
+            raise _damage(text, match.start() + 1 + escape.start(), f"unknown escape \\{escape[3]}", path)
+        return _ESCAPED[escape[3]]
+
+    value = _ESCAPE.sub(character, match.group()[1:-1])
+    # Characters beyond U+FFFF come as two escapes; a lone surrogate has no place in text.
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+# ---------------------------------------------------------------------------------------------------------- loading
+
+# The members that only files of one kind have, beside their data version.
+_MEMBERS = {
+    "topics.json": ("topicConfigTable",),
+    "subscriptionGroup.json": ("subscriptionGroupTable", "forbiddenTable"),
+    "consumerOffset.json": ("offsetTable", "pullOffsetTable", "lmqOffsetTable", "groupTopicMap"),
+    "consumerFilter.json": ("filterDataByTopic",),
+    "consumerOrderInfo.json": ("table", "orderInfoCount"),
+    "tieredStoreMetadata.json": (
+        "commitLogFileSegmentTable", "consumeQueueFileSegmentTable", "indexFileSegmentTable", "topicMetadataTable",
+    ),
+    "timermetrics": ("timingCount",),
+}  # fmt: skip
+
+
+def refuse_other_kind(document: Any, name: str, path: str) -> None:
+    """Raise CorruptionError for a document of the file `name` whose members are those of another file alone."""
+    if not isinstance(document, dict) or any(member in document for member in _MEMBERS[name]):
+        return
+    for other, members in _MEMBERS.items():
+        if any(member in document for member in members):
+            raise CorruptionError(f"it holds what belongs into {other}, and nothing of {name}", path)
+
+
+def _read_document(path: str) -> Any:
+    # None where the file is missing, or has no value in it.
+    data = read_small_file(path)
+    return None if data is None else parse_fastjson(decode_java_utf8(data), path)
+
+
+def load_with_backup(
+    path: str, read_only: bool, decode: Callable[[Any, str], T], told: list[CorruptionError] | None = None
+) -> tuple[T, str | None]:
+    """Decode the main file, or its backup (`.bak`) where the main file is missing, empty or damaged.
+
+    Parameters
+    ----------
+    read_only : bool
+        Otherwise a damaged main file whose backup is good is renamed to ``.damaged``.
+    told : list of CorruptionError, optional
+        Takes what is wrong with a main file that is not used, or that is empty without a backup; else it is logged.
+
+    Returns
+    -------
+    (object, str or None)
+        What `decode` returned, and the file that was read; None where there is no data.
+    """
+
+    def tell(what: str, pos: int | None = None) -> None:
+        if told is None:
+            logger.warning("%s %s", path, what)
+        else:
+            told.append(CorruptionError(f"the file {what}", path, pos))
+
+    backup = path + ".bak"
+    problem: CorruptionError | None = None
+    try:
+        document = _read_document(path)
+        if document is not None:
+            return decode(document, path), path
+    except CorruptionError as error:
+        problem = error
+    try:
+        document = _read_document(backup)
+        if document is not None:
+            value = decode(document, backup)
+    except CorruptionError as error:
+        first = f"{path} is {'damaged' if problem else 'missing or empty'}"
+        raise CorruptionError(
+            f"{first} and its backup cannot be read either ({error.message}): repair one of them, "
+            "or move both away to start without what it held",
+            backup,
+            error.pos,
+        ) from None
+    if document is None:
+        if problem is not None:
+            text = "; and there is no backup: repair the file, or move it away to start without what it held"
+            raise CorruptionError(f"{problem.message}{text}", problem.path, problem.pos)
+        if os.path.lexists(path):
+            tell("is empty, or a link to nothing, and has no backup: put back what it held, or move it away")
+        return decode(None, path), None
+    if problem is None:
+        # As a broker leaves it that dies while it writes the file.
+        logger.warning("%s is missing or empty, its backup is used", path)
+        return value, backup
+    tell(f"is damaged ({problem.message}), its backup is used, which may be older: put back what it held", problem.pos)
+    if not read_only:
+        os.replace(path, path + ".damaged")
+    return value, backup
+
+
+def table_of(document: Any, name: str, path: str) -> dict[str, Any]:
+    """The object `name` of a document, empty where it is missing; CorruptionError where it is something else."""
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise CorruptionError("not a file of offsets: it holds no object", path)
+    table = document.get(name)
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise CorruptionError(f"{name} is not an object", path)
+    return table
+
+
+def whole_number(value: Any, what: str, path: str, bits: int = 64) -> int:
+    """A number as fastjson takes it: also quoted, and cut off at the point."""
+    if isinstance(value, float) or (isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,20}\s*", value, re.ASCII)):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        return value
+    raise CorruptionError(f"{what} is {value!r}: not a whole number of {bits} bits", path)

@@ -1,0 +1,294 @@
+"""Tiered storage as a part of a store: what the local log no longer has, by queue, by key and in scans, each message once.
+
+Owns which messages come from tiered storage.  Units of a local queue count where those at both ends point to their messages and
+the message before them is older than the log; otherwise the log is scanned once.  Queue offsets that neither has are reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmqstore import _numpy as np
+from rmqstore._core import Verdict
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import Finding, OffsetOutOfRangeError, StoreError
+from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.flatfile.flat_store import FlatRange, FlatStore
+from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.sources import Joined, Part
+from rmqstore.spans import Span, joined, without
+from rmqstore.store.columns import ColumnOptions, scan_log
+from rmqstore.store.key_columns import AskedKeys
+from rmqstore.store.results import QueryResult
+from rmqstore.store.store_state import Older, StoreState
+from rmqstore.store.tiered_columns import FlatScan, key_rows_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Tiered", "in_log"]
+
+
+class Tiered(Older):
+    """The older messages of a store, in tiered storage; for stores that are open read-only."""
+
+    one_log = False
+    flat_store: FlatStore
+
+    def __init__(self, state: StoreState, flat_store: FlatStore):
+        self.state, self.flat_store = state, flat_store
+
+    @property
+    def notes(self) -> list[str]:
+        """See `Older`."""
+        return self.flat_store.notes
+
+    def keys(self) -> list[tuple[str, int]]:
+        """See `Older`."""
+        return self.flat_store.keys()
+
+    def pass_over(self, report: Callable[[Finding], object]) -> None:
+        """See `Older`."""
+        self.flat_store.on_damage, self.flat_store.goes_on = report, True
+
+    def refresh(self, *, uploads: bool) -> None:
+        """See `Older`."""
+        if uploads:
+            self.flat_store.load()
+        else:
+            self.flat_store.refresh()
+
+    def close(self) -> None:
+        """See `Older`."""
+        self.flat_store.close()
+
+    # ------------------------------------------------------------------------------------------------------------ by queue
+
+    def queue(self, topic: str, queue_id: int, local: Joined) -> Joined:
+        """See `Older`."""
+        flat = self.flat_store.queue(topic, queue_id)
+        if flat is None:
+            return local
+        flat.report_lacking()
+        older = self._spans(flat)
+        parts = [Part(flat, *span) for span in older]
+        for each in local.parts:
+            left = without(each.begin, each.end, older)
+            parts += [Part(each.queue, *span, span[1] == each.end) for span in left]
+            if each.begin >= each.end:
+                parts.append(each)
+        return Joined(parts, partial(_report_gap, flat))
+
+    def _spans(self, queue: FlatQueue, *, tell: bool = False) -> list[Span]:
+        # The queue offsets that are read from tiered storage; with `tell`, those that neither has are reported.
+        local = self._local_queue(queue)
+        low, high = self.state.bounds(local)
+        begin, end = queue.min_queue_offset, queue.max_queue_offset
+        if not _are_believed(self.state.commit_log, queue, local):
+            return without(begin, end, [])
+        if tell and begin < end < low:
+            _report_gap(queue, end, low)
+        return without(begin, end, [(low, high)] if low < high else [])
+
+    def _local_queue(self, queue: FlatQueue) -> AnyConsumeQueue | None:
+        local = self.state.queue(queue.topic, queue.queue_id)
+        low, high = self.state.bounds(local)
+        if queue.max_queue_offset < low:
+            # The broker uploaded more before it deleted that from its log.
+            self.flat_store.refresh()
+        if low >= high and self.state.undispatched.left_out is not None:
+            raise StoreError(
+                f"queue {queue.topic}/{queue.queue_id} has no units beside the log, so nobody knows what is in both; "
+                "rebuild them first: rmqstore rebuild --what consumequeue",
+                self.state.path,
+            )
+        return local
+
+    def spans(self, topic: str, queue_id: int) -> list[Span]:
+        """See `Older`."""
+        queue = self.flat_store.queue(topic, queue_id)
+        return [] if queue is None else self._spans(queue)
+
+    def ranges(self, selection: Selection) -> Iterator[FlatRange]:
+        """See `Older`."""
+        if selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
+            return
+        if not selection.by_queue:
+            yield from self._besides_log(selection)
+            return
+        low = selection.begin_queue_offset or 0
+        high = INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
+        for queue, _, _ in self.flat_store.ranges(selection):
+            for begin, end in self._spans(queue, tell=True):
+                if max(begin, low) < min(end, high):
+                    yield FlatRange(queue, max(begin, low), min(end, high))
+
+    def _besides_log(self, selection: Selection) -> Iterator[FlatRange]:
+        # What a scan of the local log does not give.
+        pairs = [(part.queue, self._local_queue(part.queue)) for part in self.flat_store.ranges(selection)]
+        for (queue, local), spans in zip(pairs, in_log(self.state.commit_log, pairs)):
+            begin, end = queue.min_queue_offset, queue.max_queue_offset
+            # A local queue whose messages are all gone still says where it ended.
+            low = spans[0][0] if spans else self.state.bounds(local)[0]
+            if end < low:
+                _report_gap(queue, end, low)
+            yield from (FlatRange(queue, *part) for part in without(begin, end, spans))
+
+    def scan(self, selection: Selection, options: ColumnOptions, *, use_threads: bool) -> pa.RecordBatchReader:
+        """See `Older`."""
+        log = self.state.commit_log
+        self.state.refresh()
+        # What only tiered storage has is settled now: what the local log loses in the meantime is missing from both.
+        ranges = list(self.ranges(selection))
+        older = FlatScan(selection, options, log.crc_check, self.state.check_open).read(ranges, use_threads=use_threads)
+        local = scan_log(log, selection, options, use_threads=use_threads, refresh=False)
+        import pyarrow
+
+        return pyarrow.RecordBatchReader.from_batches(older.schema, itertools.chain(older, local))
+
+    # -------------------------------------------------------------------------------------------------------------- by key
+
+    def with_key(self, local: QueryResult, selection: Selection) -> QueryResult:
+        """See `Older`."""
+        max_num = selection.max_num or 0
+        if max_num < 0 or local.truncated:
+            return local
+        known = {(message.queue_id, message.queue_offset) for message in local}
+        found = self.flat_store.find_messages(selection)
+        older = [message for message in found if (message.queue_id, message.queue_offset) not in known]
+        room = max_num - len(local)
+        return QueryResult([*local, *older[:room]], len(older) > room, local.uncovered)
+
+    def with_id(self, msg_id: str, topics: Iterable[str]) -> Iterator[MessageExt]:
+        """See `Older`."""
+        for topic in topics:
+            yield from self.flat_store.find_messages(Selection((topic,), keys=(msg_id,), index_type="U"))
+
+    def table(self, asked: AskedKeys, options: ColumnOptions, query: Callable[[Selection], QueryResult]) -> pa.Table:
+        """See `Older`; each key is asked for by itself."""
+        rows: list[tuple[int, tuple[str, int] | None, int]] = []
+        for number, (topic, key) in enumerate(asked.sought.pairs()):
+            selection = dataclasses.replace(asked.sought.selection, topics=(topic,), keys=(key,))
+            local = query(selection)
+            for position, message in enumerate(self.with_key(local, selection)):
+                place = None if position < len(local) else (topic, message.queue_id)
+                rows.append((number, place, message.phy_offset))
+        return key_rows_table(self.state.commit_log, self.flat_store, rows, asked.column.to_pylist(), options)
+
+
+def _report_gap(queue: FlatQueue, begin: int, end: int) -> None:
+    queue.report(queue.gap(begin, end))
+
+
+# ------------------------------------------------------------------------------------------------- what the log has as well
+
+
+def _are_believed(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> bool:
+    """bool: the units of a local queue lead to its messages where they begin, and where they or tiered storage end."""
+    low, high = _bounds(log, local)
+    if local is None or low >= high:
+        return True
+    last = max(min(high, flat.max_queue_offset) - 1, low)
+    return _message_of(log, local, low) is not None and _message_of(log, local, last) is not None
+
+
+def in_log(log: CommitLog, queues: Sequence[tuple[FlatQueue, AnyConsumeQueue | None]]) -> list[list[Span]]:
+    """For each queue of tiered storage the queue offsets of the messages that a scan of the local log gives.
+
+    Units say it where that is certain.  Otherwise the log is gone over once for all queues, as far as there is doubt.
+
+    Parameters
+    ----------
+    queues : sequence of (FlatQueue, queue or None)
+        Each with the local queue of the same topic and number.
+
+    Returns
+    -------
+    list of list of (int, int)
+        Queue offsets, the first and one after the last; ascending and apart.
+    """
+    found: list[list[Span]] = []
+    doubted: dict[tuple[bytes, int], list[Span]] = {}
+    until = log.min_offset
+    for flat, local in queues:
+        spans: list[Span] = []
+        place = _doubted_to(log, flat, local)
+        if place > log.min_offset:
+            doubted[encode_java_utf8(flat.topic), flat.queue_id] = spans
+            until = max(until, place)
+        if place < log.max_offset:
+            spans.append(_bounds(log, local))
+        found.append(spans)
+    if doubted:
+        _go_over(log, until, doubted)
+    return [joined(spans) for spans in found]
+
+
+def _bounds(log: CommitLog, local: AnyConsumeQueue | None) -> Span:
+    return (0, 0) if local is None else local.bounds(log.min_offset)
+
+
+def _message_of(log: CommitLog, local: AnyConsumeQueue, queue_offset: int) -> MessageExt | None:
+    # The message that a unit leads to; None where that is no message, or another one.
+    unit = local.unit(queue_offset)
+    message = None if unit is None else log.look_up(unit.phy_offset, unit.size)
+    if unit is None or message is None or not message.check_queue(local.topic, local.queue_id, unit.queue_offset):
+        return None
+    return message
+
+
+def _doubted_to(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> int:
+    # Up to which phy offset nobody knows what the log has of the queue: the log's begin where all is certain, its end
+    # where the units say nothing.
+    begin, end = log.min_offset, log.max_offset
+    if begin >= end:
+        return begin
+    if not _is_whole(log):
+        # Units lead into segments that are gone.
+        return end
+    low, high = _bounds(log, local)
+    if local is None or low >= high:
+        return begin if _is_before(log, flat, flat.max_queue_offset - 1) else end
+    first = _message_of(log, local, low)
+    if first is None or high < flat.max_queue_offset or not _are_believed(log, flat, local):
+        return end
+    # Where units are gone or zero the log may have messages in front of the first unit that is left.
+    known = flat.max_queue_offset >= low and _is_before(log, flat, low - 1)
+    return begin if known or low <= flat.min_queue_offset else first.phy_offset
+
+
+def _is_whole(log: CommitLog) -> bool:
+    offsets = log.files.file_offsets
+    return all(before + log.segment_size == after for before, after in itertools.pairwise(offsets))
+
+
+def _is_before(log: CommitLog, flat: FlatQueue, queue_offset: int) -> bool:
+    # Whether this message of tiered storage was stored before all that the log has; in doubt it was not.
+    if queue_offset < flat.min_queue_offset:
+        return True
+    try:
+        return 0 <= flat.store_timestamp_of(queue_offset) < log.store_timestamp_at(log.min_offset)
+    except OffsetOutOfRangeError:
+        return False  # Its broker deleted it meanwhile.
+
+
+def _go_over(log: CommitLog, until: int, wanted: dict[tuple[bytes, int], list[Span]]) -> None:
+    # A record whose CRC is wrong is given by a scan too, marked; prepared and rolled back transactions are in no queue.
+    for stretch, columns in log.scans(log.min_offset, until, check_crc=False, keys=False):
+        if stretch.verdict is not Verdict.RECORD:
+            continue
+        groups, order = columns.by_queue(columns.queued()[0])
+        for number, first, last in groups:
+            topic, queue_id = columns.topics.queues[number]
+            spans = wanted.get((columns.topics.topics[topic], queue_id))
+            if spans is not None:
+                offsets = columns.queue_offset[order[first:last]]
+                cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+                begins, ends = np.r_[0, cuts], np.r_[cuts, len(offsets)] - 1
+                spans += zip(offsets[begins].tolist(), (offsets[ends] + 1).tolist())
