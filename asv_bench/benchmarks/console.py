@@ -82,7 +82,7 @@ class Topics:
 
     def time_metrics(self, path):
         """A scrape by itself."""
-        assert b"rmqstore_topic_messages" in metrics.text(path)
+        assert b"rmqstore_topic_messages" in metrics.text(metrics.collect(path))
 
 
 class Timeline:

@@ -1,7 +1,7 @@
 """CRC-32 of bodies, each implementation that the machine has beside zlib's, and Java's hash of keys.
 
 Every figure is of `total` bytes in calls of one size, so that those of one size compare; a call from Python costs about
-as much as 1 KiB.  `time_scan` in `store.py` has the CRC without that call.
+as much as 1 KiB.  `time_scan_crc_columns` in `operations.py` has the CRC without that call.
 """
 
 import random

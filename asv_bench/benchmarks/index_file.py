@@ -1,4 +1,4 @@
-"""Index file at default geometry: put and select, one call and batch, cold and warm apart."""
+"""Index file at default geometry: put and select, one call and batch, warm; `cold` has first touches."""
 
 import os
 
@@ -59,20 +59,6 @@ class PutWarm(_Index):
         put_key = self.index.put_key
         for key in self.keys:
             put_key(key, 256, _data.TIME)
-
-
-class PutCold(_Index):
-    """A million puts into a file that was just made: the first touch of every page is in it."""
-
-    number = 1
-    repeat = (3, 5, 20.0)
-    warmup_time = 0
-
-    def setup(self):
-        self.setup_file()
-
-    def time_put_keys_list(self):
-        self.index.put_keys(self.keys, self.phy_offsets, self.timestamps)
 
 
 class SelectWarm(_Index):

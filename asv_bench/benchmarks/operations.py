@@ -1,4 +1,4 @@
-"""The public operations that no other module measures: by size and distribution of what is stored, and by memory.
+"""The public operations of a store: by size and distribution of what is stored, and by memory.
 
 Warm, at a geometry whose files are quickly made where the operation does not depend on it.
 """
@@ -7,6 +7,7 @@ import os
 
 import rmqstore
 from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore._dispatch import RecordColumns
 from rmqstore.message import compress_body, compression_flags
 
 from . import _data
@@ -206,6 +207,52 @@ class LookUp(_Store):
 
     def time_query_table(self):
         self.store.query_table(self.keys, "Orders")
+
+
+class Read(_Store):
+    """Reads of 100 000 messages of 256 bytes in one queue."""
+
+    n = 100_000
+
+    def setup(self):
+        self.make()
+        messages = _data.messages(self.n, 256)
+        for i in range(0, self.n, 1000):
+            self.store.put_messages(messages[i : i + 1000])
+
+    def pages(self, **options):
+        at = 0
+        while at < self.n:
+            page = self.store.get_message("Orders", 0, at, max_num=32, **options)
+            yield page
+            at = page.next_queue_offset
+
+    def time_get_message_by_32(self):
+        for _ in self.pages():
+            pass
+
+    def time_get_message_by_32_and_fields(self):
+        for page in self.pages():
+            for message in page.messages:
+                message.body, message.keys, message.topic, message.queue_offset  # noqa: B018
+
+    def time_get_message_by_32_with_tags(self):
+        for _ in self.pages(tags="paid"):
+            pass
+
+    def time_get_message_one_10000(self):
+        for at in range(10_000):
+            self.store.get_message("Orders", 0, at, max_num=1)
+
+    def time_scan_crc_decode(self):
+        for _ in self.store.messages():
+            pass
+
+    def time_scan_crc_columns(self):
+        columns = RecordColumns()
+        log = self.store.commit_log
+        for _ in log.scan_columns(log.min_offset, log.max_offset, columns):
+            pass
 
 
 class WholeStore(_Store):

@@ -64,25 +64,23 @@ def metrics_command(paths: tuple[str, ...], output: str, content: _Content, give
     if made is not None and made.is_link:
         # Nobody said --force: what the link leads to may be anything.
         raise StoreError("the output is a symbolic link; give the name of the file itself", output)
-    names = {name: value for name, value, _ in given.broker_conf}
-    labels: dict[str, Any] = {
-        "cluster": names.get("brokerClusterName", "") if content.cluster is None else content.cluster,
-        "broker": names.get("brokerName", "") if content.broker is None else content.broker,
-    }
-    findings = None if content.findings_file is None else _findings(content.findings_file)
-    config = given.config(paths[0], read_only=True) if len(paths) == 1 else None
-    if config is None and (given.options or given.config_file is not None):
+    if len(paths) > 1 and (given.options or given.config_file is not None):
         raise click.UsageError("-o and --config belong to one store: give one PATH")
-    stores: Any = paths[0] if len(paths) == 1 else list(paths)
+    names = {name: value for name, value, _ in given.broker_conf}
+    families = collect(
+        paths[0] if len(paths) == 1 else paths,
+        given.config(paths[0], read_only=True) if len(paths) == 1 else None,
+        cluster=names.get("brokerClusterName", "") if content.cluster is None else content.cluster,
+        broker=names.get("brokerName", "") if content.broker is None else content.broker,
+        findings=None if content.findings_file is None else _findings(content.findings_file),
+        with_pending=content.with_pending,
+    )
     if made is None and given.as_json:
         printer = Printer(True)
-        for family in collect(stores, config, findings=findings, with_pending=content.with_pending, **labels):
-            for sample in family.samples:
-                printer.json_line(
-                    {"type": "sample", "name": sample.name, "labels": dict(sample.labels), "value": sample.value}
-                )
+        for sample in (sample for family in families for sample in family.samples):
+            printer.json_line({"type": "sample", "name": sample.name, "labels": dict(sample.labels), "value": sample.value})
         return
-    found = text(stores, config, findings=findings, with_pending=content.with_pending, **labels)
+    found = text(families)
     if made is None and sys.stdout.isatty():
         # Names of a store may hold what a terminal obeys; to Prometheus they go as they are.
         for line in found.decode().split("\n")[:-1]:

@@ -1,8 +1,8 @@
 """The command line of RabbitMQ's classic queues: ``rmqstore rabbitmq …``.
 
 Owns options, printing and exit codes, which are those of `rmqstore.cli`; every answer comes from the functions of
-`rmqstore.rabbitmq`.  It stands beside the command line because the two sides of the package meet only there.  ``import`` writes
-into a queue, ``repair`` and ``export`` write a new directory or file; everything else only reads.
+`rmqstore.rabbitmq`.  ``import`` writes into a queue, ``repair`` and ``export`` write a new directory or file; everything
+else only reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -31,6 +31,7 @@ from rmqstore.rabbitmq import (
     Finding,
     FoundMessage,
     LostMessage,
+    Message,
     Problem,
     Queue,
     QueuedMessage,
@@ -51,14 +52,11 @@ from rmqstore.rabbitmq.unreferenced import count_unreferenced, is_message_file
 __all__ = ["main"]
 
 _BODY_SHOWN = 60
-# Of the messages of an answer that are lost so many are named, unless the answer is JSON.
-_LOST_SHOWN = 20
-# The number of unread parts of a node that are named, unless the answer is JSON.
-_UNREAD_SHOWN = 20
+# Lost messages, and unread parts of a node, that are named, unless the answer is JSON.
+_NAMED = 20
 
 
-def _path(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("path", type=STORE_PATH)(function)
+# -------------------------------------------------------------------------------------------------------------- options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,48 +66,33 @@ class _Given:
     segment_entry_count: int | None
     as_json: bool
 
+    def open(self, path: str) -> Vhost:
+        """Open one vhost."""
+        return Vhost.open(path, segment_entry_count=self.segment_entry_count)
+
     def vhosts(self, path: str) -> Iterator[Vhost]:
         """Yield the vhosts below `path`, each open while it is used."""
         check_vhost_path(path)
-        _note_running(path)
-        _note_unread(path)
+        _note_surroundings(path)
         for each in find_vhosts(path):
-            with Vhost.open(each, segment_entry_count=self.segment_entry_count) as vhost:
+            with self.open(each) as vhost:
                 yield vhost
 
     def vhost(self, path: str, name: str | None) -> Vhost:
         """Open the only vhost below `path`, or the one of this name."""
         check_vhost_path(path)
-        found = [Vhost.open(each, segment_entry_count=self.segment_entry_count) for each in find_vhosts(path)]
+        found = [self.open(each) for each in find_vhosts(path)]
         matching = [vhost for vhost in found if name is None or vhost.name == name]
         for vhost in found:
             if len(matching) != 1 or vhost is not matching[0]:
                 vhost.close()
-        if not matching:
-            near = did_you_mean(name or "", (vhost.name for vhost in found))
-            raise CannotOpenError(
-                f"there is no vhost {name!r} here" + (f": {near}" if near else ""),
-                f"There are: {', '.join(escape(repr(v.name)) for v in found)}",
-            )
-        if len(matching) > 1:
-            raise CannotOpenError(
-                f"there are {len(matching)} vhosts here: say which",
-                "--vhost NAME, one of: " + ", ".join(escape(repr(vhost.name)) for vhost in matching),
-            )
-        return matching[0]
-
-
-def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what every command has; it gets them as one argument `given`."""
-    return optioned(
-        gathered(_Given, "given")(function),
-        click.option(
-            "--segment-entry-count",
-            type=click.IntRange(1, 16384),
-            help="Entries a segment, where .config is wrong; by default it says so, or the segments show it.",
-        ),
-        json_option,
-    )
+        if len(matching) == 1:
+            return matching[0]
+        names = ", ".join(escape(repr(vhost.name)) for vhost in matching or found)
+        if matching:
+            raise CannotOpenError(f"there are {len(matching)} vhosts here: say which", f"--vhost NAME, one of: {names}")
+        near = did_you_mean(name or "", (vhost.name for vhost in found))
+        raise CannotOpenError(f"there is no vhost {name!r} here" + (f": {near}" if near else ""), f"There are: {names}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,24 +108,40 @@ class _Chosen:
         if (self.unreferenced or is_message_file(path)) and self.queue_names:
             raise click.UsageError("messages without an index are of no queue: give no --queue")
 
-
-def _note_running(path: str) -> None:
-    pid = node_process(path)
-    if pid is not None:
-        note(f"process {pid} has files of this directory open: what is shown may be half-written; stop the node first")
-
-
-def _note_unread(path: str) -> None:
-    """Name what a node's data directory holds besides classic queues: no answer of these commands covers it."""
-    if not os.path.isdir(path):
-        return
-    parts = unread_parts(path)
-    for part in parts[:_UNREAD_SHOWN]:
-        note(f"{part.path}: {part.sentence}")
-    if len(parts) > _UNREAD_SHOWN:
-        note(f"and {len(parts) - _UNREAD_SHOWN} more that are not read: rmqstore rabbitmq info --json lists them")
+    def queues(self, vhost: Vhost) -> list[Queue]:
+        """The queues of these names, by default all; the error says which name is near."""
+        found = []
+        for name in self.queue_names:
+            try:
+                found.append(vhost.queue(name))
+            except StoreError as error:
+                near = did_you_mean(name, (queue.name for queue in vhost.queues()))
+                raise StoreError(f"{error.message}: {near}" if near else error.message, error.path) from None
+        return found if self.queue_names else vhost.queues()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Output:
+    """The file that an export makes."""
+
+    output: str
+    kind: str | None
+    force: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """The queue that messages are put into, and what is known of it."""
+
+    queue_name: str
+    vhost_name: str | None
+    state: str
+    level: int | None
+    declared: bool
+
+
+_path = click.argument("path", type=STORE_PATH)
+_vhost_option = click.option("--vhost", "vhost_name", help="Which vhost, where PATH has more than one.")
 _unreferenced_option = click.option(
     "--unreferenced",
     is_flag=True,
@@ -150,16 +149,29 @@ _unreferenced_option = click.option(
 )
 
 
-def _queue(vhost: Vhost, name: str) -> Queue:
-    """Queue: the one of this name; the error says which name is near."""
-    try:
-        return vhost.queue(name)
-    except StoreError as error:
-        near = did_you_mean(name, (queue.name for queue in vhost.queues()))
-        raise StoreError(f"{error.message}: {near}" if near else error.message, error.path) from None
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of every command, which gets them as one argument `given`."""
+    return optioned(
+        gathered(_Given, "given")(function),
+        click.option(
+            "--segment-entry-count",
+            type=click.IntRange(1, 16384),
+            help="Entries a segment, where .config is wrong; by default it says so, or the segments show it.",
+        ),
+        json_option,
+    )
 
 
-_vhost_option = click.option("--vhost", "vhost_name", help="Which vhost, where PATH has more than one.")
+def _note_surroundings(path: str) -> None:
+    """Name a process that has files of `path` open, and what a node has besides classic queues."""
+    pid = node_process(path)
+    if pid is not None:
+        note(f"process {pid} has files of this directory open: what is shown may be half-written; stop the node first")
+    parts = unread_parts(path) if os.path.isdir(path) else []
+    for part in parts[:_NAMED]:
+        note(f"{part.path}: {part.sentence}")
+    if len(parts) > _NAMED:
+        note(f"and {len(parts) - _NAMED} more that are not read: rmqstore rabbitmq info --json lists them")
 
 
 @click.group(cls=StoreGroup, name="rabbitmq")
@@ -170,43 +182,104 @@ def main() -> None:
     """
 
 
+# ----------------------------------------------------------------------------------------------- what an answer lacks
+
+
+class _Missing:
+    """What an answer lacks: lost messages, and files of an index behind whose damage messages may be.
+
+    Lost messages are named in their turn on stdout, with `shown` False on stderr; files on stderr at the end.
+    """
+
+    def __init__(self, printer: Printer, *, shown: bool = True):
+        self.printer = printer
+        self.shown = shown
+        self.lost = self.unreadable = self.undecoded = 0
+        self.places: dict[str, list[Problem]] = {}
+
+    def on_lost(self, lost: LostMessage) -> None:
+        self.undecoded += lost.undecoded
+        self.unreadable += bool(lost.reason) and not lost.undecoded
+        self.lost += not lost.reason
+        if self.printer.as_json and self.shown:
+            self.printer.json_line({"type": "lost", **lost._asdict(), "msg_id": lost.msg_id.hex()})
+        elif self.number <= _NAMED:
+            text = f"{'left out' if lost.undecoded else 'not readable' if lost.reason else 'lost'}: {lost}"
+            self._line(text if self.shown else f"queue {lost.queue}: {text}")
+
+    def on_incomplete(self, problem: Problem) -> None:
+        self.places.setdefault(problem.path, []).append(problem)
+
+    @property
+    def number(self) -> int:
+        return self.lost + self.unreadable + self.undecoded
+
+    def _line(self, text: str) -> None:
+        self.printer.line(escape(text)) if self.shown else note(text)
+
+    def look(self, vhost: Vhost, queues: list[Queue], *, all_queues: bool) -> None:
+        """Note where the indexes of queues, and the vhost with `all_queues`, are incomplete."""
+        for problem in vhost.incomplete if all_queues else ():
+            self.on_incomplete(problem)
+        for queue in queues:
+            for problem in queue.incomplete:
+                self.on_incomplete(problem)
+
+    def look_at_stores(self, vhost: Vhost) -> None:
+        """Note what cannot be read of the message stores."""
+        for persistent in (True, False):
+            error = vhost.open_store(persistent)
+            if error is not None:
+                self.on_incomplete(unreadable_file(store_path(vhost.path, persistent), error))
+                continue
+            store = vhost.store(persistent)
+            for problem in store.problems if store is not None else ():
+                if problem.kind in (UNREADABLE, UNREAD_FORMAT):
+                    self.on_incomplete(problem)
+
+    def end(self) -> None:
+        """Say each reason why an answer lacks something, and end with the exit code of findings if there is one."""
+        if self.number > _NAMED and not (self.printer.as_json and self.shown):
+            cannot = " or cannot be read" if self.unreadable else ""
+            self._line(f"and {self.number - _NAMED} more are lost{cannot}")
+        for problems in self.places.values():
+            more = f" (and {len(problems) - 1} more in this file)" if len(problems) > 1 else ""
+            note(f"{problems[0].place}: {problems[0].kind}: {problems[0].detail}{more}")
+        files = len(self.places)
+        reasons = (
+            (self.lost, f"{_messages(self.lost)} live in the index and lost on disk: rmqstore rabbitmq verify says more"),
+            (
+                self.undecoded,
+                f"{_messages(self.undecoded)} whole on disk and left out, as this release cannot decode them or their "
+                "properties are damaged",
+            ),
+            (
+                self.unreadable,
+                f"{_messages(self.unreadable)} live in the index, and may be whole in files that cannot be read: make "
+                "them readable",
+            ),
+            (
+                files,
+                f"{files} {'file' if files == 1 else 'files'} cannot be read as a whole, so that messages may be missing "
+                "here: rmqstore rabbitmq verify says more",
+            ),
+        )
+        sentences = [sentence for number, sentence in reasons if number]
+        for each in sentences[:-1]:
+            note(each)
+        if sentences:
+            nothing(sentences[-1])
+
+
+def _messages(number: int) -> str:
+    return "1 message is" if number == 1 else f"{number} messages are"
+
+
+def _whole(number: int) -> str:
+    return "1 whole message" if number == 1 else f"{number} whole messages"
+
+
 # ----------------------------------------------------------------------------------------------------------- describing
-
-
-def _store_object(vhost: Vhost, persistent: bool) -> dict[str, Any] | None:
-    error = vhost.open_store(persistent)
-    if error is not None:
-        return {"unreadable": str(error)}
-    store = vhost.store(persistent)
-    if store is None:
-        return None
-    return {
-        "files": len(store.files),
-        "size": store.file_size,
-        "valid_size": store.valid_size,
-        "clean": store.clean,
-    }
-
-
-def _info_object(vhost: Vhost) -> dict[str, Any]:
-    queues = vhost.queues()
-    return {
-        "type": "vhost",
-        "name": vhost.name,
-        "path": vhost.path,
-        "layout": "pre-3.7" if vhost.is_pre_3_7 else "3.7",
-        "clean": vhost.clean,
-        "segment_entry_count": vhost.segment_entry_count,
-        "segment_entry_count_source": vhost.segment_entry_count_source,
-        "queues": len(queues),
-        "declared": None
-        if vhost.definitions is None
-        else sum(definition.vhost == vhost.name for definition in vhost.definitions.values()),
-        "messages": sum(queue.depth for queue in queues),
-        "unreferenced": None if vhost.open_store(True) is not None else count_unreferenced(vhost)[0],
-        "persistent_store": _store_object(vhost, True),
-        "transient_store": _store_object(vhost, False),
-    }
 
 
 @main.command()
@@ -218,58 +291,56 @@ def info(path: str, given: _Given) -> None:
     Files of an index that cannot be read as a whole are named on stderr, and the exit code is 1.
     """
     printer = Printer(given.as_json)
-    incomplete = _Incomplete()
+    missing = _Missing(printer)
     if given.as_json and os.path.isdir(path):
         for part in unread_parts(path):
             printer.json_line({"type": "unread", **part._asdict()})
     for vhost in given.vhosts(path):
-        value = _info_object(vhost)
-        incomplete.look(vhost, vhost.queues(), all_queues=True)
-        incomplete.look_at_stores(vhost)
+        value = {
+            "type": "vhost",
+            **vhost.summary(),
+            "segment_entry_count_source": vhost.segment_entry_count_source,
+            "declared": None
+            if vhost.definitions is None
+            else sum(definition.vhost == vhost.name for definition in vhost.definitions.values()),
+            "unreferenced": None if vhost.open_store(True) is not None else count_unreferenced(vhost)[0],
+        }
+        missing.look(vhost, vhost.queues(), all_queues=True)
+        missing.look_at_stores(vhost)
         if given.as_json:
             printer.json_line(value)
+        else:
+            _print_info(printer, vhost, value)
+    missing.end()
+
+
+def _print_info(printer: Printer, vhost: Vhost, value: dict[str, Any]) -> None:
+    source = {"inferred": " (.config is missing or wrong; inferred)", "default": " (nothing says; the default)"}
+    declared = "" if value["declared"] is None else f", {value['declared']} declared on the node"
+    pairs = [
+        ("vhost", vhost.name),
+        ("path", vhost.path),
+        ("last stop", "clean" if vhost.clean else "not clean, or changed since"),
+        ("entries a segment", f"{vhost.segment_entry_count}{source.get(vhost.segment_entry_count_source, '')}"),
+        ("queues", f"{value['queues']} with a directory{declared}"),
+        ("messages", str(value["messages"])),
+    ]
+    for name in ("persistent_store", "transient_store"):
+        store = value[name]
+        if store is None:
             continue
-        source = {"inferred": " (.config is missing or wrong; inferred)", "default": " (nothing says; the default)"}
-        declared = "" if value["declared"] is None else f", {value['declared']} declared on the node"
-        pairs = [
-            ("vhost", vhost.name),
-            ("path", vhost.path),
-            ("last stop", "clean" if vhost.clean else "not clean, or changed since"),
-            ("entries a segment", f"{vhost.segment_entry_count}{source.get(vhost.segment_entry_count_source, '')}"),
-            ("queues", f"{value['queues']} with a directory{declared}"),
-            ("messages", str(value["messages"])),
-        ]
-        for name, key in (("persistent store", "persistent_store"), ("transient store", "transient_store")):
-            store = value[key]
-            if store is not None and "unreadable" in store:
-                pairs.append((name, f"cannot be read: {store['unreadable']}"))
-            elif store is not None:
-                valid = f", {format_size(store['valid_size'])} of it valid" if key == "persistent_store" else ""
-                pairs.append((name, f"{store['files']} files, {format_size(store['size'])}{valid}"))
-        if value["unreferenced"]:
-            pairs.append(("in no index", f"{_whole(value['unreferenced'])}: acknowledged, or the index is lost"))
-        printer.fields(pairs)
-        for problem in vhost.problems:
-            note(f"{problem.path}: {problem.detail}")
-        printer.line()
-    _end([], incomplete.end())
-
-
-def _queue_object(vhost: Vhost, queue: Queue) -> dict[str, Any]:
-    return {
-        "type": "queue",
-        "vhost": queue.vhost,
-        "name": queue.name,
-        "index_version": queue.index_version,
-        "levels": [each.queue_name.priority if each.queue_name else None for each in queue.directories],
-        "directories": [each.name for each in queue.directories],
-        "depth": queue.depth,
-        "size": queue.size,
-        "segments": sum(len(index.segments) for each in queue.directories for index in each.indexes),
-        "next_seq_id": max((index.next_seq_id for each in queue.directories for index in each.indexes), default=0),
-        "declared": None if vhost.definitions is None else queue.definition is not None,
-        "problems": len(queue.problems),
-    }
+        if "unreadable" in store:
+            text = f"cannot be read: {store['unreadable']}"
+        else:
+            valid = f", {format_size(store['valid_size'])} of it valid" if name == "persistent_store" else ""
+            text = f"{store['files']} files, {format_size(store['size'])}{valid}"
+        pairs.append((name.replace("_", " "), text))
+    if value["unreferenced"]:
+        pairs.append(("in no index", f"{_whole(value['unreferenced'])}: acknowledged, or the index is lost"))
+    printer.fields(pairs)
+    for problem in vhost.problems:
+        note(f"{problem.path}: {problem.detail}")
+    printer.line()
 
 
 @main.command()
@@ -281,44 +352,45 @@ def queues(path: str, given: _Given) -> None:
     Files of an index that cannot be read as a whole are named on stderr, and the exit code is 1.
     """
     printer = Printer(given.as_json)
+    missing = _Missing(printer)
     any_queue = False
-    incomplete = _Incomplete()
+    columns = ("queue", "index", "declared", "levels", "messages", "bodies", "segments", "next seq id", "problems")
     for vhost in given.vhosts(path):
         rows = []
-        incomplete.look(vhost, vhost.queues(), all_queues=True)
+        missing.look(vhost, vhost.queues(), all_queues=True)
         for queue in vhost.queues():
             any_queue = True
-            value = _queue_object(vhost, queue)
+            levels = [each.level for each in queue.directories]
+            value = {
+                "type": "queue",
+                "vhost": queue.vhost,
+                **queue.summary(),
+                "levels": levels,
+                "segments": sum(len(index.segments) for index in queue.indexes),
+                "next_seq_id": max((index.next_seq_id for index in queue.indexes), default=0),
+                "problems": len(queue.problems),
+            }
             if given.as_json:
                 printer.json_line(value)
-            else:
-                levels = (
-                    len(queue.directories) if queue.directories[0].queue_name and None not in value["levels"] else ""
-                )
-                declared = {None: "?", True: "yes", False: "NO"}[value["declared"]]
-                rows.append(
-                    (queue.name, f"v{queue.index_version}", declared, levels, value["depth"], format_size(value["size"]),
-                     value["segments"], value["next_seq_id"], value["problems"] or "")
-                )  # fmt: skip
+                continue
+            declared = {None: "?", True: "yes", False: "NO"}[value["declared"]]
+            rows.append(
+                (queue.name, f"v{queue.index_version}", declared, "" if None in levels else len(levels), value["depth"],
+                 format_size(value["size"]), value["segments"], value["next_seq_id"], value["problems"] or "")
+            )  # fmt: skip
         if rows:
-            columns = (
-                "queue",
-                "index",
-                "declared",
-                "levels",
-                "messages",
-                "bodies",
-                "segments",
-                "next seq id",
-                "problems",
-            )
             printer.table(f"vhost {escape(vhost.name)}", columns, rows, left=3)
-    _end([], incomplete.end())
+    missing.end()
     if not any_queue:
         nothing("no queue has a directory here")
 
 
 # ------------------------------------------------------------------------------------------------------------- dumping
+
+
+def _route_and_body(message: Message, queue: str = "") -> list[str]:
+    text = message.body[: 4 * _BODY_SHOWN].decode("utf-8", "replace")[:_BODY_SHOWN]
+    return [escape(f"{queue}{message.exchange or '(default)'}/{','.join(message.routing_keys)}"), escape(text)]
 
 
 def _message_line(message: QueuedMessage) -> str:
@@ -333,140 +405,14 @@ def _message_line(message: QueuedMessage) -> str:
         marks.append(f"level {message.level}")
     if message.expiry is not None:
         marks.append(f"expires {format_time(message.expiry)}")
-    keys = ",".join(message.routing_keys)
-    text = message.body[: 4 * _BODY_SHOWN].decode("utf-8", "replace")[:_BODY_SHOWN]
-    return "  ".join([*marks, escape(f"{message.exchange or '(default)'}/{keys}"), escape(text)])
+    return "  ".join([*marks, *_route_and_body(message.message)])
 
 
 def _found_line(found: FoundMessage) -> str:
     message = found.message
-    keys = ",".join(message.routing_keys)
-    text = message.body[: 4 * _BODY_SHOWN].decode("utf-8", "replace")[:_BODY_SHOWN]
     place = f"{os.path.basename(found.path)}:{found.pos}"
-    queue = f"queue {found.queue}  " if found.queue else ""
-    size = f"{message.body_size:>8} B"
-    mark = "P" if message.persistent else "t"
-    return "  ".join(
-        [f"{place:>14}", size, mark, escape(f"{queue}{message.exchange or '(default)'}/{keys}"), escape(text)]
-    )
-
-
-def _whole(number: int) -> str:
-    return "1 whole message" if number == 1 else f"{number} whole messages"
-
-
-def _dump_found(
-    messages: Iterator[FoundMessage], printer: Printer, max_num: int | None, lost: _Lost, incomplete: _Incomplete
-) -> None:
-    shown = 0
-    for found in islice(messages, max_num):
-        shown += 1
-        if printer.as_json:
-            printer.json_line({"type": "message", **found_object(found)})
-        else:
-            printer.line(_found_line(found))
-    lost.end()
-    _end([lost], incomplete.end())
-    if not shown:
-        nothing("there are no such messages")
-
-
-def _lost_sentence(number: int) -> str:
-    what = "message is" if number == 1 else "messages are"
-    return f"{number} {what} live in the index and lost on disk: rmqstore rabbitmq verify says more"
-
-
-def _undecoded_sentence(number: int) -> str:
-    what = "1 message is" if number == 1 else f"{number} messages are"
-    return f"{what} whole on disk and left out, as this release cannot decode them or their properties are damaged"
-
-
-def _unreadable_sentence(number: int) -> str:
-    what = "message is" if number == 1 else "messages are"
-    return f"{number} {what} live in the index, and may be whole in files that cannot be read: make them readable"
-
-
-class _Incomplete:
-    """Names on stderr each file of an index behind whose damage messages may stand that an answer lacks."""
-
-    def __init__(self) -> None:
-        self.places: dict[str, list[Problem]] = {}
-
-    def __call__(self, problem: Problem) -> None:
-        self.places.setdefault(problem.path, []).append(problem)
-
-    def look(self, vhost: Vhost, queues: list[Queue], *, all_queues: bool) -> None:
-        for problem in vhost.incomplete if all_queues else ():
-            self(problem)
-        for queue in queues:
-            for problem in queue.incomplete:
-                self(problem)
-
-    def look_at_stores(self, vhost: Vhost) -> None:
-        for persistent in (True, False):
-            error = vhost.open_store(persistent)
-            if error is not None:
-                self(unreadable_file(store_path(vhost.path, persistent), error))
-                continue
-            store = vhost.store(persistent)
-            for problem in store.problems if store is not None else ():
-                if problem.kind in (UNREADABLE, UNREAD_FORMAT):
-                    self(problem)
-
-    def end(self) -> int:
-        """int: how many files there were."""
-        for problems in self.places.values():
-            more = f" (and {len(problems) - 1} more in this file)" if len(problems) > 1 else ""
-            note(f"{problems[0].place}: {problems[0].kind}: {problems[0].detail}{more}")
-        return len(self.places)
-
-
-def _incomplete_sentence(number: int) -> str:
-    what = "1 file cannot" if number == 1 else f"{number} files cannot"
-    return f"{what} be read as a whole, so that messages may be missing here: rmqstore rabbitmq verify says more"
-
-
-def _end(lost: Sequence[_Lost], incomplete: int) -> None:
-    """Say each reason why an answer lacks something, and end with the exit code of findings if there is one."""
-    numbers = (
-        (sum(each.number - each.unreadable - each.undecoded for each in lost), _lost_sentence),
-        (sum(each.undecoded for each in lost), _undecoded_sentence),
-        (sum(each.unreadable for each in lost), _unreadable_sentence),
-        (incomplete, _incomplete_sentence),
-    )
-    sentences = [sentence(number) for number, sentence in numbers if number]
-    for each in sentences[:-1]:
-        note(each)
-    if sentences:
-        nothing(sentences[-1])
-
-
-class _Lost:
-    """Prints each lost message of a queue in its turn, the first of many; and those that cannot be read."""
-
-    def __init__(self, printer: Printer, *, shown: bool = True):
-        self.printer = printer
-        self.shown = shown
-        self.number = 0
-        self.unreadable = self.undecoded = 0
-
-    def __call__(self, lost: LostMessage) -> None:
-        self.number += 1
-        self.undecoded += lost.undecoded
-        self.unreadable += bool(lost.reason) and not lost.undecoded
-        if self.printer.as_json and self.shown:
-            value = {**lost._asdict(), "msg_id": lost.msg_id.hex()}
-            self.printer.json_line({"type": "lost", **value})
-        elif self.number <= _LOST_SHOWN:
-            text = f"{'left out' if lost.undecoded else 'not readable' if lost.reason else 'lost'}: {lost}"
-            self.printer.line(escape(text)) if self.shown else note(f"queue {lost.queue}: {text}")
-
-    def end(self) -> int:
-        """int: how many there were."""
-        if self.number > _LOST_SHOWN and not (self.printer.as_json and self.shown):
-            text = f"and {self.number - _LOST_SHOWN} more are lost" + (" or cannot be read" if self.unreadable else "")
-            self.printer.line(text) if self.shown else note(text)
-        return self.number
+    marks = [f"{place:>14}", f"{message.body_size:>8} B", "P" if message.persistent else "t"]
+    return "  ".join([*marks, *_route_and_body(message, f"queue {found.queue}  " if found.queue else "")])
 
 
 @main.command()
@@ -491,43 +437,49 @@ def dump(path: str, wanted: _Chosen, max_num: int | None, given: _Given) -> None
     stderr, and the exit code is 1.
     """
     printer = Printer(given.as_json)
-    shown = 0
-    ended = []
-    incomplete = _Incomplete()
-    _note_running(path)
-    _note_unread(path)
+    missing = _Missing(printer)
+    _note_surroundings(path)
     wanted.check(path)
     if is_message_file(path):
-        lost = _Lost(printer)
-        _dump_found(file_messages(path, lost, incomplete), printer, max_num, lost, incomplete)
-        return
-    with given.vhost(path, wanted.vhost_name) as vhost:
-        if wanted.unreferenced:
-            lost = _Lost(printer)
-            incomplete.look_at_stores(vhost)
-            _dump_found(unreferenced_messages(vhost, lost), printer, max_num, lost, incomplete)
-            return
-        chosen = [_queue(vhost, name) for name in wanted.queue_names] or vhost.queues()
-        incomplete.look(vhost, chosen, all_queues=not wanted.queue_names)
-        for queue in chosen:
-            if not given.as_json:
-                printer.line(f"queue {escape(queue.name)}: {queue.depth} messages")
-            lost = _Lost(printer)
-            for number, message in enumerate(queue.messages(lost, decoded=given.as_json)):
-                if number == max_num:
-                    break
-                shown += 1
-                if given.as_json:
-                    printer.json_line({"type": "message", **message_object(queue, message)})
-                else:
-                    printer.line(_message_line(message))
-            lost.end()
-            ended.append(lost)
-            if not given.as_json:
-                printer.line()
-    _end(ended, incomplete.end())
+        shown = _dump_found(file_messages(path, missing.on_lost, missing.on_incomplete), printer, max_num)
+    else:
+        with given.vhost(path, wanted.vhost_name) as vhost:
+            if wanted.unreferenced:
+                missing.look_at_stores(vhost)
+                shown = _dump_found(unreferenced_messages(vhost, missing.on_lost), printer, max_num)
+            else:
+                chosen = wanted.queues(vhost)
+                missing.look(vhost, chosen, all_queues=not wanted.queue_names)
+                shown = sum(_dump_queue(queue, printer, max_num, missing) for queue in chosen)
+    missing.end()
     if not shown:
-        nothing("there are no messages")
+        nothing("there are no such messages" if wanted.unreferenced or is_message_file(path) else "there are no messages")
+
+
+def _dump_found(messages: Iterator[FoundMessage], printer: Printer, max_num: int | None) -> int:
+    shown = 0
+    for found in islice(messages, max_num):
+        shown += 1
+        if printer.as_json:
+            printer.json_line({"type": "message", **found_object(found)})
+        else:
+            printer.line(_found_line(found))
+    return shown
+
+
+def _dump_queue(queue: Queue, printer: Printer, max_num: int | None, missing: _Missing) -> int:
+    shown = 0
+    if not printer.as_json:
+        printer.line(f"queue {escape(queue.name)}: {queue.depth} messages")
+    for message in islice(queue.messages(missing.on_lost, decoded=printer.as_json), max_num):
+        shown += 1
+        if printer.as_json:
+            printer.json_line({"type": "message", **message_object(queue, message)})
+        else:
+            printer.line(_message_line(message))
+    if not printer.as_json:
+        printer.line()
+    return shown
 
 
 # --------------------------------------------------------------------------------------------------- verify and repair
@@ -548,8 +500,7 @@ def verify_command(path: str, given: _Given) -> None:
     printer = Printer(given.as_json)
     kinds: Counter[tuple[str, str]] = Counter()
     check_vhost_path(path)
-    _note_running(path)
-    _note_unread(path)
+    _note_surroundings(path)
     with Progress("verifying", "queues") as progress:
         for finding in verify(path, segment_entry_count=given.segment_entry_count, progress=progress):
             kinds[finding.kind, finding.consequence.sentence] += 1
@@ -586,10 +537,10 @@ def repair_command(path: str, output: str, vhost_name: str | None, given: _Given
     printer = Printer(given.as_json)
     with given.vhost(path, vhost_name) as vhost:
         source = vhost.path
-    _note_unread(path)
     pid = node_process(source)
     if pid is not None:
         raise CannotOpenError(f"process {pid} has files of this directory open; stop the node first")
+    _note_surroundings(path)
     with orderly_end(), Progress("repairing", "queues") as progress:
         report = repair(source, output, segment_entry_count=given.segment_entry_count, progress=progress)
     for finding in report.findings:
@@ -601,18 +552,9 @@ def repair_command(path: str, output: str, vhost_name: str | None, given: _Given
             printer.json_line({"type": "queue", **dataclasses.asdict(queue)})
         for finding in report.findings:
             printer.json_line(_finding_object(finding))
-        printer.json_line(
-            {
-                "type": "summary",
-                "source": report.source,
-                "output": report.output,
-                "messages": report.messages,
-                "lost": report.lost,
-                "unreadable": report.unreadable,
-                "unreferenced": report.unreferenced,
-                "findings": len(report.findings),
-            }
-        )
+        names = ("source", "output", "messages", "lost", "unreadable", "unreferenced")
+        totals = {name: getattr(report, name) for name in names}
+        printer.json_line({"type": "summary", **totals, "findings": len(report.findings)})
         return
     rows = [
         (
@@ -649,15 +591,6 @@ def repair_command(path: str, output: str, vhost_name: str | None, given: _Given
 # ---------------------------------------------------------------------------------------------------- export and import
 
 
-@dataclasses.dataclass(frozen=True)
-class _Output:
-    """The file that an export makes."""
-
-    output: str
-    kind: str | None
-    force: bool
-
-
 @main.command(name="export")
 @_path
 @click.option(
@@ -679,19 +612,16 @@ def export_command(path: str, wanted: _Chosen, target: _Output, given: _Given) -
     A message whose bytes are lost, and files of an index that cannot be read as a whole, are named on stderr, and
     the exit code is 1.
     """
-    _note_running(path)
-    _note_unread(path)
-    lost = _Lost(Printer(given.as_json), shown=False)
-    incomplete = _Incomplete()
+    _note_surroundings(path)
+    missing = _Missing(Printer(given.as_json), shown=False)
     wanted.check(path)
     with contextlib.ExitStack() as stack:
         source: Vhost | str = path
         if not is_message_file(path):
             source = stack.enter_context(given.vhost(path, wanted.vhost_name))
-            for name in wanted.queue_names:
-                _queue(source, name)
+            wanted.queues(source)
             if wanted.unreferenced:
-                incomplete.look_at_stores(source)
+                missing.look_at_stores(source)
         with orderly_end(), Progress("exporting", "messages") as progress:
             number = export(
                 source,
@@ -700,17 +630,16 @@ def export_command(path: str, wanted: _Chosen, target: _Output, given: _Given) -
                 format=target.kind,
                 force=target.force,
                 progress=progress,
-                on_lost=lost,
-                on_incomplete=incomplete,
+                on_lost=missing.on_lost,
+                on_incomplete=missing.on_incomplete,
                 unreferenced=wanted.unreferenced,
             )
     if given.as_json and target.output != "-":
-        value = {"type": "export", "output": target.output, "messages": number, "lost": lost.number - lost.unreadable}
-        Printer(True).json_line({**value, "unreadable": lost.unreadable})
+        value = {"type": "export", "output": target.output, "messages": number, "lost": missing.number - missing.unreadable}
+        Printer(True).json_line({**value, "unreadable": missing.unreadable})
     else:
         note(f"{number} messages")
-    lost.end()
-    _end([lost], incomplete.end())
+    missing.end()
     if not number:
         click.get_current_context().exit(FOUND_NOTHING)
 
@@ -725,17 +654,6 @@ def _objects(file: BinaryIO) -> Iterator[Any]:
             raise InvalidMessageError(f"line {number}: {error.message}") from None
         except (ValueError, RecursionError) as error:
             raise InvalidMessageError(f"line {number} is no JSON: {error}") from None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Target:
-    """The queue that messages are put into, and what is known of it."""
-
-    queue_name: str
-    vhost_name: str | None
-    state: str
-    level: int | None
-    declared: bool
 
 
 @main.command(name="import")

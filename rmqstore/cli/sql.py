@@ -7,9 +7,7 @@ are `rmqstore.polars`; SQL itself is Polars', which is loaded when the command r
 from __future__ import annotations
 
 import csv
-import datetime
 import decimal
-import fractions
 import io
 import itertools
 import json
@@ -45,12 +43,6 @@ if TYPE_CHECKING:
 
 # Rows of a table on the terminal, and characters of a value there.
 _ROWS_SHOWN, _TEXT_SHOWN = 1000, 200
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_MILLISECOND = datetime.timedelta(milliseconds=1)
-_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000, "days": fractions.Fraction(1, 86_400_000)}
-# In ms: the years that Python's datetime has, less a day for any zone, and the length of its longest timedelta.
-_YEARS = (-62_135_510_400_000, 253_402_214_400_000)
-_DURATIONS = (-86_399_999_913_600_000, 86_399_999_913_600_000)
 # The first word of a statement, after comments and parentheses.
 _FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTALL)
 _ASKING = {"select", "with", "from", "values", "show", "explain", "table"}
@@ -138,7 +130,7 @@ def _write(answer: pl.LazyFrame, made: OutputFile, kind: str, safe_csv: bool) ->
             text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
             if kind == "csv":
                 table = csv.writer(text)
-                for row in itertools.chain([frame.columns], _in_reach(frame).iter_rows()):
+                for row in itertools.chain([frame.columns], _plain(frame).iter_rows()):
                     cells = [_json(value) if isinstance(value, (list, dict)) else _value(value) for value in row]
                     table.writerow(
                         [harmless_cell(each) if safe_csv and isinstance(each, str) else each for each in cells]
@@ -156,77 +148,46 @@ def _show(frame: pl.DataFrame, printer: Printer) -> None:
             printer.json_line(value)
         return
     left = {place for place, each in enumerate(frame.dtypes) if not each.is_numeric()}
-    shown = _in_reach(frame.head(_ROWS_SHOWN))
-    # Times that came as numbers are shown as times as far as a calendar reaches.
-    times = {
-        place
-        for place, (before, after) in enumerate(zip(frame.dtypes, shown.dtypes))
-        if before.is_temporal() and not after.is_temporal() and getattr(before, "time_zone", None)
-    }
+    times = {place for place, each in enumerate(frame.dtypes) if getattr(each, "time_zone", None)}
     rows = [
         [
-            printer.time(value) if place in times and value is not None else _cell(value, printer)
+            printer.time(value) if place in times and value is not None else _cell(value)
             for place, value in enumerate(row)
         ]
-        for row in shown.iter_rows()
+        for row in _plain(frame.head(_ROWS_SHOWN)).iter_rows()
     ]
     printer.table("answer", frame.columns, rows, left=left)
     if frame.height > _ROWS_SHOWN:
         note(f"there are {frame.height} rows; --json and -O FILE give all")
 
 
-def _in_reach(frame: pl.DataFrame) -> pl.DataFrame:
-    # The frame, with ms instead of the times of a column that has one which Python's calendar does not reach: any producer
-    # may say when its message was born, and Polars ends the process where it makes rows of such times.
+def _plain(frame: pl.DataFrame) -> pl.DataFrame:
+    # Times and durations in ms, as other commands' JSON has them, dates as text: any producer may say when its message was born,
+    # and Polars ends the process where it makes a datetime of a year that Python's calendar does not reach.
     import polars
 
-    def changed(dtype: Any, leaf: Any) -> Any:
+    def nested(dtype: Any, leaf: Any) -> Any:
         if isinstance(dtype, polars.List):
-            return polars.List(changed(dtype.inner, leaf))
+            return polars.List(nested(dtype.inner, leaf))
         if isinstance(dtype, polars.Struct):
-            return polars.Struct({each.name: changed(each.dtype, leaf) for each in dtype.fields})
-        return leaf(dtype) if dtype.is_temporal() and dtype != polars.Time else dtype
+            return polars.Struct({each.name: nested(each.dtype, leaf) for each in dtype.fields})
+        return leaf(dtype)
 
     def in_ms(dtype: Any) -> Any:
-        if isinstance(dtype, polars.Duration):
-            return polars.Duration("ms")
-        return polars.Datetime("ms", getattr(dtype, "time_zone", None))
+        if isinstance(dtype, polars.Datetime):
+            return polars.Datetime("ms", dtype.time_zone)
+        return polars.Duration("ms") if isinstance(dtype, polars.Duration) else dtype
 
-    columns = []
-    for column in frame:
-        if any(_is_beyond(leaf) for leaf in _times(column)):
-            column = column.cast(changed(column.dtype, in_ms)).cast(
-                changed(changed(column.dtype, in_ms), lambda dtype: polars.Int64)
-            )
-        columns.append(column)
-    return polars.DataFrame(columns)
+    def plain(dtype: Any) -> Any:
+        if isinstance(dtype, polars.Duration) or getattr(dtype, "time_zone", None):
+            return polars.Int64
+        return polars.String if dtype.is_temporal() else dtype
 
-
-def _times(column: pl.Series) -> Iterator[pl.Series]:
-    # The column, and what lies in its lists and structures, as far as these are times.
-    import polars
-
-    if isinstance(column.dtype, polars.List):
-        yield from _times(column.explode())
-    elif isinstance(column.dtype, polars.Struct):
-        for each in column.struct.fields:
-            yield from _times(column.struct.field(each))
-    elif column.dtype.is_temporal() and column.dtype != polars.Time:
-        yield column
-
-
-def _is_beyond(times: pl.Series) -> bool:
-    import polars
-
-    units = _PER_MS[getattr(times.dtype, "time_unit", "days")]
-    low, high = _DURATIONS if isinstance(times.dtype, polars.Duration) else _YEARS
-    numbers = times.to_physical()
-    least, most = numbers.min(), numbers.max()
-    return least is not None and (least < low * units or most > high * units)  # type: ignore[operator]
+    return polars.DataFrame([each.cast(nested(each.dtype, in_ms)).cast(nested(each.dtype, plain)) for each in frame])
 
 
 def _objects(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    for row in _in_reach(frame).iter_rows():
+    for row in _plain(frame).iter_rows():
         yield {name: _value(value) for name, value in zip(frame.columns, row)}
 
 
@@ -235,13 +196,7 @@ def _json(value: Any) -> str:
 
 
 def _value(value: Any) -> Any:
-    # As other commands' JSON: times in ms since epoch, text for bytes that are text.
-    if isinstance(value, datetime.datetime):
-        return value.isoformat() if value.tzinfo is None else (value - _EPOCH) // _MILLISECOND
-    if isinstance(value, datetime.timedelta):
-        return value // _MILLISECOND
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
+    # As other commands' JSON: text for bytes that are text.
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -262,14 +217,10 @@ def _value(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _cell(value: Any, printer: Printer) -> str:
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        return printer.time(_value(value))
-    if isinstance(value, datetime.timedelta):
-        return str(value)
+def _cell(value: Any) -> str:
     plain = _value(value)
     if isinstance(plain, list):
-        text = " ".join(_cell(each, printer) for each in value)
+        text = " ".join(_cell(each) for each in value)
     elif isinstance(plain, dict):
         text = " ".join(f"{name}={each}" for name, each in plain.items())
     else:

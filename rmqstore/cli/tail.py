@@ -27,7 +27,6 @@ from rmqstore.cli.group import INTERRUPTED, nothing
 from rmqstore.cli.messages import MessageForm, about_queues, form_options, print_message
 from rmqstore.cli.options import (
     Given,
-    gathered,
     optional_topic_argument,
     path_argument,
     selecting,
@@ -48,16 +47,10 @@ from rmqstore.store.message_store import MessageStore
 # How many of the last records are remembered, to go on after the newest that a writer's recovery left.
 _REMEMBERED = 4096
 _REMEMBERED_AT_FIRST = 256
+# How often --follow looks.
+_POLL_SECONDS = 0.2
 # Polls without progress before damage is looked for in front of a newer segment.
 _PATIENCE = 3
-
-
-@dataclass(frozen=True)
-class _Following:
-    """What to do when the newest messages are shown."""
-
-    follow: bool
-    poll_interval: float
 
 
 @click.command()
@@ -87,19 +80,10 @@ class _Following:
     type=click.IntRange(min=0),
     help="Begin with this phy offset instead, and show all from there.",
 )
-@click.option(
-    "--poll-interval",
-    type=click.FloatRange(min=0.001, max=3600),
-    default=0.2,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often --follow looks.",
-)
 @form_options
 @store_options
-@gathered(_Following, "following")
 @selecting("topic", "queue_ids", "tags", "key", "max_num", "begin_phy_offset")
-def tail(path: str, selection: Selection, following: _Following, form: MessageForm, given: Given) -> None:
+def tail(path: str, selection: Selection, follow: bool, form: MessageForm, given: Given) -> None:
     """Show the newest messages, oldest first, and with -f those that come.
 
     Works on a store that a broker or another process is writing to, and takes part in nothing: no lock, no consumer
@@ -120,7 +104,7 @@ def tail(path: str, selection: Selection, following: _Following, form: MessageFo
             end = store.commit_log.max_offset
             shown = 0
             # Read before anything is shown: what was shown is known to have been there then.
-            before = _newest_of_moment(store, end, Selection(max_num=_REMEMBERED_AT_FIRST)) if following.follow else []
+            before = _newest_of_moment(store, end, Selection(max_num=_REMEMBERED_AT_FIRST)) if follow else []
             if begin is not None:
                 newest: Iterable[MessageExt] = _from_offset(store, begin, end, selection)
             else:
@@ -128,14 +112,14 @@ def tail(path: str, selection: Selection, following: _Following, form: MessageFo
             for message in newest:
                 shown += 1
                 show(message)
-            if not following.follow:
+            if not follow:
                 if not shown and selection.max_num:
                     about = "" if selection.topics is None else about_queues(store, selection.topic, selection.queue_ids or ())
                     nothing(f"there is no message {_described(selection)}{about}")
                 return
             if selection.topics is not None and selection.topic not in store.topics():
                 note(f"topic {selection.topic} has no queue yet; waiting for its first message")
-            _Follower(path, given, store, stack, end).run(before, selection, show, following.poll_interval)
+            _Follower(path, given, store, stack, end).run(before, selection, show)
     except KeyboardInterrupt:
         # The usual end of following, of which nothing needs to be said.
         sys.stdout.flush()
@@ -304,10 +288,8 @@ class _Follower:
     passed: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     idle: int = 0
 
-    def run(
-        self, before: list[MessageExt], selection: Selection, show: Callable[[MessageExt], None], interval: float
-    ) -> None:
-        """Show what comes after the messages `before`, for ever."""
+    def run(self, before: list[MessageExt], selection: Selection, show: Callable[[MessageExt], None]) -> None:
+        """Show what comes after the messages `before`, forever."""
         for message in before:
             self._remember(message)
         pause = _Pause()
@@ -322,7 +304,7 @@ class _Follower:
                 if not os.path.isdir(os.path.join(self.path, "commitlog")):
                     self._say_gone()
             sys.stdout.flush()
-            pause(interval)
+            pause(_POLL_SECONDS)
 
     def _remember(self, message: MessageExt) -> None:
         self.passed.append((message.phy_offset, message.size, message.store_timestamp))

@@ -7,6 +7,7 @@ whole or not there, and an import that finds a bad row has put nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -47,41 +48,8 @@ _COMPRESSION_NAMES = sorted({name for names in COMPRESSIONS.values() for name in
 _OFFSET = click.IntRange(min=0, max=2**63 - 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Output:
-    """The file that an export makes, and what is in it of each message."""
-
-    output: str
-    kind: str | None
-    columns: str | None
-    body: str | None
-    corrupt: str
-    compress: str | None
-    force: bool
-    safe_csv: bool
-
-    @property
-    def to_stdout(self) -> bool:
-        return self.output == "-"
-
-    @property
-    def format(self) -> str | None:
-        return self.kind or ("jsonl" if self.to_stdout else format_of(self.output)[0])
-
-    @property
-    def shown(self) -> bool:
-        """bool: the messages are seen on a terminal; UsageError where these cannot be."""
-        check_safe_csv(self.safe_csv, self.format)
-        shown = self.to_stdout and sys.stdout.isatty()
-        if self.to_stdout and self.format == "files":
-            raise click.UsageError("--format files makes a folder: give its name with --output")
-        if shown and (self.format in ("arrow", "parquet") or self.compress not in (None, "none")):
-            raise click.UsageError("this is nothing for a terminal: give --output FILE, or send it on with | or >")
-        return shown
-
-    @property
-    def column_names(self) -> list[str] | None:
-        return None if self.columns is None else [name.strip() for name in self.columns.split(",") if name.strip()]
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
+    return None if value is None else [name.strip() for name in value.split(",") if name.strip()]
 
 
 @click.command(name="export")
@@ -95,7 +63,6 @@ class _Output:
 )
 @click.option(
     "--format",
-    "kind",
     type=click.Choice(FORMATS),
     help="By default what FILE's ending says, jsonl for standard output.",
 )
@@ -117,7 +84,7 @@ class _Output:
     "--begin-queue-offset", type=_OFFSET, help="Messages at or after this place in their queue; needs --topic."
 )
 @click.option("--end-queue-offset", type=_OFFSET, help="Messages before this place in their queue; needs --topic.")
-@click.option("--columns", metavar="A,B", help="Only these columns, in this order; by default all.")
+@click.option("--columns", metavar="A,B", callback=_names, help="Only these columns, in this order; by default all.")
 @click.option(
     "--body",
     type=click.Choice(BODY_FORMS),
@@ -132,6 +99,7 @@ class _Output:
 )
 @click.option(
     "--compress",
+    "compression",
     type=click.Choice(_COMPRESSION_NAMES),
     help="By default what FILE's ending says (.gz, .zst), zstd for parquet.",
 )
@@ -139,37 +107,39 @@ class _Output:
 @safe_csv_option
 @tiered_option
 @store_options
-@gathered(_Output, "output")
+@gathered(ExportOptions, "options", "format", "columns", "body", "corrupt", "compression", "force", "safe_csv")
 @selecting(
     "topics", "queue_ids", "tags", "keys", "begin", "end",
     "begin_phy_offset", "end_phy_offset", "begin_queue_offset", "end_queue_offset",
 )  # fmt: skip
-def export_command(path: str, output: _Output, selection: Selection, given: Given) -> None:
+def export_command(path: str, output: str, options: ExportOptions, selection: Selection, given: Given) -> None:
     """Write messages to a file: JSON lines, CSV, Arrow, Parquet, or a file for each body.
 
     All conditions must hold. The messages come in the order of the log, bodies are decompressed. FILE has its name only
     when all is written. The store is only read, and a broker may be running on it.
     """
-    shown = output.shown
-    config = given.config(path, read_only=True)
+    to_stdout = output == "-"
+    format = options.format or ("jsonl" if to_stdout else format_of(output)[0])
+    shown = to_stdout and sys.stdout.isatty()
+    check_safe_csv(options.safe_csv, format)
+    if to_stdout and format == "files":
+        raise click.UsageError("--format files makes a folder: give its name with --output")
+    if shown and (format in ("arrow", "parquet") or options.compression not in (None, "none")):
+        raise click.UsageError("this is nothing for a terminal: give --output FILE, or send it on with | or >")
+    options = dataclasses.replace(
+        options, format=format, shown=shown, only_known_topics=True, config=given.config(path, read_only=True),
+        tiered=given.tiered,
+    )  # fmt: skip
+    # A bar would be among the lines.
+    bar = contextlib.nullcontext() if shown else Progress("exporting", "bytes")
     try:
-        # The bar would stand among the lines.
-        with orderly_end(), Progress("exporting", "bytes") if not shown else _NoProgress() as progress:
-            report = export(
-                path,
-                sys.stdout.buffer if output.to_stdout else output.output,
-                selection,
-                ExportOptions(
-                    output.format, output.column_names, output.body, output.corrupt, output.compress, output.force, shown,
-                    output.safe_csv, only_known_topics=True, config=config, tiered=given.tiered,
-                ),
-                progress,
-            )  # fmt: skip
+        with orderly_end(), bar as progress:
+            report = export(path, sys.stdout.buffer if to_stdout else output, selection, options, progress)
     except StoreError:
         raise
     except ValueError as error:
         raise click.UsageError(escape(str(error))) from None
-    _tell_export(report, output.to_stdout, given)
+    _tell_export(report, to_stdout, given)
     if not report.messages:
         _tell_near_topics(path, selection.topics or (), given)
         click.get_current_context().exit(FOUND_NOTHING)
@@ -184,14 +154,6 @@ def _tell_near_topics(path: str, topics: tuple[str, ...], given: Given) -> None:
             about = about_topic(store, topic)
             if about:
                 note(about.removeprefix("; "))
-
-
-class _NoProgress:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
 
 
 def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
@@ -230,24 +192,11 @@ def _size_of(path: str) -> int:
         return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Imported:
-    """What the files are, and what holds of all messages in them."""
-
-    kind: str | None
-    topic: str | None
-    queue_id: int | None
-    tags: str | None
-    keys: tuple[str, ...]
-    keep_timestamps: bool
-
-
 @click.command(name="import")
 @path_argument
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 @click.option(
     "--format",
-    "kind",
     type=click.Choice(IMPORT_FORMATS),
     help="Of every FILE; by default what its ending says, or else its content.",
 )
@@ -259,8 +208,8 @@ class _Imported:
     "--keep-timestamps", is_flag=True, help="Take store times from the files, where they must not fall, instead of now."
 )
 @store_options
-@gathered(_Imported, "imported")
-def import_command(path: str, files: tuple[str, ...], imported: _Imported, given: Given) -> None:
+@gathered(ImportOptions, "options", "format", "topic", "queue_id", "tags", "keys", "keep_timestamps")
+def import_command(path: str, files: tuple[str, ...], options: ImportOptions, given: Given) -> None:
     """Put the messages of files into a store, after those that are there; a new store is made.
 
     THIS COMMAND WRITES, and no broker may run on the store. FILE is JSON lines, CSV, Arrow or Parquet as export writes them,
@@ -280,22 +229,15 @@ def import_command(path: str, files: tuple[str, ...], imported: _Imported, given
         except ValueError as error:
             raise click.UsageError(escape(str(error))) from None
 
+    options = dataclasses.replace(options, config=config, keys=options.keys or None)
+
     def on_stop(number: int, place: str) -> None:
         if number:
             note(f"the first {number} messages, up to {place}, are in the store")
 
     try:
         with orderly_end(), Progress("importing", "bytes") as progress:
-            report = import_files(
-                path,
-                files,
-                ImportOptions(
-                    config, imported.kind, imported.topic, imported.queue_id, imported.tags, imported.keys or None,
-                    imported.keep_timestamps,
-                ),
-                progress,
-                on_stop,
-            )
+            report = import_files(path, files, options, progress, on_stop)
     except StoreError as error:
         raise of_error(error) from None
     levels_given = given.config_file is not None or "message_delay_level" in given.overrides()

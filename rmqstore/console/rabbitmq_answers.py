@@ -65,7 +65,7 @@ class RabbitmqAnswers:
             return {
                 "number": number,
                 **_vhost_object(vhost),
-                "queue_list": [_queue_object(vhost, queue) for queue in queues],
+                "queue_list": [_queue_object(queue) for queue in queues],
                 "problems": [{"path": each.path, "detail": each.detail} for each in vhost.problems],
             }
 
@@ -80,7 +80,7 @@ class RabbitmqAnswers:
             return {
                 "number": number,
                 "vhost": vhost.name,
-                **_queue_object(vhost, queue),
+                **_queue_object(queue),
                 "first": first,
                 "rows": rows,
                 "lost": [
@@ -113,38 +113,16 @@ def _from(queue: Queue, first: int, number: int, on_lost: Callable[[LostMessage]
 
 
 def _vhost_object(vhost: Vhost) -> dict[str, Any]:
-    queues = vhost.queues()
-    return {
-        "name": vhost.name,
-        "path": vhost.path,
-        "layout": "pre-3.7" if vhost.is_pre_3_7 else "3.7",
-        "clean": vhost.clean,
-        "running_process": node_process(vhost.path),
-        "segment_entry_count": vhost.segment_entry_count,
-        "queues": len(queues),
-        "messages": sum(queue.depth for queue in queues),
-        "persistent_store": _store_object(vhost, True),
-        "transient_store": _store_object(vhost, False),
-    }
+    value = {**vhost.summary(), "running_process": node_process(vhost.path)}
+    for name in ("persistent_store", "transient_store"):
+        if value[name] is not None and "unreadable" in value[name]:
+            value[name] = None
+    return value
 
 
-def _store_object(vhost: Vhost, persistent: bool) -> dict[str, Any] | None:
-    store = vhost.store(persistent) if vhost.open_store(persistent) is None else None
-    if store is None:
-        return None
-    return {"files": len(store.files), "size": store.file_size, "valid_size": store.valid_size, "clean": store.clean}
-
-
-def _queue_object(vhost: Vhost, queue: Queue) -> dict[str, Any]:
-    return {
-        "name": queue.name,
-        "index_version": queue.index_version,
-        "directories": [each.name for each in queue.directories],
-        "depth": queue.depth,
-        "size": queue.size,
-        "declared": None if vhost.definitions is None else queue.definition is not None,
-        "queue_problems": [{"path": each.path, "detail": each.detail} for each in queue.problems],
-    }
+def _queue_object(queue: Queue) -> dict[str, Any]:
+    problems = [{"path": each.path, "detail": each.detail} for each in queue.problems]
+    return {**queue.summary(), "queue_problems": problems}
 
 
 def _message_row(message: QueuedMessage) -> dict[str, Any]:

@@ -301,8 +301,8 @@ class Console:
             if made is None or time.monotonic() - made[0] > (_PENDING_KEPT if with_pending else _METRICS_KEPT):
                 last = self.verify_run.last_finished()
                 findings = None if last is None else metrics.Findings(last[0], last[1])
-                text = metrics.text(store, findings=findings, with_pending=with_pending, refresh=False)
-                made = self._metrics[with_pending] = time.monotonic(), text
+                found = metrics.collect(store, findings=findings, with_pending=with_pending, refresh=False)
+                made = self._metrics[with_pending] = time.monotonic(), metrics.text(found)
             return made[1]
 
     # ---------------------------------------------------------------------------------------------------------------- RabbitMQ

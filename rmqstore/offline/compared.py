@@ -10,7 +10,7 @@ import os
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore, unseen_text
-from rmqstore.errors import Finding, StoreError
+from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.index.index_service import IndexService
@@ -28,27 +28,10 @@ class Compared:
         The caller closes it.
     root : str
         The store's root, which findings name.
-    config : StoreConfig
     parts_root : str, optional
         The directory that contains the queues and the index; by default `root`.
     kinds : tuple of str
         The parts to compare, as for `rebuild`.
-
-    Attributes
-    ----------
-    queues : ConsumeQueueStore
-    index_service : IndexService
-    deleted : DeletedTopics
-    check_crc : bool
-        A record whose CRC fails is damage; otherwise it is compared like every other.
-    without_unit : frozenset of int
-        Phy offsets of records without a unit, as their queue offset or topic cannot be right.
-    without_queue : frozenset of (str, int)
-        Queues without a unit, as their topic was deleted.
-    is_built : bool
-        The units were written just now, from a log of which only a part is compared.
-    unread : list of (int, int)
-        Phy offsets, begin and end, of segments that cannot be read; ascending.
     """
 
     def __init__(
@@ -66,10 +49,15 @@ class Compared:
         self.queues = ConsumeQueueStore(parts_root, config, pool, read_only=True, pass_over=True)
         self.index_service = IndexService(parts_root, config, read_only=True)
         self.deleted = DeletedTopics(root)
+        # A record whose CRC fails is damage; otherwise it is compared like every other.
         self.check_crc = True
+        # Phy offsets of records without a unit, as their queue offset or topic cannot be right.
         self.without_unit: frozenset[int] = frozenset()
+        # Queues without a unit, as their topic was deleted.
         self.without_queue: frozenset[tuple[str, int]] = frozenset()
+        # The units were written just now, from a log of which only a part is compared.
         self.is_built = False
+        # Phy offsets, begin and end, of segments that cannot be read; ascending.
         self.unread: list[tuple[int, int]] = []
 
     @property
@@ -113,6 +101,10 @@ def unread_folder(path: str, error: OSError) -> Finding:
 
 def unread_database(path: str, error: StoreError | OSError, what: str) -> Finding:
     """Return the finding that `what` is in a database which cannot be read, because of `error`."""
+    if isinstance(error, MissingDependencyError):
+        return Finding(path, 0, "not_checked", f"{what}: {error.message}")
+    if isinstance(error, CorruptionError):
+        return Finding(error.path or path, error.pos or 0, "damaged_database", f"{what}: {error.message}")
     if is_unreadable(error):
         where = path if error.filename is None else os.fsdecode(error.filename)
         text = f"{what}: this cannot be read ({error.strerror or error}), and is not compared with the log; let this user read "

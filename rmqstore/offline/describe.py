@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.consumer.system_names import group_kind, progress_kind
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.files.again import ask_again
 from rmqstore.files.listing import listing
@@ -301,26 +300,19 @@ def queue_rows(
     with_bytes: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The queues of a store, or of one topic, ordered as the store has them.
+    """The queues of a store, or of one topic, as dicts: `QueueDescription`, and the store times of the first and last message.
 
     Parameters
     ----------
     with_bytes : bool
-        Also the bytes of its records in the log, which every unit is read for.
+        Also ``size``, the bytes of its records in the log, which every unit is read for.
     progress : callable, optional
-        Told how many queues were read, and of how many.
-
-    Yields
-    ------
-    dict
-        ``topic``, ``queue_id``, ``kind``, ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``,
-        ``first_store_timestamp`` and ``last_store_timestamp`` (ms since epoch, None where there is no message), and
-        ``size`` (bytes) where it is asked for.  Of a queue that the system does not give out there is a warning.
+        Called with how many queues were read, and of how many.
 
     Raises
     ------
     OSError
-        No queue of `topic` is seen, and the system does not give out a folder in which they may be.
+        No queue of `topic` is seen, and a folder in which they may be cannot be read.
     """
     names = [name for name in store.queues.keys() if topic in (None, name[0])]
     if topic is not None and not names:
@@ -370,20 +362,17 @@ def _bytes(queue: AnyConsumeQueue, low: int, high: int) -> int:
 def consumer_rows(store: MessageStore, group: str | None = None, topic: str | None = None) -> Iterator[dict[str, Any]]:
     """The queues of the topics that groups consume, ordered by group, topic and queue.
 
-    Parameters
-    ----------
-    group, topic : str, optional
-        Only these.
-
     Yields
     ------
     dict
-        ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress
-        in other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are
-        None where the queue is gone, or cannot be read; the lag is None too where the group's offset lies after the end
-        of the queue.  ``waiting_since`` is when the next message was stored, ms since the epoch; None where none waits,
-        or it is not known because the message is deleted or damaged.  ``kind`` is as of `progress_kind`.
+        ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress in other
+        queues of the topic only), ``max_queue_offset`` and ``lag``: None where the queue is gone or cannot be read, or, the lag,
+        where the offset is after the end of the queue.  ``waiting_since`` is when the next message was stored, ms since epoch, or
+        None; ``kind`` as of `progress_kind`.
     """
+    # Imported where it is used, as few programs use it.
+    from rmqstore.consumer.system_names import progress_kind
+
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
         queue_ids.setdefault(name, []).append(queue_id)
@@ -423,16 +412,11 @@ def _stored(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -
 
 
 def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag``, ``unknown``, ``waiting_since``, ``kind``.
-
-    ``unknown`` are the queues of which the lag is not known; ``waiting_since`` is the oldest one of them all, or None;
-    ``kind`` is "system" for a group of RocketMQ's own, else "".
-
-    Parameters
-    ----------
-    rows : iterable of dict
-        As of `consumer_rows`.
+    """list of dict: the rows of `consumer_rows` by group: ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues without a
+    known lag), ``waiting_since`` (the oldest), ``kind`` ("system" for RocketMQ's own, else "").
     """
+    from rmqstore.consumer.system_names import group_kind
+
     sums: dict[str, dict[str, Any]] = {}
     topics: dict[str, set[str]] = {}
     for row in rows:

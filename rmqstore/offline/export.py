@@ -25,21 +25,10 @@ __all__ = ["ExportOptions", "ExportReport", "Selection", "export"]
 class ExportReport:
     """What an export wrote.
 
-    Attributes
-    ----------
-    output, format : str
-        ``-`` for a file that the caller opened; empty where none was made, as the store has no such topic.
-    messages : int
-        Rows written.
-    corrupt_records : int
-        Messages whose CRC is wrong or whose body cannot be decompressed: left out with ``skip``, among `messages` with
-        ``report``, their bodies as they are stored.
-    damaged_stretches, damaged_size : int
-        Parts of the log, and their bytes, that hold no record; nothing can be written of them.  Places of tiered storage
-        count as stretches without a size, and the first of them are named in warnings.
-    columns : tuple of str
-    notes : tuple of str
-        What is not known of tiered storage, and what that means.
+    `output` is ``-`` for a file that the caller opened, and empty where none was made, as the store has no such topic.
+    `corrupt_records` are messages whose CRC or compression is wrong: left out with ``skip``, among `messages` with ``report``.
+    `damaged_stretches` and `damaged_size` (bytes) are parts of the log without a record, and places of tiered storage, without a
+    size.  `notes` are those of tiered storage.
     """
 
     output: str

@@ -242,23 +242,10 @@ def _in_lists(array: Any, sizes: np.ndarray) -> np.ndarray:
 def bounded_parts(
     batch: pa.RecordBatch, bounds: Bounds, name: str, first: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch that was validated into parts within the bounds as plain Arrow; a row is never cut.
+    """Cut a validated batch into parts within the bounds as plain Arrow, each with the row at which it begins; a row is never cut.
 
-    Parameters
-    ----------
-    name : str
-        The file, and the number of the batch's first row in it.
-    first : int
-
-    Yields
-    ------
-    (int, pyarrow.RecordBatch)
-        The row with which the part begins, and the part without dictionaries.
-
-    Raises
-    ------
-    InvalidMessageError
-        A row has more bytes than one may have.
+    `name` and `first` are the file, and the number of the batch's first row in it.  InvalidMessageError for a row that is too
+    large.
     """
     sizes = np.full(batch.num_rows, _ROW, np.int64)
     for column in batch.columns:
@@ -319,12 +306,8 @@ def parquet_batches(file: Any, bounds: Bounds, name: str) -> Iterator[pa.RecordB
     """The record batches of a Parquet file: within the bounds, fewer rows where rows are or may be large.
 
     Texts of a small row group come as dictionaries.  In a large one the library would gather all values of the group for that,
-    and there the size of its dictionary says how large values may be.
-
-    Raises
-    ------
-    StoreError
-        A row group unpacks to much more than a file of messages does.
+    and there the size of its dictionary says how large values may be.  StoreError for a row group that unpacks to much more than
+    a file of messages does.
     """
     import pyarrow.parquet
 
@@ -386,13 +369,7 @@ def _page_header(data: bytes) -> tuple[int, int]:
 
 
 def check_messages(source: Any, name: str) -> None:
-    """Raise `StoreError` if a record batch of an Arrow stream unpacks to much more than its bytes.
-
-    Parameters
-    ----------
-    source : pyarrow.NativeFile
-        At the begin of the stream; a file of Arrow has one from its 8th byte on.
-    """
+    """Raise `StoreError` if a record batch of an Arrow stream (a file has one from byte 8) unpacks to much more than its bytes."""
     pa = import_pyarrow()
     number = 0
     while True:

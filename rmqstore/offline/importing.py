@@ -73,17 +73,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What `import_files` did.
-
-    Attributes
-    ----------
-    path : str
-    created : bool
-        The store is new; without a message none is made.
-    messages : int
-    first_phy_offset, end_phy_offset : int
-        Where the messages lie in the log, in bytes; both are the log's end for no messages.
-    """
+    """What `import_files` did: `messages`, from `first_phy_offset` to `end_phy_offset`; `created` if the store is new."""
 
     path: str
     created: bool

@@ -1,8 +1,7 @@
 """Messages by key where nobody knows the topic.
 
-Owns which topics are asked, and whether the index or the log is.  The index holds a hash of topic and key together, so
-it is asked once for each topic; where that would take longer than the log does, the log is gone over.  What nobody
-looked at is said, as `MessageStore.query_message` says it.
+The index holds a hash of topic and key together, so it is asked once for each topic; the log is scanned where there is no
+index, or where topics cannot be seen.  What was not searched is reported as by `MessageStore.query_message`.
 """
 
 from __future__ import annotations
@@ -21,26 +20,12 @@ from rmqstore.store.querying import LogLook
 
 __all__ = ["AllTopicsResult", "find_in_all_topics", "topics_to_ask"]
 
-# What a look into one index file costs for one key, and how fast the log is gone over: measured on two busy cores, with
-# 1000 topics, three index files and records of 300 bytes in memory.
-_SECONDS_A_LOOK = 6e-6
-_LOG_BYTES_A_SECOND = 500e6
-
-
 @dataclass(frozen=True, slots=True)
 class AllTopicsResult:
-    """What was found.
+    """Messages newest first, each once; `truncated` if there are more than `max_num`.
 
-    Attributes
-    ----------
-    messages : list of MessageExt
-        Newest first, each once.
-    truncated : bool
-        There are more than `max_num`.
-    uncovered : tuple of (int, int)
-        Stretches of the log, in phy offsets, that nobody looked at.
-    topics : int or None
-        How many topics the index was asked for; None where the log itself was gone over, whatever its topics.
+    `uncovered` are stretches of the log, in phy offsets, that were not searched; `topics` is how many topics the index was asked
+    for, None where the log itself was scanned.
     """
 
     messages: list[MessageExt]
@@ -80,12 +65,8 @@ def find_in_all_topics(
         As of `MessageStore.query_message`.
     """
     names = topics_to_ask(store) if topics is None else topics
-    log, max_num = store.commit_log, selection.max_num or 0
-    files = 1 if store.index_service is None else len(store.index_service.names) + 1
-    by_log = (log.max_offset - log.min_offset) / _LOG_BYTES_A_SECOND < len(names) * files * _SECONDS_A_LOOK
-    # There may be topics that nobody sees.
-    by_log |= bool(store.queues.unseen)
-    if store.index_service is None or (by_log and store.older.one_log):
+    max_num = selection.max_num or 0
+    if store.index_service is None or (store.queues.unseen and store.older.one_log):
         return _in_log(store, selection, look)
     found = []
     uncovered: tuple[tuple[int, int], ...] = ()

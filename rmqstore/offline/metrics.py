@@ -27,119 +27,66 @@ if TYPE_CHECKING:
 
 __all__ = ["Findings", "collect", "content_type", "names", "text"]
 
-_STORE_LABELS = ("cluster", "broker")
-_RUNTIME_LABELS = ("cluster", "brokerIP")
-
-# By name: help and labels (after those of the store).  What is exported is listed here and nowhere else.
-_FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    # As rocketmq-exporter has them.
-    "rocketmq_producer_offset": ("Sum of the max offsets of a topic's queues.", (*_STORE_LABELS, "topic")),
-    "rocketmq_topic_retry_offset": ("Sum of the max offsets of a retry topic's queues.", (*_STORE_LABELS, "topic")),
-    "rocketmq_topic_dlq_offset": ("Sum of the max offsets of a group's dead-letter queues.", (*_STORE_LABELS, "group")),
-    "rocketmq_consumer_offset": (
-        "Sum of a group's offsets in the queues of a topic.",
-        (*_STORE_LABELS, "topic", "group"),
-    ),
-    "rocketmq_group_diff": ("Messages of a topic that a group has not consumed.", ("group", "topic")),
-    "rocketmq_group_retrydiff": ("Messages of a retry topic that its group has not consumed.", ("group", "topic")),
+# By name: help.  What is exported is listed here and nowhere else; docs/metrics.md has the labels.
+_HELP = {
+    "rocketmq_producer_offset": "Sum of the max offsets of a topic's queues.",
+    "rocketmq_topic_retry_offset": "Sum of the max offsets of a retry topic's queues.",
+    "rocketmq_topic_dlq_offset": "Sum of the max offsets of a group's dead-letter queues.",
+    "rocketmq_consumer_offset": "Sum of a group's offsets in the queues of a topic.",
+    "rocketmq_group_diff": "Messages of a topic that a group has not consumed.",
+    "rocketmq_group_retrydiff": "Messages of a retry topic that its group has not consumed.",
     "rocketmq_group_get_latency_by_storetime": (
-        "Age in ms of the oldest message that a group consumes next, 0 where nothing is left.",
-        (*_STORE_LABELS, "topic", "group"),
+        "Age in ms of the oldest message that a group consumes next, 0 where nothing is left."
     ),
-    "rocketmq_brokeruntime_commitlog_disk_ratio": (
-        "Used part of the disk below the commit log, 0 to 1.",
-        _RUNTIME_LABELS,
-    ),
-    "rocketmq_brokeruntime_consumequeue_disk_ratio": (
-        "Used part of the disk below the consume queues, 0 to 1.",
-        _RUNTIME_LABELS,
-    ),
-    "rocketmq_brokeruntime_commitlogdir_capacity_total": ("Bytes of the disk below the store.", _RUNTIME_LABELS),
-    "rocketmq_brokeruntime_commitlogdir_capacity_free": ("Free bytes of the disk below the store.", _RUNTIME_LABELS),
-    "rocketmq_brokeruntime_commitlog_maxoffset": ("Phy offset after the last record of the log.", _RUNTIME_LABELS),
-    "rocketmq_brokeruntime_commitlog_minoffset": ("Phy offset of the oldest segment of the log.", _RUNTIME_LABELS),
-    "rocketmq_brokeruntime_earliest_message_timestamp": (
-        "Store time of the oldest message, ms since the epoch.",
-        _RUNTIME_LABELS,
-    ),
+    "rocketmq_brokeruntime_commitlog_disk_ratio": "Used part of the disk below the commit log, 0 to 1.",
+    "rocketmq_brokeruntime_consumequeue_disk_ratio": "Used part of the disk below the consume queues, 0 to 1.",
+    "rocketmq_brokeruntime_commitlogdir_capacity_total": "Bytes of the disk below the store.",
+    "rocketmq_brokeruntime_commitlogdir_capacity_free": "Free bytes of the disk below the store.",
+    "rocketmq_brokeruntime_commitlog_maxoffset": "Phy offset after the last record of the log.",
+    "rocketmq_brokeruntime_commitlog_minoffset": "Phy offset of the oldest segment of the log.",
+    "rocketmq_brokeruntime_earliest_message_timestamp": "Store time of the oldest message, ms since the epoch.",
     "rocketmq_brokeruntime_remain_howmanydata_toflush": (
-        "Bytes of the log that may not be on the disk; only of a store that is asked by its own writer.",
-        _RUNTIME_LABELS,
+        "Bytes of the log that may not be on the disk; only of a store that is asked by its own writer."
     ),
-    # The store's own health.
-    "rmqstore_up": ("1 if the store could be read, 0 if not.", _STORE_LABELS),
-    "rmqstore_clean": (
-        "1 if there is no abort file: nobody writes, and the last who did closed in order.",
-        _STORE_LABELS,
-    ),
+    "rmqstore_up": "1 if the store could be read, 0 if not.",
+    "rmqstore_clean": "1 if there is no abort file: nobody writes, and the last who did closed in order.",
     "rmqstore_damaged_files": (
-        "Files and folders that are damaged or cannot be read, which rmqstore info names; no metric has what they held.",
-        _STORE_LABELS,
+        "Files and folders that are damaged or cannot be read, which rmqstore info names; no metric has what they held."
     ),
-    "rmqstore_files": ("Files of a part of the store.", (*_STORE_LABELS, "part")),
-    "rmqstore_size_bytes": ("Bytes of these files, unused rest included.", (*_STORE_LABELS, "part")),
-    "rmqstore_log_bytes": ("Bytes of the log that hold records.", _STORE_LABELS),
-    "rmqstore_log_behind_queues_bytes": ("Bytes of the log after the last record that is in a queue.", _STORE_LABELS),
-    "rmqstore_disk_usable_bytes": ("Free bytes of the disk that are not kept for root.", _STORE_LABELS),
-    "rmqstore_first_store_timestamp_seconds": ("Store time of the oldest message, s since the epoch.", _STORE_LABELS),
-    "rmqstore_last_store_timestamp_seconds": ("Store time of the newest message, s since the epoch.", _STORE_LABELS),
+    "rmqstore_files": "Files of a part of the store.",
+    "rmqstore_size_bytes": "Bytes of these files, unused rest included.",
+    "rmqstore_log_bytes": "Bytes of the log that hold records.",
+    "rmqstore_log_behind_queues_bytes": "Bytes of the log after the last record that is in a queue.",
+    "rmqstore_disk_usable_bytes": "Free bytes of the disk that are not kept for root.",
+    "rmqstore_first_store_timestamp_seconds": "Store time of the oldest message, s since the epoch.",
+    "rmqstore_last_store_timestamp_seconds": "Store time of the newest message, s since the epoch.",
     "rmqstore_checkpoint_timestamp_seconds": (
-        "Store time up to which a part is on the disk according to the checkpoint, s since the epoch.",
-        (*_STORE_LABELS, "part"),
+        "Store time up to which a part is on the disk according to the checkpoint, s since the epoch."
     ),
-    "rmqstore_checkpoint_lag_seconds": (
-        "How far the checkpoint of a part is behind the newest message.",
-        (*_STORE_LABELS, "part"),
-    ),
-    "rmqstore_queues": ("Consume queues of a topic.", (*_STORE_LABELS, "topic")),
-    "rmqstore_topic_messages": ("Messages of a topic that are still there.", (*_STORE_LABELS, "topic")),
-    "rmqstore_topic_last_store_timestamp_seconds": (
-        "Store time of the newest message of a topic, s since the epoch.",
-        (*_STORE_LABELS, "topic"),
-    ),
-    "rmqstore_queue_min_offset": (
-        "Queue offset of the first message that is still there.",
-        (*_STORE_LABELS, "topic", "queue_id"),
-    ),
-    "rmqstore_queue_max_offset": ("Queue offset of the next message to come.", (*_STORE_LABELS, "topic", "queue_id")),
-    "rmqstore_consumer_queue_offset": (
-        "Queue offset that a group consumes next.",
-        (*_STORE_LABELS, "group", "topic", "queue_id"),
-    ),
+    "rmqstore_checkpoint_lag_seconds": "How far the checkpoint of a part is behind the newest message.",
+    "rmqstore_queues": "Consume queues of a topic.",
+    "rmqstore_topic_messages": "Messages of a topic that are still there.",
+    "rmqstore_topic_last_store_timestamp_seconds": "Store time of the newest message of a topic, s since the epoch.",
+    "rmqstore_queue_min_offset": "Queue offset of the first message that is still there.",
+    "rmqstore_queue_max_offset": "Queue offset of the next message to come.",
+    "rmqstore_consumer_queue_offset": "Queue offset that a group consumes next.",
     "rmqstore_consumer_lag_messages": (
-        "Messages of a queue that a group has not consumed; no sample where the queue is gone or ends before its offset.",
-        (*_STORE_LABELS, "group", "topic", "queue_id"),
+        "Messages of a queue that a group has not consumed; no sample where the queue is gone or ends before its offset."
     ),
-    "rmqstore_index_files": ("Index files.", _STORE_LABELS),
-    "rmqstore_index_entries": ("Entries of all index files.", _STORE_LABELS),
-    "rmqstore_index_newest_entries_ratio": ("Used part of the newest index file's entries, 0 to 1.", _STORE_LABELS),
-    "rmqstore_index_newest_slots_ratio": ("Used part of the newest index file's slots, 0 to 1.", _STORE_LABELS),
-    "rmqstore_index_last_store_timestamp_seconds": (
-        "Store time of the newest message that is in the index, s since the epoch.",
-        _STORE_LABELS,
-    ),
-    "rmqstore_pending_messages": (
-        "Messages that still wait, by kind (delayed, timer, transaction, retry, dlq) and real topic.",
-        (*_STORE_LABELS, "kind", "topic"),
-    ),
-    "rmqstore_pending_overdue_messages": (
-        "Messages that were due before now and are not on their topic.",
-        (*_STORE_LABELS, "kind", "topic"),
-    ),
+    "rmqstore_index_files": "Index files.",
+    "rmqstore_index_entries": "Entries of all index files.",
+    "rmqstore_index_newest_entries_ratio": "Used part of the newest index file's entries, 0 to 1.",
+    "rmqstore_index_newest_slots_ratio": "Used part of the newest index file's slots, 0 to 1.",
+    "rmqstore_index_last_store_timestamp_seconds": "Store time of the newest message that is in the index, s since the epoch.",
+    "rmqstore_pending_messages": "Messages that still wait, by kind (delayed, timer, transaction, retry, dlq) and real topic.",
+    "rmqstore_pending_overdue_messages": "Messages that were due before now and are not on their topic.",
     "rmqstore_pending_oldest_timestamp_seconds": (
-        "When the oldest message that waits was made by its producer, s since the epoch.",
-        (*_STORE_LABELS, "kind", "topic"),
+        "When the oldest message that waits was made by its producer, s since the epoch."
     ),
-    "rmqstore_pending_first_due_timestamp_seconds": (
-        "When the first message that waits is due, s since the epoch.",
-        (*_STORE_LABELS, "kind", "topic"),
-    ),
-    "rmqstore_pending_problems": (
-        "What could not be read, or cannot be right, when it was looked for what waits.",
-        _STORE_LABELS,
-    ),
-    "rmqstore_verify_findings": ("What the last verify found, by kind.", (*_STORE_LABELS, "kind")),
-    "rmqstore_verify_timestamp_seconds": ("When the last verify ended, s since the epoch.", _STORE_LABELS),
+    "rmqstore_pending_first_due_timestamp_seconds": "When the first message that waits is due, s since the epoch.",
+    "rmqstore_pending_problems": "What could not be read, or cannot be right, when it was looked for what waits.",
+    "rmqstore_verify_findings": "What the last verify found, by kind.",
+    "rmqstore_verify_timestamp_seconds": "When the last verify ended, s since the epoch.",
 }
 # Which field of the checkpoint speaks for which part.
 _CHECKPOINT_PARTS = {
@@ -167,7 +114,7 @@ class Findings:
 
 def names() -> tuple[str, ...]:
     """tuple of str: the names of all metrics that `collect` can yield."""
-    return tuple(_FAMILIES)
+    return tuple(_HELP)
 
 
 def _import_prometheus() -> Any:
@@ -195,10 +142,10 @@ _Pairs = tuple[tuple[str, str], ...]
 
 
 class _Samples:
-    """The samples of all families, before they are families: in the order of `_FAMILIES`, and each series once."""
+    """The samples of all families, before they are families: in the order of `_HELP`, and each series once."""
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[_Pairs, float]] = {name: {} for name in _FAMILIES}
+        self._of: dict[str, dict[_Pairs, float]] = {name: {} for name in _HELP}
 
     def add(self, name: str, value: float, labels: _Pairs) -> None:
         """One sample, with labels as of `_pairs`."""
@@ -209,7 +156,7 @@ class _Samples:
         core = _import_prometheus().core
         for name, samples in self._of.items():
             if samples:
-                family = core.GaugeMetricFamily(name, _FAMILIES[name][0])
+                family = core.GaugeMetricFamily(name, _HELP[name])
                 for pairs, value in samples.items():
                     family.add_sample(name, dict(pairs), value)
                 yield family
@@ -226,7 +173,7 @@ def collect(
     *,
     cluster: str = "",
     broker: str = "",
-    findings: Findings | Mapping[str, Findings] | None = None,
+    findings: Findings | None = None,
     with_pending: bool = False,
     refresh: bool = True,
 ) -> Iterator[GaugeMetricFamily]:
@@ -240,12 +187,12 @@ def collect(
         Of all paths; by default what the files of each say.
     cluster, broker : str
         Values of the labels of that name, which a directory does not tell; without a value the label is left out.
-    findings : Findings, or mapping of path to Findings, optional
+    findings : Findings, optional
         Of the last `verify`.
     with_pending : bool
         Also what still waits (`rmqstore.pending`), which reads the records that wait, and may walk along the log.
     refresh : bool
-        Of a read-only `MessageStore`, take in first what another process did; False where it was just opened or refreshed.
+        Of a read-only `MessageStore`, first pick up what other processes wrote; False where it was just opened or refreshed.
 
     Yields
     ------
@@ -261,32 +208,25 @@ def collect(
     """
     _import_prometheus()
     samples = _Samples()
-    if isinstance(stores, (str, os.PathLike, MessageStore)):
-        stats = _stats(stores, config, refresh)
-        one = {"cluster": cluster, "broker": broker}
-        _add(samples, stats[0], stats[1], one, _findings(findings, stats[0].path))
-        if with_pending:
-            _add_pending(samples, pending(stores, config=config), one)
-    else:
-        for store in stores:
-            path = store.path if isinstance(store, MessageStore) else os.fspath(store)
-            labels = {"cluster": cluster, "broker": broker, "store": path}
-            try:
-                stats = _stats(store, config, refresh)
-                waiting = pending(store, config=config) if with_pending else None
-            except MissingDependencyError:
+    asked: Iterable[Any] = stores if isinstance(stores, Sequence) and not isinstance(stores, str) else (stores,)
+    several = asked is stores
+    for store in asked:
+        path = store.path if isinstance(store, MessageStore) else os.fspath(store)
+        labels = {"cluster": cluster, "broker": broker, "store": path if several else ""}
+        try:
+            stats, store_host = _stats(store, config, refresh)
+            waiting = pending(store, config=config) if with_pending else None
+        except MissingDependencyError:
+            raise
+        except (StoreError, OSError):
+            if not several:
                 raise
-            except (StoreError, OSError):
-                samples.add("rmqstore_up", 0, _pairs(**labels))
-                continue
-            _add(samples, stats[0], stats[1], labels, _findings(findings, path))
-            if waiting is not None:
-                _add_pending(samples, waiting, labels)
+            samples.add("rmqstore_up", 0, _pairs(**labels))
+            continue
+        _add(samples, stats, store_host, labels, findings)
+        if waiting is not None:
+            _add_pending(samples, waiting, labels)
     yield from samples.families()
-
-
-def _findings(findings: Findings | Mapping[str, Findings] | None, path: str) -> Findings | None:
-    return findings if findings is None or isinstance(findings, Findings) else findings.get(path)
 
 
 def _stats(
@@ -438,33 +378,13 @@ def _add_consumers(samples: _Samples, stats: StoreStats, common: _Pairs) -> None
             add("rocketmq_group_get_latency_by_storetime", max([0, *ages]), common + where)
 
 
-def text(
-    stores: str | os.PathLike[str] | MessageStore | Sequence[str | os.PathLike[str] | MessageStore],
-    config: StoreConfig | None = None,
-    *,
-    cluster: str = "",
-    broker: str = "",
-    findings: Findings | Mapping[str, Findings] | None = None,
-    with_pending: bool = False,
-    refresh: bool = True,
-) -> bytes:
-    """bytes: the metrics of a store in Prometheus' text format, to be answered with `content_type`.
-
-    Parameters and errors are those of `collect`.
-    """
+def text(families: Iterable[GaugeMetricFamily]) -> bytes:
+    """bytes: the families of `collect` in Prometheus' text format, to be answered with `content_type`."""
     prometheus = _import_prometheus()
 
     class Collected:
         def collect(self) -> Iterable[Any]:
             # One family at a time: of many topics each has tens of thousands of samples.
-            return collect(
-                stores,
-                config,
-                cluster=cluster,
-                broker=broker,
-                findings=findings,
-                with_pending=with_pending,
-                refresh=refresh,
-            )
+            return families
 
     return bytes(prometheus.generate_latest(Collected()))

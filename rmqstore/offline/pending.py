@@ -46,35 +46,13 @@ _STEP = 4096
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """A message that waits.
+    """A message that waits; times in ms since epoch, None what it has not.
 
-    Attributes
-    ----------
-    kind : str
-        "delayed" (delay levels), "timer", "transaction", "retry" or "dlq".
-    topic, queue_id : str or None, int or None
-        Where it goes, or came from in case of a retry or a dead letter.
-    group : str or None
-        The consumer group of a retry or a dead letter, the producer group of a transaction.
-    keys : tuple of str
-    tags, unique_key : str or None
-    born_timestamp, store_timestamp : int
-        When its producer made it, and when the record that waits was stored; ms since epoch.
-    due : int or None
-        When it is delivered, ms since epoch; None for transactions, retries and dead letters.
-    overdue : bool or None
-        It was due before now.
-    level : int or None
-        Its delay level.
-    check_times : int or None
-        How often the producer of a transaction was asked; None where that is not known.
-    reconsume_times : int
-    size : int
-        Bytes of the record.
-    stored_topic, stored_queue_id, queue_offset, phy_offset : str, int, int, int
-        Where the record that waits is.
-    source : str
-        What says that it waits; a `PendingSource.name`.
+    `topic`, `queue_id` are where it goes, or where a retry or a dead letter came from; `group` is the consumer group of these, the
+    producer group of a transaction.  `due` is when it is delivered, and `overdue` whether that was before now; transactions,
+    retries and dead letters have none.  `level` is its delay level, `check_times` how often the producer of a transaction was
+    asked.  `size` is in bytes; `stored_topic`, `stored_queue_id`, `queue_offset`, `phy_offset` are where the record that waits is,
+    and `source` is the `PendingSource.name` that says that it waits.
     """
 
     kind: str
@@ -110,18 +88,7 @@ _FIELDS = tuple(each.name for each in dataclasses.fields(PendingMessage))
 
 @dataclass(frozen=True, slots=True)
 class PendingTotal:
-    """What waits of one kind for one topic; times in ms since epoch.
-
-    Attributes
-    ----------
-    kind : str
-    topic : str or None
-    messages, overdue : int
-    first_born_timestamp : int
-        Of the oldest.
-    first_due, last_due : int or None
-        None where nothing has a time.
-    """
+    """What waits of one kind for one topic; times in ms since epoch, None where nothing has one."""
 
     kind: str
     topic: str | None
@@ -200,29 +167,15 @@ class Pending:
         """list of PendingTotal: by kind and topic."""
         pa = import_pyarrow()
         found = self.unordered
-        times = {name: found.column(name).cast(pa.int64()) for name in ("born_timestamp", "due")}
-        table = pa.table(
-            {
-                "kind": found.column("kind"),
-                "topic": found.column("topic"),
-                "overdue": found.column("overdue").cast(pa.int64()),
-                **times,
-            }
-        )
+        numbers = {name: found.column(name).cast(pa.int64()) for name in ("overdue", "born_timestamp", "due")}
+        table = pa.table({"kind": found.column("kind"), "topic": found.column("topic"), **numbers})
         grouped = table.group_by(["kind", "topic"]).aggregate(
             [("born_timestamp", "count"), ("overdue", "sum"), ("born_timestamp", "min"), ("due", "min"), ("due", "max")]
         )
+        names = ("kind", "topic", "born_timestamp_count", "overdue_sum", "born_timestamp_min", "due_min", "due_max")
         totals = [
-            PendingTotal(
-                row["kind"],
-                row["topic"],
-                row["born_timestamp_count"],
-                row["overdue_sum"] or 0,
-                row["born_timestamp_min"],
-                row["due_min"],
-                row["due_max"],
-            )
-            for row in grouped.to_pylist()
+            PendingTotal(kind, topic, messages, overdue or 0, *times)
+            for kind, topic, messages, overdue, *times in zip(*(grouped.column(name).to_pylist() for name in names))
         ]
         return sorted(totals, key=lambda total: (KINDS.index(total.kind), total.topic or ""))
 

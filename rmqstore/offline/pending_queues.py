@@ -20,7 +20,6 @@ from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from rmqstore.offline.pending_search import (
     PendingSource,
-    Problem,
     Records,
     Search,
     Waiting,
@@ -91,7 +90,7 @@ def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.nd
         due[~unknown] = records.tags_codes[~unknown]
         text = f"{np.count_nonzero(unknown)} units of {SCHEDULE_TOPIC} lead nowhere in the extension of their queue; when their "
         text += f"messages are due follows from message_delay_level {search.store.config.message_delay_level!r}"
-        search.problems.append(Problem(search.store.path, None, text))
+        search.tell(text)
     return due
 
 
@@ -242,11 +241,7 @@ def _settled_offsets(search: Search, halves: list[Records]) -> np.ndarray:
             numbers = [int(piece) for piece in pieces if piece.isdigit() and len(piece) < 19]
             found += numbers
             if len(numbers) < sum(1 for piece in pieces if piece):
-                search.problems.append(
-                    Problem(
-                        search.store.path, None, f"the OP message at phy offset {phy_offset} holds more than numbers"
-                    )
-                )
+                search.tell(f"the OP message at phy offset {phy_offset} holds more than numbers")
     return np.array(sorted(set(found)), np.int64)
 
 
@@ -302,7 +297,7 @@ def _in_rocksdb(search: Search) -> None:
     if last is not None and not 0 <= last < max(end, 1):
         path = os.path.join(search.store.path, "rocksdbstore")
         text = f"transactions: the last half message that it knows is at phy offset {last}, and the log ends at {end}; "
-        search.problems.append(Problem(path, None, text + "the whole log was gone over"))
+        search.tell(text + "the whole log was gone over", path)
         stored.last_phy_offset = last = None
     if last is None and not stored.check_times and not search.topics & {_ROCKSDB_HALF, _ROCKSDB_OP}:
         return
@@ -316,13 +311,10 @@ def _in_rocksdb(search: Search) -> None:
         )
     gone = sorted(offset for offset in stored.check_times if offset < low)
     if gone:
-        search.problems.append(
-            Problem(
-                search.store.path, None,
-                f"{len(gone)} pending transactions lie in front of the log, the first at {gone[0]}: their messages are "
-                "deleted",
-            )
-        )  # fmt: skip
+        search.tell(
+            f"{len(gone)} pending transactions lie in front of the log, the first at {gone[0]}: their messages are "
+            "deleted"
+        )
     halves: list[Records] = []
     settled: list[np.ndarray] = []
     search.walk_from(begin)
@@ -348,13 +340,7 @@ def _of_both(
     kept = list(records_at(search.store, wanted, _ROCKSDB_HALF))
     missing = len(wanted) - sum(map(len, kept))
     if missing:
-        search.problems.append(
-            Problem(
-                search.store.path,
-                None,
-                f"{missing} pending transactions of rocksdbstore lead to no half message in the log",
-            )
-        )
+        search.tell(f"{missing} pending transactions of rocksdbstore lead to no half message in the log")
     last = stored.last_phy_offset
     for half in halves:
         offsets = half.numbers_of("phy_offset")

@@ -36,16 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that could not be read, or cannot be right, so that the answer may lack messages.
-
-    Attributes
-    ----------
-    path : str
-        The file or directory.
-    pos : int or None
-        Position in it, bytes.
-    text : str
-    """
+    """Something at `pos` bytes of `path` that could not be read, or cannot be right, so that the answer may lack messages."""
 
     path: str
     pos: int | None
@@ -57,19 +48,7 @@ class Problem:
 
 @dataclass
 class Search:
-    """What a search for pending messages goes over and finds.
-
-    Attributes
-    ----------
-    store : MessageStore
-    now : int
-        ms since epoch.
-    batches : list of pyarrow.RecordBatch
-        Rows that wait.
-    sources, problems : list
-    notes : list of str
-        What to know about the answer that is not damage.
-    """
+    """What a search for pending messages scans and finds; `now` in ms since epoch, `batches` are rows that wait."""
 
     store: MessageStore
     now: int
@@ -80,15 +59,17 @@ class Search:
     #: The phy offset from which on the log was gone over, for what no queue tells; None: it was not.
     walked_from: int | None = None
 
+    def tell(self, text: str, path: str | None = None, pos: int | None = None) -> None:
+        """Note a problem, by default of the whole store."""
+        self.problems.append(Problem(self.store.path if path is None else path, pos, text))
+
     def problem(self, error: Exception, path: str | None = None) -> None:
-        """Take an error down; the search goes on."""
+        """Note an error; the search goes on."""
         if isinstance(error, StoreError):
-            where = self.store.path if error.path is None else error.path
-            self.problems.append(Problem(where if path is None else path, error.pos, error.message))
-        else:
-            named = os.fsdecode(error.filename) if isinstance(error, OSError) and error.filename is not None else None
-            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self.problems.append(Problem(path or named or self.store.path, None, text))
+            self.tell(error.message, path or error.path, error.pos)
+            return
+        named = os.fsdecode(error.filename) if isinstance(error, OSError) and error.filename is not None else None
+        self.tell((isinstance(error, OSError) and error.strerror) or str(error), path or named)
 
     def source(self, kind: str, name: str, begin: str = "") -> PendingSource:
         """PendingSource: a new one, listed."""
@@ -128,7 +109,7 @@ class Search:
         progress, error = self.store.consumer_progress()
         config = os.path.join(self.store.path, "config")
         if error is not None:
-            self.problems.append(Problem(config, None, f"consumer progress: {error}"))
+            self.tell(f"consumer progress: {error}", config)
         elif not progress:
             for name in ("consumerOffsets", "metadata", "rdb"):
                 if is_database(os.path.join(config, name)):
@@ -158,7 +139,7 @@ class Search:
         else:
             if database.log_damage is not None:
                 text = f"its log or MANIFEST is damaged ({database.log_damage}); what follows the damage is taken from the log"
-                self.problems.append(Problem(path, None, text))
+                self.tell(text, path)
             return database
         return None
 
@@ -185,7 +166,7 @@ class Search:
             for queue_id in sorted(each for each in begins if each not in there and (begins[each] or zero_is_noted)):
                 text = f"there is no queue {queue_id} of {topic}, for which the offset {begins[queue_id]} is noted; "
                 text += "what waits in it is not known: verify tells whether the log has it, and rebuild makes it"
-                self.problems.append(Problem(store.path, None, text))
+                self.tell(text, store.path)
         for queue_id in there:
             try:
                 yield from self._of_queue(topic, queue_id, begins.get(queue_id, 0), body)
@@ -220,7 +201,7 @@ class Search:
             text += "waits may be in them, or what delivered or settled others; rmqstore verify names them"
             segment = log.files.find(first)
             path, pos = (log.path, None) if segment is None else (segment.path, first - segment.file_from_offset)
-            self.problems.append(Problem(path, pos, text))
+            self.tell(text, path, pos)
 
     def _of_queue(self, topic: str, queue_id: int, begin: int, body: bool) -> Iterator[Records]:
         queue = self.store.queues.find(topic, queue_id)
@@ -228,13 +209,9 @@ class Search:
             return
         low, high = queue.bounds(self.store.commit_log.min_offset)
         if begin > high:
-            self.problems.append(
-                Problem(
-                    self.store.path,
-                    None,
-                    f"queue {queue_id} of {topic} ends at {high}, in front of the offset {begin} noted for it: a broker goes on "
-                    "at the end, and none of its messages counts as waiting",
-                )
+            self.tell(
+                f"queue {queue_id} of {topic} ends at {high}, in front of the offset {begin} noted for it: a broker goes on "
+                "at the end, and none of its messages counts as waiting"
             )
         lost = 0
         for records, missing in records_of_queue(self.store, queue, max(begin, low), body=body):
@@ -242,13 +219,7 @@ class Search:
             if records is not None:
                 yield records
         if lost:
-            self.problems.append(
-                Problem(
-                    self.store.path,
-                    None,
-                    f"{lost} units of queue {queue_id} of {topic} lead to no record; verify names them",
-                )
-            )
+            self.tell(f"{lost} units of queue {queue_id} of {topic} lead to no record; verify names them")
 
 
 def chosen_records(records: Records, keep: np.ndarray) -> Records | None:
@@ -280,23 +251,10 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass
 class PendingSource:
-    """A place that was looked at.
+    """A place that was read: a topic, directory or family `name`, from where its entries wait (`begin`), and how many do.
 
-    Attributes
-    ----------
-    kind : str
-    name : str
-        The topic, directory or family.
-    begin : str
-        From where on its entries wait.
-    pending : int
-        Messages that wait by this place.
-    came_out : int
-        Of its entries, those that are on their topic already although what the broker noted says they wait: it was
-        killed, or has not written down how far it came, and will deliver them once more.  They are not counted as
-        pending.
-    recalled : int
-        Of its entries, those that were recalled.
+    `came_out` counts entries that are on their topic already although the broker's note says that they wait (it was killed, or has
+    not written down how far it came); they are not pending.  `recalled` counts entries that were recalled.
     """
 
     kind: str
@@ -309,16 +267,7 @@ class PendingSource:
 
 @dataclass
 class Waiting:
-    """What is known of records that wait, an array a column; None is what the record has, or nothing.
-
-    Attributes
-    ----------
-    topic, queue_id, group : pyarrow.Array or None
-        The real ones.
-    due : array of int64 or None
-        ms since epoch.
-    level, check_times : array or None
-    """
+    """What is known of records that wait, an array a column; None is what the record has, or nothing."""
 
     topic: Any = None
     queue_id: Any = None
@@ -332,41 +281,21 @@ class Waiting:
 def schema() -> pa.Schema:
     """pyarrow.Schema: the columns of pending messages, see docs/pending.md."""
     pa = import_pyarrow()
-    time = pa.timestamp("ms", tz="UTC")
+    text, number, offset, time = pa.string(), pa.int32(), pa.int64(), pa.timestamp("ms", tz="UTC")
     return pa.schema(
         [
-            pa.field("kind", pa.string(), nullable=False),
-            pa.field("topic", pa.string()),
-            pa.field("queue_id", pa.int32()),
-            pa.field("group", pa.string()),
-            pa.field("keys", pa.list_(pa.string())),
-            pa.field("tags", pa.string()),
-            pa.field("unique_key", pa.string()),
-            pa.field("born_timestamp", time),
-            pa.field("store_timestamp", time),
-            pa.field("due", time),
-            pa.field("overdue", pa.bool_()),
-            pa.field("level", pa.int32()),
-            pa.field("check_times", pa.int32()),
-            pa.field("reconsume_times", pa.int32()),
-            pa.field("size", pa.int32()),
-            pa.field("stored_topic", pa.string()),
-            pa.field("stored_queue_id", pa.int32()),
-            pa.field("queue_offset", pa.int64()),
-            pa.field("phy_offset", pa.int64()),
-            pa.field("source", pa.string(), nullable=False),
+            pa.field("kind", text, nullable=False), ("topic", text), ("queue_id", number), ("group", text),
+            ("keys", pa.list_(text)), ("tags", text), ("unique_key", text),
+            ("born_timestamp", time), ("store_timestamp", time), ("due", time), ("overdue", pa.bool_()),
+            ("level", number), ("check_times", number), ("reconsume_times", number), ("size", number),
+            ("stored_topic", text), ("stored_queue_id", number), ("queue_offset", offset), ("phy_offset", offset),
+            pa.field("source", text, nullable=False),
         ]
-    )
+    )  # fmt: skip
 
 
 class Properties:
-    """One property of many records at a time.
-
-    Parameters
-    ----------
-    array : pyarrow.MapArray
-        The column ``properties``.
-    """
+    """One property of many records at a time, from the column ``properties``."""
 
     def __init__(self, array: Any):
         self._pa = import_pyarrow()
@@ -417,16 +346,9 @@ def whole_numbers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Records:
-    """Some records that may wait.
+    """Some records that may wait: their columns (`RECORD_COLUMNS`), and of what was asked for the number that each has.
 
-    Attributes
-    ----------
-    batch : pyarrow.RecordBatch
-        Their columns (`RECORD_COLUMNS`).
-    numbers : array
-        Of what was asked for, the number that each record has.
-    tags_codes : array or None
-        Of their units, as far as an extension holds them; None where no unit was read.
+    `tags_codes` are those of their units, as far as an extension holds them; None where no unit was read.
     """
 
     def __init__(self, batch: pa.RecordBatch, numbers: np.ndarray, tags_codes: np.ndarray | None = None):
@@ -488,13 +410,7 @@ def records_at(store: MessageStore, phy_offsets: np.ndarray, topic: str) -> Iter
 def records_of_queue(
     store: MessageStore, queue: AnyConsumeQueue, begin: int, *, body: bool = False, end: int = _INT64_MAX
 ) -> Iterator[tuple[Records | None, int]]:
-    """The records of a queue from queue offset `begin` on, with the tags codes of their units.
-
-    Yields
-    ------
-    (Records or None, int)
-        And how many units led to no record.
-    """
+    """The records of a queue from queue offset `begin`, with tags codes; and how many units pointed to no record."""
     columns = _columns(store, None, body)
     source = LocalQueue(queue, store.commit_log)
     for places in source.places(begin, end):
@@ -516,15 +432,7 @@ def records_in_log(
 def rows(
     records: Records, source: PendingSource, now: int, waiting: Waiting, keep: np.ndarray | None = None
 ) -> pa.RecordBatch:
-    """Make rows of pending messages (`schema`).
-
-    Parameters
-    ----------
-    now : int
-        What is due before is overdue, ms since epoch.
-    keep : array of bool, optional
-        Which of the records.
-    """
+    """Make rows of pending messages (`schema`) of the records that `keep` says, by default of all."""
     pa = import_pyarrow()
     num = len(records)
     batch = records.batch

@@ -14,7 +14,6 @@ import numpy as np
 from rmqstore._core import java_string_hash
 from rmqstore.offline.pending_search import (
     PendingSource,
-    Problem,
     Records,
     Search,
     Waiting,
@@ -128,13 +127,10 @@ def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, 
         low = search.store.commit_log.min_offset
         gone = lost["phy_offset"] < low
         if gone.any():
-            search.problems.append(
-                Problem(
-                    search.store.path, None,
-                    f"{np.count_nonzero(gone)} units of the timer log lead in front of the log, which begins at {low}: "
-                    "the messages are deleted",
-                )
-            )  # fmt: skip
+            search.tell(
+                f"{np.count_nonzero(gone)} units of the timer log lead in front of the log, which begins at {low}: "
+                "the messages are deleted"
+            )
         _tell_units(search, lost[~gone], f"leads to no record of {_TOPIC}")
 
 
@@ -159,9 +155,9 @@ def _tell_units(search: Search, units: np.ndarray, what: str) -> None:
     for unit in units[:_TOLD]:
         position = int(unit["position"])
         text = f"timer log: the unit at {position} {what} (phy offset {int(unit['phy_offset'])})"
-        search.problems.append(Problem(path, position, text))
+        search.tell(text, path, position)
     if len(units) > _TOLD:
-        search.problems.append(Problem(path, None, f"timer log: the same holds for {len(units) - _TOLD} more units"))
+        search.tell(f"timer log: the same holds for {len(units) - _TOLD} more units", path)
 
 
 # -------------------------------------------------------------------------------------------------------------- RocksDB
@@ -184,13 +180,7 @@ def _of_database(search: Search, stored: StoredTimers, found: _Found) -> None:
         led += len(records)
         found.take(source, records, dues[records.numbers], np.ones(len(records), bool))
     if led < len(places):
-        search.problems.append(
-            Problem(
-                search.store.path,
-                None,
-                f"{len(places) - led} timers of rocksdbstore lead to no record of {_TOPIC} in the log",
-            )
-        )
+        search.tell(f"{len(places) - led} timers of rocksdbstore lead to no record of {_TOPIC} in the log")
 
 
 # ---------------------------------------------------------------------------------------------------------------- topic
@@ -230,7 +220,7 @@ def _of_topic(search: Search, found: _Found, begin: int, units: WaitingUnits | N
     if made_up and checkpoint is not None:
         text = f"{made_up} records of {_TOPIC} up to queue offset {checkpoint.taken_in}, which config/timercheck says "
         text += "was taken in, have no unit in the timer log; they are counted as waiting"
-        search.problems.append(Problem(f"{search.store.path}/timerlog", None, text))
+        search.tell(text, f"{search.store.path}/timerlog")
 
 
 def _without_known(records: Records, out: np.ndarray, keep: np.ndarray, known: set[tuple[int, str | None]]) -> None:

@@ -38,6 +38,7 @@ from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.compared import Compared
 from rmqstore.offline.rebuild_swap import (
     FOLDERS,
+    QUEUE_DATABASE,
     delete_tree,
     finish_swap,
     folders_of,
@@ -45,10 +46,11 @@ from rmqstore.offline.rebuild_swap import (
     move_built,
     moved_aside,
     swap,
+    swap_database,
 )
 from rmqstore.offline.verify import verify_parts
 from rmqstore.remedies import GiveOptions, Sentence, UseBrokerConf
-from rmqstore.rocksdb.places import check_queue_databases, queue_databases
+from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.store.dispatch_rules import without_unit
 from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
 from rmqstore.store.lost_log import end_of_known, refuse_loss
@@ -64,27 +66,11 @@ _CORRUPT = (Verdict.BAD_BODY_CRC.name, Verdict.BAD_PROP_CRC.name)
 class RebuildReport:
     """What a rebuild did.
 
-    Attributes
-    ----------
-    what : tuple of str
-        "index", "consumequeue" or both.
-    output : str
-        The directory that holds the new files: the store itself after a swap.
-    records, units, index_entries : int
-        Records read, queue units and index entries written.
-    damage : list of (int, int, str)
-        Stretches of the log that could not be read: phy offset, size, verdict.  Nothing was built of them, except of
-        records that only fail their CRC.
-    gone : dict of str to int
-        By topic, the records that got no unit because their topic, or their queue of that name, was deleted.
-    log_bytes : int
-        Bytes of log that were read.
-    resumed : bool
-        An earlier rebuild was complete, only the swap was left.
-    seconds : float
-    moved_aside : tuple of str
-        Folders that held the queues in RocksDB and were kept, as they are called now; also those with queue files
-        where a database replaces them.
+    `output` is the directory with the new files, the store itself after a swap.  `records` were read, `units` and `index_entries`
+    written.  `damage` lists stretches of the log that could not be read (phy offset, size, verdict): nothing was built of them,
+    except of records that only fail their CRC.  `gone` counts, by topic, records without a unit as their topic, or their queue of
+    that name, was deleted.  `resumed`: an earlier rebuild was complete, and only the swap was left.  `moved_aside` are folders that
+    held the queues in RocksDB (or files that a database replaces), as they are called now.
     """
 
     what: tuple[str, ...]
@@ -112,6 +98,8 @@ class RebuildJob:
         "index", "consumequeue" or both.
     config, output, drop_units
         As for `rebuild`.
+    as_database : bool
+        The queues become a RocksDB database.
     """
 
     root: str
@@ -119,6 +107,7 @@ class RebuildJob:
     config: StoreConfig | None = None
     output: str | os.PathLike[str] | None = None
     drop_units: int = 0
+    as_database: bool = False
 
     @classmethod
     def of(
@@ -158,13 +147,10 @@ class RebuildJob:
         return report
 
     def _with_config(self) -> RebuildJob:
-        return dataclasses.replace(self, config=known_config(self.root, self.config, self.kinds))
+        return dataclasses.replace(self, config=known_config(self.root, self.config, self.kinds, self.as_database))
 
     def _run_to(
-        self,
-        output: str | os.PathLike[str],
-        build: Callable[[RebuildJob, str], RebuildReport],
-        resumable: bool,
+        self, output: str | os.PathLike[str], build: Callable[[RebuildJob, str], RebuildReport], resumable: bool
     ) -> RebuildReport:
         job = self._with_config()
         target = free_output(output, self.kinds, self.root)
@@ -182,7 +168,9 @@ class RebuildJob:
         root, kinds = self.root, self.kinds
         work = os.path.join(root, REBUILD_DIRECTORY)
         complete = finish_swap(root, work)
-        if complete and set(kinds) <= set(complete):
+        if self.as_database and complete == (QUEUE_DATABASE,):
+            return RebuildReport(kinds, root, resumed=True, moved_aside=moved_aside(root, ("rocksdb", "files")))
+        if not self.as_database and complete and set(kinds) <= set(complete):
             return RebuildReport(complete, root, resumed=True, moved_aside=moved_aside(root))
         job = self._with_config()
         refuse_lost_log(root, job.known_config, kinds, self.drop_units)
@@ -191,6 +179,12 @@ class RebuildJob:
             make_directories(work)
         with _deleted_on_failure(work, resumable):
             report = build(job, work)
+        if self.as_database:
+            folders = queue_databases(root)
+            place = os.path.basename(folders[0]) if folders else PLACES[0]
+            mark_complete(work, (QUEUE_DATABASE, place))
+            report.moved_aside = swap_database(root, work, place)
+            return report
         mark_complete(work, kinds)
         swap(root, work, kinds)
         if "consumequeue" in kinds:
@@ -282,7 +276,9 @@ def free_output(output: str | os.PathLike[str], kinds: Iterable[str], root: str)
     return target
 
 
-def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) -> StoreConfig:
+def known_config(
+    root: str, config: StoreConfig | None, kinds: tuple[str, ...], as_database: bool = False
+) -> StoreConfig:
     """The geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed.
 
     OSError where queues may be in a database that this user may not look into: it would be moved aside unseen.
@@ -292,12 +288,12 @@ def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) 
         check_queue_databases(root)
     config = StoreConfig.infer(root) if config is None else config
     needed = []
-    if "consumequeue" in kinds and queue_databases(root):
+    if as_database or ("consumequeue" in kinds and queue_databases(root)):
         # No folder of a queue tells whether a broker dispatches to further queues; only one that does says in a record which.
         config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
     if "index" in kinds:
         needed += ["max_hash_slot_num", "max_index_num"]
-    if "consumequeue" in kinds:
+    if "consumequeue" in kinds and not as_database:
         needed += ["mapped_file_size_consume_queue"]
         if config.enable_consume_queue_ext:
             needed += ["mapped_file_size_consume_queue_ext"]
@@ -337,14 +333,9 @@ def refuse_lost_log(root: str, config: StoreConfig, kinds: tuple[str, ...], drop
 def check_config(
     path: str | os.PathLike[str], what: Iterable[str], config: StoreConfig | None = None, drop_units: int = 0
 ) -> None:
-    """Say at once, before anybody is asked or anything is built, which option a rebuild would refuse to work without.
+    """Raise what `rebuild` would refuse (GeometryError, LostLogError, StoreLockedError), before anything is asked or built.
 
     The names of queues and the first records tell most of it.  What only a later record needs, the rebuild itself says.
-
-    Raises
-    ------
-    GeometryError, LostLogError, StoreLockedError
-        As of `rebuild`.
     """
     root = check_store_root(path)
     kinds = kinds_of(what)

@@ -1,43 +1,27 @@
 """rebuild: the database of queues (RocksDB) of a broker with ``storeType=defaultRocksDB``, from its commit log alone.
 
-Owns building it beside what is there, comparing it with the log, and putting it in place; what lay there is kept under another
-name.  The commit log is never changed.  So a broker gets back the units that a kill took from it.
-
-A rebuild that was killed while building starts again; one that was killed while the database took its place goes on
-with that.
+Owns building it and comparing it with the log; `RebuildJob` puts it in place, and keeps what was there under another name.
+The commit log is never changed.  So a broker gets back the units that a kill took from it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import time
 from collections.abc import Callable
 
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.config.dledger import refuse_dledger
 from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, CollectedQueue, CollectedQueues
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files.durable import fsync_directory, fsync_tree, make_directories
+from rmqstore.files.durable import fsync_tree
 from rmqstore.files.mapped_file import MappedFilePool
-from rmqstore.files.store_lock import StoreLock
 from rmqstore.message import encode_java_utf8
-from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, free_output, refuse_assumed, refuse_lost_log
-from rmqstore.offline.rebuild_swap import (
-    QUEUE_DATABASE,
-    delete_tree,
-    finish_swap,
-    mark_complete,
-    moved_aside,
-    swap_database,
-)
+from rmqstore.offline.rebuild import RebuildJob, RebuildReport, refuse_assumed
 from rmqstore.offline.verify_databases import QueueDatabaseCheck
-from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
 from rmqstore.rocksdb.queues import Units
 from rmqstore.store.dispatcher import LogDispatcher
@@ -57,83 +41,23 @@ def rebuild_queue_database(
 ) -> RebuildReport:
     """Rebuild the queues as a database that a broker with ``storeType=defaultRocksDB`` opens (RocketMQ 5.5.0).
 
-    Parameters
-    ----------
-    path : path
-        The store's root.  Nobody else may have it open for writing.
-    config : StoreConfig, optional
-        By default `StoreConfig.infer`; the delay levels must be given where the log has delayed messages.
-    output : path, optional
-        Make ``consumequeue`` in this directory, and leave the store as it is.
-    progress : callable, optional
-    drop_units : int
-        As of `rebuild`.
+    Parameters and errors are those of `rebuild`; besides MissingDependencyError without rocksdict, and StoreError if the new
+    database cannot be written, of which nothing stays.  With `output`, ``consumequeue`` is made there.
 
     Returns
     -------
     RebuildReport
-        `moved_aside` has the folder that held the queues before, whether files or a database; the new one is in its place.
-        With `resumed` it has those of earlier rebuilds too.
-
-    Raises
-    ------
-    MissingDependencyError
-        rocksdict is not installed.
-    StoreError
-        The new database cannot be written: the disk is full, for instance.  Nothing of it stays.
-    GeometryError, LostLogError, StoreLockedError, CorruptionError
-        As of `rebuild`.
+        `moved_aside` has the folder that held the queues before, whether files or a database; with `resumed` also those of
+        earlier rebuilds.
     """
-    # Imported here because it brings the compression libraries along, which no other module of a plain import needs.
-    import tempfile
-
-    started = time.perf_counter()
-    root = check_store_root(path)
-    refuse_dledger(root)
-    if output is None:
-        check_queue_databases(root)
-    config = StoreConfig.infer(root) if config is None else config
-    # Only a broker that dispatches to further queues says in a record which.
-    config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
-    if output is not None:
-        target = free_output(output, _WHAT, root)
-        # Under a name that nobody takes for queues until it is whole, also after a kill.
-        work = tempfile.mkdtemp(prefix=f"{REBUILD_DIRECTORY}-", dir=target)
-        try:
-            report = _build(root, os.path.join(work, "queues"), config, progress)
-            fsync_tree(work)
-            os.rename(os.path.join(work, "queues"), os.path.join(target, "consumequeue"))
-        finally:
-            delete_tree(work, ignore_errors=True)
-        fsync_directory(target)
-        report.output = target
-    else:
-        with StoreLock(root):
-            work = os.path.join(root, REBUILD_DIRECTORY)
-            if finish_swap(root, work) == (QUEUE_DATABASE,):
-                aside = moved_aside(root, ("rocksdb", "files"))
-                seconds = time.perf_counter() - started
-                return RebuildReport(_WHAT, root, resumed=True, seconds=seconds, moved_aside=aside)
-            refuse_lost_log(root, config, _WHAT, drop_units)
-            delete_tree(work, ignore_errors=True)
-            make_directories(work)
-            try:
-                report = _build(root, os.path.join(work, "queues"), config, progress)
-                fsync_tree(work)
-            except BaseException:
-                delete_tree(work, ignore_errors=True)
-                raise
-            folders = queue_databases(root)
-            place = os.path.basename(folders[0]) if folders else PLACES[0]
-            mark_complete(work, (QUEUE_DATABASE, place))
-            report.moved_aside = swap_database(root, work, place)
-    report.seconds = time.perf_counter() - started
-    return report
+    job = RebuildJob(check_store_root(path), _WHAT, config, output, drop_units, as_database=True)
+    return job.run(lambda known, work: _build(known, work, progress))
 
 
-def _build(
-    root: str, target: str, config: StoreConfig, progress: Callable[[int, int], None] | None
-) -> RebuildReport:
+def _build(job: RebuildJob, work: str, progress: Callable[[int, int], None] | None) -> RebuildReport:
+    root, config = job.root, job.known_config
+    # In the store it has a name that is no folder of queues until it takes its place.
+    target = os.path.join(work, "queues" if job.output is None else "consumequeue")
     report = RebuildReport(_WHAT, root)
     commit_log = CommitLog(root, config, MappedFilePool(4), read_only=True)
     writer = QueueDatabaseWriter(target)
@@ -162,6 +86,7 @@ def _build(
     finally:
         writer.close()
         commit_log.close()
+    fsync_tree(work)
     return report
 
 

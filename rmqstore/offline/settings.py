@@ -30,19 +30,9 @@ _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_o
 class SourceDescription:
     """A place that holds settings.
 
-    Attributes
-    ----------
-    kind : str
-        "topics", "subscription_groups", "consumer_offsets" or "pop_records".
-    form : str
-        "json", or the layout of a RocksDB: "separate", "single", "v2"; "kvStore" for pop records.
-    path : str
-        The file that was read, or the database's directory.
-    counter, timestamp : int or None
-        Of its data version; ms since epoch.  None where it has none yet.
-    entries : int
-    taken : bool
-        Whether what it holds is in the answer.
+    `kind` is "topics", "subscription_groups", "consumer_offsets" or "pop_records"; `form` is "json", the layout of a RocksDB
+    ("separate", "single", "v2"), or "kvStore"; `path` is the file that was read, or the database's directory.  `counter` and
+    `timestamp` (ms since epoch) are of its data version, None without one.  `taken`: what it holds is in the answer.
     """
 
     kind: str

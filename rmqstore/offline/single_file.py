@@ -66,20 +66,10 @@ assert _UNIT.itemsize == int(UnitLayout.UNIT_SIZE) and _BATCH_UNIT.itemsize == i
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """A file that was recognised.
+    """A file that was recognised as one of `KINDS`; `size` in bytes.
 
-    Attributes
-    ----------
-    path : str
-    kind : str
-        One of `KINDS`.
-    size : int
-        Bytes.
-    base : int or None
-        Offset of its first byte, or of a queue file its first unit, in the whole that it is a part of, as its name or
-        its contents say; None where there is no such whole, or nothing tells.
-    topic, queue_id : str and int, or None
-        Of the path, of a file of a queue.
+    `base` is the offset of its first byte, or of a queue file its first unit, in the whole that it is a part of; None where nothing
+    tells.  `topic` and `queue_id` are those of the path of a queue's file.
     """
 
     path: str

@@ -52,17 +52,7 @@ class TimelineBin:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What came when.
-
-    Attributes
-    ----------
-    bins : tuple of TimelineBin
-        One after the other, equally long; empty for a log without records.
-    exact : bool
-        Every record was read.
-    places : int
-        How many places of the log were read, where not all were.
-    """
+    """What came when: bins one after the other, equally long; `exact` if every record was read, else at `places` of the log."""
 
     bins: tuple[TimelineBin, ...] = ()
     exact: bool = True
@@ -234,20 +224,10 @@ def _binned(places: Sequence[_Place], low: int, high: int, bins: int, messages: 
 
 @dataclass(slots=True)
 class LostMessages:
-    """The messages of a log from a place on.
+    """The messages of a log from `phy_offset`: how many whole ones, and their bytes.
 
-    Attributes
-    ----------
-    phy_offset : int
-        The place.
-    messages, size : int
-        Whole messages, and their bytes.
-    damaged_size : int
-        Bytes up to the end that are no whole message.
-    first_store_timestamp, last_store_timestamp : int or None
-        Least and greatest store time of the whole ones, ms since epoch.
-    topics : dict of str to int
-        Whole messages by topic.
+    `damaged_size` are the bytes up to the end that are no whole message; the timestamps are the least and greatest store time of
+    the whole ones, ms since epoch; `topics` counts them by topic.
     """
 
     phy_offset: int
@@ -266,20 +246,7 @@ class LostMessages:
 def messages_behind(
     path: str, config: StoreConfig, phy_offset: int, progress: Callable[[int, int], object] | None = None
 ) -> LostMessages:
-    """Count what the log of the store at `path` holds from `phy_offset` on.
-
-    Parameters
-    ----------
-    config : StoreConfig
-        Its geometry.
-    phy_offset : int
-        Where it is counted from; a message whose CRC fails is damaged.
-    progress : callable, optional
-        Told how many bytes of log were gone over, and of how many.
-
-    Returns
-    -------
-    LostMessages
+    """Count what the log of the store at `path` holds from `phy_offset`; a message whose CRC fails is damaged.
 
     Raises
     ------

@@ -411,17 +411,7 @@ _COMPRESSED = SysFlag.COMPRESSED.value
 
 
 class LogCheck:
-    """Checks a log and its records.
-
-    Parameters
-    ----------
-    compared : Compared
-
-    Attributes
-    ----------
-    end : int
-        Where the log ends.
-    """
+    """Checks a log, which ends at `end`, and its records."""
 
     def __init__(self, compared: Compared):
         self.compared = compared

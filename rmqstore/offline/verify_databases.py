@@ -7,6 +7,7 @@ hour), and records after the last one that the index has, which a broker adds at
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
@@ -37,15 +38,12 @@ def has_index_database(root: str) -> bool:
     if not may_be_database(index_folder(root)):
         return False
     try:
-        database = IndexDatabase(root)
+        with contextlib.closing(IndexDatabase(root)) as database:
+            return database.has_entries
     except MissingDependencyError:
         return may_have_entries(root)
     except (StoreError, OSError):
         return True
-    try:
-        return database.has_entries
-    finally:
-        database.close()
 
 
 def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterator[Finding]:
@@ -61,28 +59,15 @@ def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterato
     if not may_be_database(path):
         return
     try:
-        database = IndexDatabase(root)
-    except MissingDependencyError as error:
-        if not may_have_entries(root):
-            return
-        yield Finding(path, 0, "not_checked", f"the index in RocksDB: {error.message}")
-        return
-    except CorruptionError as error:
-        yield Finding(error.path or path, error.pos or 0, "damaged_database", f"the index in RocksDB: {error.message}")
-        return
+        with contextlib.closing(IndexDatabase(root)) as database:
+            if database.log_damage is not None:
+                detail = f"the index in RocksDB: its log or MANIFEST is damaged ({database.log_damage}); later entries are missing"
+                yield Finding(path, 0, "damaged_database", detail)
+            if database.has_entries:
+                yield from _Comparison(commit_log, database, end).run()
     except (StoreError, OSError) as error:
-        yield unread_database(path, error, "the index in RocksDB")
-        return
-    try:
-        if database.log_damage is not None:
-            detail = f"the index in RocksDB: its log or MANIFEST is damaged ({database.log_damage}); later entries are missing"
-            yield Finding(path, 0, "damaged_database", detail)
-        if database.has_entries:
-            yield from _Comparison(commit_log, database, end).run()
-    except CorruptionError as error:
-        yield Finding(path, 0, "damaged_database", f"the index in RocksDB: {error.message}")
-    finally:
-        database.close()
+        if not isinstance(error, MissingDependencyError) or may_have_entries(root):
+            yield unread_database(path, error, "the index in RocksDB")
 
 
 class _Comparison:
@@ -175,22 +160,7 @@ _PIECE = 1 << 16
 
 
 class QueueDatabaseCheck:
-    """Compares the queues in RocksDB of one store with its records as they come.
-
-    Parameters
-    ----------
-    root : str
-        The directory of the store, whose settings list the topics.
-    folders : tuple of str
-        The directories of such databases, one at least.
-    config : StoreConfig
-    commit_log : CommitLog
-
-    Raises
-    ------
-    MissingDependencyError
-        rocksdict is not installed.
-    """
+    """Compares the queues in RocksDB of the store at `root` with its records as they come."""
 
     def __init__(self, root: str, folders: tuple[str, ...], config: StoreConfig, commit_log: CommitLog):
         self.folders, self.path = folders, folders[0]

@@ -25,19 +25,7 @@ from rmqstore.index.index_service import IndexService, is_index_name
 class IndexCheck:
     """Compares the entries of all index files, in order, with the keys of the records as they come.
 
-    Parameters
-    ----------
-    index_service : IndexService
-    commit_log : CommitLog
-
-    Attributes
-    ----------
-    names : list of str
-        The index files, oldest first.
-    file_number, entry : int
-        Where the comparison stands: the number of the file, from 0 on, and of the entry, from 1 on.
-    total : int
-        How many keys the records had that were seen.
+    `file_number` (from 0) and `entry` (from 1) are where the comparison is; `total` counts the keys of the records that were seen.
     """
 
     def __init__(self, index_service: IndexService, commit_log: CommitLog):

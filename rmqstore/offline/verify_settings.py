@@ -119,17 +119,12 @@ def settings_findings(compared: Compared, queues_known: bool) -> Iterator[Findin
             yield Finding(path, 0, "not_checked", f"{kind}: {error}")
     yield from _delay_offsets(compared, queues_known)
     if has_pop_records(compared.root):
-        path = os.path.join(compared.root, "kvStore")
         findings: list[Finding] = []
         try:
             for _ in pop_records(compared.root, findings):
                 pass
-        except MissingDependencyError as error:
-            findings.append(Finding(path, 0, "not_checked", f"pop records: {error.message}"))
-        except CorruptionError as error:
-            findings.append(Finding(path, 0, "damaged_database", f"pop records: {error.message}"))
         except (StoreError, OSError) as error:
-            findings.append(unread_database(path, error, "pop records"))
+            findings.append(unread_database(os.path.join(compared.root, "kvStore"), error, "pop records"))
         yield from findings
 
 
@@ -153,13 +148,9 @@ def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
     try:
         with Database(path) as database:
             yield from _families(commit_log, database)
-    except MissingDependencyError as error:
-        if may_have_entries(root):
-            yield Finding(path, 0, "not_checked", f"timers and transactions in RocksDB: {error.message}")
-    except CorruptionError as error:
-        yield Finding(error.path or path, 0, "damaged_database", f"timers and transactions in RocksDB: {error.message}")
     except (StoreError, OSError) as error:
-        yield unread_database(path, error, "timers and transactions in RocksDB")
+        if not isinstance(error, MissingDependencyError) or may_have_entries(root):
+            yield unread_database(path, error, "timers and transactions in RocksDB")
 
 
 def _timer_files(commit_log: CommitLog, root: str) -> Iterator[Finding]:

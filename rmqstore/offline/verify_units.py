@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX
@@ -40,35 +40,19 @@ class _Run:
 
 
 class QueueCheck:
-    """Compares the units of one queue with the records as they come.
-
-    Parameters
-    ----------
-    compared : Compared
-    topic, queue_id
-        The queue.
-
-    Attributes
-    ----------
-    queue : ConsumeQueue or BatchConsumeQueue or None
-        None where there is none, or none that can be read.
-    problem : Finding or None
-        Why it cannot be read.
-    covered : int
-        How many of its units belong to a record that was seen.
-    gone : int
-        How many records were seen of a topic, or of a queue of this name, that was deleted.
-    deleted_after : int
-        Phy offset of the last of them whose queue began again, -1 for none.
-    """
+    """Compares the units of one queue with the records as they come."""
 
     def __init__(self, compared: Compared, topic: str, queue_id: int):
         self.compared = compared
         self.topic, self.queue_id = topic, queue_id
+        # None where there is none, or none that can be read; then `problem` says why.
         self.queue: AnyConsumeQueue | None = None
-        self.units: _Units | None = None
-        self.covered = 0
         self.problem: Finding | None = None
+        self.units: _SimpleUnits | _BatchUnits | None = None
+        # How many of its units belong to a record that was seen.
+        self.covered = 0
+        # Records that were seen of a topic, or of a queue of this name, that was deleted; phy offset of the last of them whose
+        # queue began again, -1 for none.
         self.gone, self.deleted_after = 0, -1
         self.missing_reported = 0
         # Of a queue that is not there: the queue offset and the phy offset of the first record that needs it.
@@ -259,21 +243,8 @@ class QueueCheck:
 # ------------------------------------------------------------------------------------------------------ units of one kind
 
 
-class _Units(Protocol):
-    """How the units of a kind of queue are compared with records."""
-
-    by_base: bool
-
-    def __init__(self, check: QueueCheck, queue: Any): ...
-
-    def queue_offsets(self, columns: RecordColumns) -> np.ndarray:
-        """The queue offsets of records, as this kind of queue has them."""
-
-    def compare(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
-        """Compare the units of these records."""
-
-    def dangling(self, first: int) -> Iterator[tuple[int, Unit, str]]:
-        """The units from number `first` on that lead to no record of the queue: number, unit, where they lead."""
+# Both have the queue offsets of records as their kind of queue has them, the comparison of units with records, and the units
+# from a number on that point to no record of the queue (number, unit, where it points).
 
 
 class _SimpleUnits:
@@ -380,7 +351,7 @@ class _BatchUnits:
             yield number, unit, lies
 
 
-_UNITS: dict[str, type[_Units]] = {ConsumeQueue.kind: _SimpleUnits, BatchConsumeQueue.kind: _BatchUnits}
+_UNITS: dict[str, Any] = {ConsumeQueue.kind: _SimpleUnits, BatchConsumeQueue.kind: _BatchUnits}
 
 
 def _said(queue: ConsumeQueue, code: int) -> str:

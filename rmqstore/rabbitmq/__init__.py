@@ -6,33 +6,30 @@ side of the package, and imports nothing else of it.
 - `_term` (Cython): Erlang's external term format, AMQP's properties and tables; what a message term holds
 - `_core` (Cython): bytes of journal and segments: one pass over each, the map of both that a queue lives with
 - `_messages` (Cython): bytes of message files, the table of where each message lies; the check of version 2's
-- `layout`, `definitions`: names of directories and small files, locks and mappings; the durable queues that a node's
-  Mnesia tables know
-- `node`: a node's data directory: parts that are not read (quorum queues, streams), and which directories are nodes and
-  vhosts
+- `layout`: names of directories and small files, locks and mappings
+- `node`: a node's data directory: which directories are nodes and vhosts, parts that are not read (quorum queues,
+  streams), and the durable queues that its Mnesia tables know
 - `term`, `amqp`, `dets`, `ets`: values of terms and their text; AMQP's types; the two kinds of tables that a clean stop leaves
-- `message`: a message, made with the bytes that a node writes, or read lazily
+- `message`: a message, made with the bytes that a node writes, or read lazily; those that are lost
 - `problem`: what is wrong in a file, as a value
 - `queue_index`: one queue's index, version 1, over `index_directory` (loading and reading, and what both versions have)
   and `index_writer` (opening after a stop, and writing)
 - `queue_index_v2`: the same of version 2, read only
 - `message_store`: the shared messages of a vhost, a face over parts: `message_files` (files, places, references),
   `message_recovery` (opening, merging, one file alone), `clean_state` (an orderly close)
-- `columns`, `batches`: messages as Arrow arrays and record batches; `lost`: those that are left out
-- `vhost`: which directory is whose, over parts: `queue_directory` (one directory and its index), `queue` (a queue's
-  messages), `vhost_stores` (its two message stores), `segment_count` (entries of a segment), `version_4` (signs of 4.x)
+- `columns`, `batches`: messages as Arrow arrays and record batches
+- `vhost`: which directory is whose, its two message stores, and entries a segment
+- `queue`: one directory below ``queues`` and its index; the messages of a queue
 - `unreferenced`: whole messages without an index: of one message file, or that no entry of a vhost refers to
 - `verify`, `repair`: what is wrong and what a node would do; a directory without it
 - `transfer`, `importing`: messages out, as files and as JSON (`json_values`); messages into a stopped node's queue
 """
 
-from rmqstore.rabbitmq.definitions import QueueDefinition, durable_queues
 from rmqstore.rabbitmq.importing import ImportReport, import_messages, node_process
 from rmqstore.rabbitmq.index_directory import IndexEntry
-from rmqstore.rabbitmq.lost import LostMessage
-from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.message import LostMessage, Message
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.node import UnreadPart, find_vhosts, unread_parts
+from rmqstore.rabbitmq.node import QueueDefinition, UnreadPart, durable_queues, find_vhosts, unread_parts
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue import Queue, QueuedMessage
 from rmqstore.rabbitmq.queue_index import QueueIndex

@@ -22,14 +22,14 @@ from rmqstore.rabbitmq.columns import arrow_arrays, pyarrow
 from rmqstore.rabbitmq.index_directory import JOURNAL, IndexColumns, IndexEntry
 from rmqstore.rabbitmq.json_values import header_text, utf8
 from rmqstore.rabbitmq.layout import QueueName, map_file
-from rmqstore.rabbitmq.lost import LostMessage, LostMessages, undecoded
-from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.message import LostMessage, LostMessages, Message, undecoded
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.queue_directory import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from rmqstore.rabbitmq.queue import QueueDirectory
 
 __all__ = ["COLUMNS", "Batches", "schema"]
 

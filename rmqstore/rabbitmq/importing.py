@@ -21,6 +21,7 @@ from rmqstore.files.listing import listing
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.batches import BATCH_ROWS
 from rmqstore.rabbitmq.dets import write_recovery_terms
+from rmqstore.rabbitmq.index_directory import JOURNAL
 from rmqstore.rabbitmq.layout import QueueName, lock_directory
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_files import RDT, MessageFiles
@@ -28,6 +29,7 @@ from rmqstore.rabbitmq.message_recovery import check_files
 from rmqstore.rabbitmq.message_store import DEFAULT_FILE_SIZE_LIMIT, MessageStore
 from rmqstore.rabbitmq.node import store_path
 from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.queue import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.transfer import checked_expiry
 from rmqstore.rabbitmq.vhost import Vhost
@@ -57,7 +59,7 @@ class ImportReport:
     first_seq_id : int
         Sequence id of the first of them.
     embedded, stored : int
-        How many lie in the index, and how many in the message store.
+        The number in the index, and that in the message store.
     state : str
         ``"exact"``: the node keeps flags and numbers; ``"dirty"``: it marks every message of the vhost as redelivered.
     """
@@ -152,8 +154,8 @@ def import_messages(
         with Vhost.open(path, segment_entry_count=segment_entry_count, check_terms=True) as vhost:
             directory = _directory_to_import(vhost, queue, level, declared)
             _refuse_doubt(vhost)
-            terms = vhost.terms.get(directory)
-            exact = terms is not None and _usable(vhost, directory, terms)
+            present = next((each for each in vhost.directories if each.name == directory), None)
+            exact = _usable(vhost.terms.get(directory), present)
             if state == "exact" and not exact:
                 raise StoreError(
                     "the queue has no recovery terms that could be used: the node was not stopped cleanly, or never ran this "
@@ -162,22 +164,19 @@ def import_messages(
                 )
             exact = exact and state != "dirty"
             first = 0
-            for each in vhost.directories:
-                if each.name == directory:
-                    for index in each.indexes:
-                        if isinstance(index, QueueIndex):
-                            index._directory.refuse_damage()  # as it does when it is opened for writing
-                        first = index.next_seq_id
+            for index in [] if present is None else present.indexes:
+                if isinstance(index, QueueIndex):
+                    index.refuse_damage()  # as it does when it is opened for writing
+                first = index.next_seq_id
             if not spool.count:
                 return ImportReport(queue, directory, 0, first, 0, 0, "exact" if exact else "dirty")
             return _Import(vhost, QueueName(name, queue, level), directory, exact, embed_below).run(spool)
 
 
-def _usable(vhost: Vhost, directory: str, terms: Mapping[str, Any]) -> bool:
-    """bool: a queue's recovery terms are what they should be."""
-    for each in vhost.directories:
-        if each.name == directory:
-            return each.clean
+def _usable(terms: Mapping[str, Any] | None, directory: QueueDirectory | None) -> bool:
+    """bool: a queue's recovery terms are there and are what they should be."""
+    if terms is None or directory is not None:
+        return directory is not None and directory.clean
     # Nothing persistent ever went into it.
     return not terms.get("segments", True) and all(
         type(terms.get(name)) is int and 0 <= terms[name] < 1 << 62 for name in ("next_seq_id", "next_deliver_seq_id")
@@ -186,12 +185,9 @@ def _usable(vhost: Vhost, directory: str, terms: Mapping[str, Any]) -> bool:
 
 def _refuse_doubt(vhost: Vhost) -> None:
     """StoreError where it is not sure what all queues refer to: the message store deletes what nobody refers to."""
-    doubts = [
-        problem
-        for problem in vhost.problems
-        if problem.kind in _WRONG_COUNT
-        or (problem.kind in _LEGACY_COUNT and vhost.segment_entry_count != layout.LEGACY_SEGMENT_ENTRY_COUNT)
-    ]
+    legacy = vhost.segment_entry_count == layout.LEGACY_SEGMENT_ENTRY_COUNT
+    wrong_count = _WRONG_COUNT if legacy else _WRONG_COUNT | _LEGACY_COUNT
+    doubts = [problem for problem in vhost.problems if problem.kind in wrong_count]
     doubts += vhost.incomplete
     doubts += [problem for directory in vhost.directories for problem in directory.incomplete]
     doubts += _doubts_of_store(store_path(vhost.path, persistent=True))
@@ -229,59 +225,50 @@ def _check_stopped(path: str | os.PathLike[str]) -> None:
 
 def _directory_to_import(vhost: Vhost, queue: str, level: int | None, declared: bool) -> str:
     """str: the name of the directory to write into, after everything that would make the node refuse or delete it."""
-    if vhost.is_pre_3_7:
-        raise StoreError(
-            "this is the layout of before 3.7, which is only read; import into a later node's vhost", vhost.path
-        )
-    if not vhost.name:
-        raise StoreError(
-            "nothing tells the vhost's name, of which the names of directories are made; write it into .vhost",
-            vhost.path,
-        )
+
+    def refuse(wrong: bool, text: str | Sentence, path: str = vhost.path) -> None:
+        if wrong:
+            raise StoreError(text, path)
+
+    refuse(vhost.is_pre_3_7, "this is the layout of before 3.7, which is only read; import into a later node's vhost")
+    refuse(
+        not vhost.name, "nothing tells the vhost's name, of which the names of directories are made; write it into .vhost"
+    )
     vhost.refuse_version_4("publish the messages to the running node instead")
     definitions = vhost.definitions
     definition = None if definitions is None else definitions.get((vhost.name, queue))
-    if definitions is not None and definition is None:
-        raise StoreError(
-            f"the node knows no durable queue {queue!r} in vhost {vhost.name!r}: at its next start it would delete the "
-            "directory; declare the queue on the running node first",
-            vhost.path,
-        )
-    if definitions is None and not declared:
-        raise StoreError(
-            Sentence(
-                f"whether the node knows queue {queue!r} cannot be told here, and it would delete the directory of one that it "
-                "does not know; give the vhost inside the node's data directory, or say ",
-                DeclareQueue(),
-            ),
-            vhost.path,
-        )
-    if definition is not None and definition.type not in ("", "rabbit_classic_queue"):
-        raise StoreError(f"queue {queue!r} is a {definition.type}, not a classic queue", vhost.path)
-    if definition is not None and level not in definition.levels:
-        levels = definition.levels
-        wanted = f"give a level from 0 to {levels[-1]}" if levels != (None,) else "give no level"
-        raise StoreError(
-            f"queue {queue!r} has {'no priorities' if levels == (None,) else 'priorities'}; {wanted}", vhost.path
-        )
+    refuse(
+        definitions is not None and definition is None,
+        f"the node knows no durable queue {queue!r} in vhost {vhost.name!r}: at its next start it would delete the "
+        "directory; declare the queue on the running node first",
+    )
+    unknown = f"whether the node knows queue {queue!r} cannot be told here, and it would delete the directory of one that it "
+    unknown += "does not know; give the vhost inside the node's data directory, or say "
+    refuse(definitions is None and not declared, Sentence(unknown, DeclareQueue()))
+    if definition is not None:
+        kind, levels = definition.type, definition.levels
+        refuse(kind not in ("", "rabbit_classic_queue"), f"queue {queue!r} is a {kind}, not a classic queue")
+        with_levels = levels != (None,)
+        wanted = f"give a level from 0 to {levels[-1]}" if with_levels else "give no level"
+        refuse(level not in levels, f"queue {queue!r} has {'' if with_levels else 'no '}priorities; {wanted}")
     name = layout.queue_directory(vhost.name, queue, level)
     for each in vhost.directories:
         stub = each.queue_name
-        if stub is not None and stub.queue == queue and (stub.priority is None) != (level is None):
-            wanted = "give no level" if level is not None else "give its level"
-            raise StoreError(f"queue {queue!r} has {'no ' if level is not None else ''}priorities; {wanted}", each.path)
-        if stub is not None and (stub.queue, stub.priority) == (queue, level) and each.name != name:
-            raise StoreError(
+        if stub is not None and stub.queue == queue:
+            has, wanted = ("no ", "give no level") if level is not None else ("", "give its level")
+            refuse((stub.priority is None) != (level is None), f"queue {queue!r} has {has}priorities; {wanted}", each.path)
+            refuse(
+                stub.priority == level and each.name != name,
                 f"this directory says that it is queue {queue!r}, but in vhost {vhost.name!r} the queue's is {name}; is .vhost "
                 "right?",
                 each.path,
             )
-        if each.name == name and each.index_version != 1:
-            raise StoreError(
-                "the queue's index is of version 2, which this version only reads; publish the messages to the running "
-                "node instead",
-                each.path,
-            )
+        refuse(
+            each.name == name and each.index_version != 1,
+            "the queue's index is of version 2, which this version only reads; publish the messages to the running "
+            "node instead",
+            each.path,
+        )
     return name
 
 
@@ -300,17 +287,16 @@ class _Import:
     def run(self, spool: _Spool) -> ImportReport:
         vhost = self.vhost
         references = vhost.references()
-        refs = vhost.client_refs()
+        refs = vhost.client_refs() if self.exact else None
         terms = self.terms.pop(self.directory) if self.exact else None
         if not self.exact:
             self.terms.clear()
         vhost.close()
-        persistent = store_path(vhost.path, persistent=True)
         made = not os.path.isdir(self.path)
         if not made:
             # A writer of the queue is met here, and not after the message store has forgotten its clean state.
             os.close(lock_directory(self.path, "the queue is open for writing already; close it there"))
-        store = MessageStore.open(persistent, references=references, client_refs=refs if self.exact else None)
+        store = MessageStore.open(store_path(vhost.path, persistent=True), references=references, client_refs=refs)
         try:
             # From here on a node finds this queue, or all, as after an unclean stop, and nothing is lost by it.
             self._write_terms()
@@ -335,10 +321,8 @@ class _Import:
             if self.exact and new_terms is not None:
                 self.terms[self.directory] = new_terms
                 self._write_terms()
-                # With a clean state no node looks for what other queues lead to; what is lost would crash them.
-                store.close(refs if not len(store.missing) else None)
-            else:
-                store.close()
+            # With a clean state no node looks for what other queues lead to; what is lost would crash them.
+            store.close(None if len(store.missing) else refs)
         except BaseException:
             store.abandon()
             if made:
@@ -356,7 +340,7 @@ class _Import:
         for message, expiry in spool:
             inside = message.embedded(self.embed_below)
             if not inside and not _may_store(store, message, missing):
-                message = _with_new_id(message)
+                message = _of_queue(message, message.vhost or "/", None)
             embedded += inside
             held.append((inside, message, expiry))
             weight += len(message.term)
@@ -399,11 +383,10 @@ class _Import:
     def _remove_empty(self) -> None:
         # The directory that was made, if nothing went into it.
         with contextlib.suppress(OSError):
-            journal = os.path.join(self.path, "journal.jif")
-            if set(listing(self.path).checked().names) <= {"journal.jif", ".queue_name", ".queue_name.unfinished"} and (
-                not os.path.exists(journal) or not os.path.getsize(journal)
-            ):
-                for path in listing(self.path).checked().paths:
+            entries = listing(self.path).checked()
+            empty = {".queue_name", ".queue_name.unfinished"}
+            if all(entry.name in empty or (entry.name == JOURNAL and not entry.stat().st_size) for entry in entries):
+                for path in entries.paths:
                     os.unlink(path)
                 os.rmdir(self.path)
 
@@ -432,7 +415,7 @@ class _Spool:
                 raise InvalidMessageError(f"message {self.count} is of a protocol that is not AMQP 0-9-1")
             expiry = checked_expiry(expiry)
             if message.msg_id is None or message.msg_id in seen:
-                message = _with_new_id(message, self.vhost)
+                message = _of_queue(message, self.vhost, None)
             elif not message.persistent or message.vhost != self.vhost:
                 message = _of_queue(message, self.vhost, message.msg_id)
             seen.add(message.msg_id or b"")
@@ -449,21 +432,16 @@ class _Spool:
 
 def _of_queue(message: Message, vhost: str, msg_id: bytes | None) -> Message:
     # The body and all that came with it stay; what the node goes by is of this queue.
+    raw = message.raw_properties
     return Message(
         message.body,
-        properties=message.properties
-        if message.annotated or message.raw_properties is None
-        else message.raw_properties,
+        properties=message.properties if message.annotated or raw is None else raw,
         exchange=message.exchange,
         routing_keys=message.routing_keys,
         vhost=vhost,
         persistent=True,
         msg_id=msg_id,
     )
-
-
-def _with_new_id(message: Message, vhost: str | None = None) -> Message:
-    return _of_queue(message, vhost if vhost is not None else message.vhost or "/", None)
 
 
 def _may_store(store: MessageStore, message: Message, missing: set[bytes]) -> bool:

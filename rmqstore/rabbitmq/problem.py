@@ -69,6 +69,11 @@ class Problem(NamedTuple):
     seq_id: int | None = None
 
     @property
+    def is_unreadable(self) -> bool:
+        """bool: it is a file or directory that cannot be opened, as opposed to one that is damaged."""
+        return self.kind == UNREADABLE
+
+    @property
     def place(self) -> str:
         """str: path and position, for people."""
         return self.path if self.pos is None else f"{self.path}, position {self.pos}"

@@ -1,36 +1,241 @@
-"""A queue of a vhost and its messages, wherever they lie.
+"""A queue of a vhost: the directories below ``queues``, the index in each, and its messages, wherever they are.
 
-Owns how an index entry and its message come together, in the order in which a node delivers.  It only reads.
+Owns which files make an index of which version, behind which damage live entries may be, and how an index entry and its
+message come together, in the order in which a node delivers.  It only reads.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
+from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.batches import COLUMNS, Batches
-from rmqstore.rabbitmq.definitions import QueueDefinition
-from rmqstore.rabbitmq.index_directory import IndexEntry
-from rmqstore.rabbitmq.layout import QueueName
-from rmqstore.rabbitmq.lost import LostMessage, LostMessages, undecoded
-from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.problem import Problem
-from rmqstore.rabbitmq.queue_directory import QueueDirectory
+from rmqstore.rabbitmq.index_directory import JOURNAL, SEGMENT_NAME, IndexEntry, LiveIndex
+from rmqstore.rabbitmq.layout import QueueName, read_queue_name
+from rmqstore.rabbitmq.message import LostMessage, LostMessages, Message, undecoded
+from rmqstore.rabbitmq.node import QueueDefinition
+from rmqstore.rabbitmq.problem import Problem, unreadable_file
+from rmqstore.rabbitmq.queue_index import QueueIndex
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from rmqstore.rabbitmq.vhost import Vhost
 
-__all__ = ["Queue", "QueuedMessage"]
+__all__ = ["Queue", "QueueDirectory", "QueuedMessage", "is_journal_end"]
 
 logger = logging.getLogger(__name__)
 
+_V1_FILE = re.compile(r"\d+\.idx|journal\.jif")
+_V2_FILE = re.compile(r"\d+\.q[is]")
+# What hides no live entry: a node passes over it, or it is about numbers.  All else of an index may.
+_HIDES_NOTHING = {"nul_file", "memory_only", "bad_terms", "next_seq_id_too_low"}
+_HIDES_NOTHING_IN_JOURNAL = {"ack_without_publish"}
+# Messages that are looked at for the name of their queue.
+_LOOKED_AT = 64
+
+
+def is_journal_end(index: QueueIndex, problem: Problem) -> bool:
+    """bool: a problem of the journal is what a crash leaves at its end, cut or never written."""
+    return problem.kind in ("zero_tail", "nul_file") or (
+        problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size
+    )
+
+
+class QueueDirectory(NotCopied):
+    """One directory below ``queues``: a queue, or one level of a priority queue.
+
+    Attributes
+    ----------
+    path : str
+    name : str
+        The directory's own name.
+    queue_name : QueueName or None
+        Whose it is; None where nothing tells.
+    index_version : int
+        1 or 2; 2 also while a node is half-way from one to the other.
+    terms : dict or None
+        The queue's recovery terms, if the last stop left any.
+    unreadable : list of Problem
+        What of it cannot be opened, so that the queue is read without it.
+    """
+
+    def __init__(self, vhost: Vhost, name: str):
+        self._vhost = vhost
+        self.name = name
+        self.path = os.path.join(vhost.path, "queues", name)
+        self.terms: dict[str, Any] | None = vhost.terms.get(name)
+        self.queue_name = read_queue_name(self.path)
+        self.files: list[str] = []
+        self.unreadable: list[Problem] = []
+        if os.path.isdir(self.path):
+            found = listing(self.path)
+            self.files = found.names
+            if found.error is not None:
+                self.unreadable.append(unreadable_file(self.path, found.error))
+        self.index_version = 2 if any(map(_V2_FILE.fullmatch, self.files)) else 1
+
+    def __repr__(self) -> str:
+        return f"<QueueDirectory {self.name} of {self.queue_name}>"
+
+    @property
+    def level(self) -> int | None:
+        """int or None: the level of a priority queue."""
+        return self.queue_name.priority if self.queue_name else None
+
+    @property
+    def owner(self) -> str:
+        """str: the queue's name; the directory's in angle brackets where nothing tells."""
+        return self.queue_name.queue if self.queue_name else f"<{self.name}>"
+
+    @property
+    def is_misplaced(self) -> bool:
+        """bool: its stub names a queue whose directory has another name, so that no node takes it for that queue's."""
+        name = self.queue_name
+        return name is not None and self._vhost.directory_of(name.vhost, name.queue, name.priority) != self.name
+
+    @property
+    def clean(self) -> bool:
+        """bool: its recovery terms are there and are what a node goes by."""
+        if self.terms is None:
+            return False
+        if self.index_version == 2:
+            return "v2_index_state" in self.terms and bool(self.indexes) and self.indexes[-1].recovered_clean
+        return all(index.recovered_clean for index in self.indexes) and not self.unreadable
+
+    @staticmethod
+    def is_read(name: str) -> bool:
+        """bool: a file of this name is one that a node, or a person who looks for a queue, reads."""
+        return name == ".queue_name" or any(pattern.fullmatch(name) for pattern in (_V1_FILE, _V2_FILE))
+
+    @property
+    def has_version_1(self) -> bool:
+        """bool: there is a journal or a segment of version 1."""
+        return any(map(_V1_FILE.fullmatch, self.files))
+
+    @cached_property
+    def indexes(self) -> list[QueueIndex | QueueIndexV2]:
+        """The indexes, opened read-only: one, or both while a node is half-way from version 1 to 2.
+
+        None where the directory cannot be read; `problems` says why.
+        """
+        found: list[QueueIndex | QueueIndexV2] = []
+        if self.unreadable:
+            return found
+        try:
+            if self.has_version_1 or self.index_version == 1:
+                found.append(
+                    QueueIndex.open(
+                        self.path,
+                        segment_entry_count=self._vhost.segment_entry_count,
+                        read_only=True,
+                        terms=self.terms if self.terms is not None and "segments" in self.terms else None,
+                        check_terms=self._vhost.check_terms,
+                    )
+                )
+            if self.index_version == 2:
+                found.append(QueueIndexV2.open(self.path, terms=self.terms))
+        except OSError as error:
+            self.unreadable.append(unreadable_file(self.path, error))
+        return found
+
+    def entries(self) -> Iterator[IndexEntry]:
+        """IndexEntry: what is live, in the order of sequence ids."""
+        # A node that was stopped half-way has some entries in both.
+        yield from (both(*self.indexes) if len(self.indexes) == 2 else chain.from_iterable(self.indexes))
+
+    def name_by_messages(self) -> QueueName | None:
+        """Find the queue's name among the routing keys of its first messages; None without one that fits.
+
+        The routing key of a message that went through the default exchange is the queue's name, and its hash is the
+        directory's.
+        """
+        tried: set[str] = set()
+        for entry in islice(self.entries(), _LOOKED_AT):
+            if entry.message is None:
+                continue
+            try:
+                message = Message.from_term(entry.message)
+                keys, vhost = message.routing_keys, message.vhost or self._vhost.name
+            except StoreError:
+                continue
+            for key in filter(lambda key: key not in tried, keys):
+                tried.add(key)
+                for level in (None, *range(256)):
+                    if self._vhost.directory_of(vhost, key, level) == self.name:
+                        return QueueName(vhost, key, level)
+        return None
+
+    @property
+    def problems(self) -> list[Problem]:
+        """list of Problem: what was met in the files of the index."""
+        return [problem for index in self.indexes for problem in index.problems] + self.unreadable
+
+    @property
+    def incomplete(self) -> list[Problem]:
+        """list of Problem: those of `problems` behind which live entries may be that nobody can list."""
+        found = [problem for index in self.indexes for problem in index.problems if self._hides(index, problem)]
+        name = self.queue_name
+        # Of version 1 a node makes a journal along with the stub.
+        stub = name is not None and name.index_version == 1 and ".queue_name" in self.files
+        if stub and self.index_version == 1 and not self.has_version_1 and self._vhost.has_unused:
+            detail = (
+                "there is neither a journal nor a segment; whole messages that no index has may be of this queue "
+                "(rmqstore rabbitmq dump --unreferenced)"
+            )
+            found.append(Problem(self.path, None, "missing_index", detail))
+        return found + self.unreadable
+
+    def _hides(self, index: LiveIndex, problem: Problem) -> bool:
+        if isinstance(index, QueueIndex):
+            if os.path.basename(problem.path) == JOURNAL:
+                if is_journal_end(index, problem):
+                    # As after a crash: what is cut there was never whole.  After an orderly stop all of it was.
+                    return index.recovered_clean
+                if problem.kind in _HIDES_NOTHING_IN_JOURNAL:
+                    return False
+            if problem.kind == "segment_count_mismatch":
+                return self._lacks_entries(index, problem.path)
+        return problem.kind not in _HIDES_NOTHING
+
+    def _lacks_entries(self, index: QueueIndex, path: str) -> bool:
+        # A segment that went away after an orderly stop leaves only what the recovery terms say of it.
+        match = SEGMENT_NAME.fullmatch(os.path.basename(path))
+        number = int(match[1]) if match else -1
+        if not 0 <= number <= MAX_SEQ_ID // index.segment_entry_count:
+            return False
+        stated = (self.terms or {})["segments"]
+        pairs = stated.items() if isinstance(stated, Mapping) else stated
+        return index.segments.get(number, 0) < {int(key): int(count) for key, count in pairs}.get(number, 0)
+
+    @property
+    def lacking(self) -> int:
+        """int: persistent messages that the recovery terms count and no index has, as far as that is read."""
+        stated = (self.terms or {}).get("persistent_count")
+        # What cannot be read has them perhaps.
+        if type(stated) is not int or any(problem.is_unreadable for problem in self.problems):
+            return 0
+        return max(0, stated - sum(len(index.persistent_sizes) for index in self.indexes))
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        for index in self.__dict__.pop("indexes", []):
+            if isinstance(index, QueueIndex):
+                index.close()
+
 
 class QueuedMessage:
-    """A message in a queue: where it stands, and what it is.
+    """A message in a queue: where it is, and what it is.
 
     Attributes
     ----------
@@ -45,18 +250,18 @@ class QueuedMessage:
     persistent : bool
         It outlives a restart of the node.
     level : int or None
-        The level of a priority queue that it lies in.
+        The level of a priority queue that it is in.
     size : int
         Of the body, in bytes, as the index says.
     location : str
         ``"index"`` (embedded), ``"store"`` (the vhost's message store) or ``"queue"`` (the queue's own, version 2).
     body, properties, exchange, routing_keys, vhost, term
-        As of `Message`.
+        As for `Message`.
     """
 
     __slots__ = ("delivered", "expiry", "level", "location", "message", "msg_id", "persistent", "seq_id", "size")
 
-    def __init__(self, entry: IndexEntry, message: Message, level: int | None, location: str):
+    def __init__(self, entry: IndexEntry, message: Message, level: int | None):
         self.seq_id = entry.seq_id
         self.msg_id = entry.msg_id
         self.expiry = entry.expiry
@@ -64,7 +269,9 @@ class QueuedMessage:
         self.persistent = entry.persistent
         self.size = entry.size
         self.level = level
-        self.location = location
+        self.location = "store"
+        if entry.message is not None:
+            self.location = "index" if entry.path.endswith((".idx", ".jif")) else "queue"
         self.message = message
 
     def __repr__(self) -> str:
@@ -107,7 +314,7 @@ class Queue(NotCopied):
     Attributes
     ----------
     name : str
-        As declared; of a directory whose queue nothing tells, the directory's name in angle brackets.
+        As declared; the directory's name in angle brackets where nothing tells.
     vhost : str
     directories : list of QueueDirectory
         One; of a priority queue one for each level that has been written to, the lowest first.
@@ -115,11 +322,13 @@ class Queue(NotCopied):
         As the node's Mnesia files have it; None where they are not there or do not know it.
     """
 
-    def __init__(self, owner: Vhost, name: str, directories: list[QueueDirectory], definition: QueueDefinition | None):
+    def __init__(
+        self, owner: Vhost, vhost: str, name: str, directories: list[QueueDirectory], definition: QueueDefinition | None
+    ):
         self._vhost = owner
         self.name = name
-        self.vhost = owner.name
-        self.directories = directories
+        self.vhost = vhost
+        self.directories = sorted(directories, key=lambda each: each.level or 0)
         self.definition = definition
 
     def __repr__(self) -> str:
@@ -136,14 +345,30 @@ class Queue(NotCopied):
         return max((each.index_version for each in self.directories), default=1)
 
     @property
+    def indexes(self) -> list[QueueIndex | QueueIndexV2]:
+        """The indexes of all directories."""
+        return [index for each in self.directories for index in each.indexes]
+
+    @property
     def depth(self) -> int:
         """int: messages that are live on disk, transient ones among them."""
-        return sum(index.depth for each in self.directories for index in each.indexes)
+        return sum(index.depth for index in self.indexes)
 
     @property
     def size(self) -> int:
         """int: bytes of the bodies of these messages, as the index says."""
-        return sum(int(index.columns().size.sum()) for each in self.directories for index in each.indexes)
+        return sum(int(index.columns().size.sum()) for index in self.indexes)
+
+    def summary(self) -> dict[str, Any]:
+        """What the front ends say of a queue; ``declared`` is None where the node's definitions are not known."""
+        return {
+            "name": self.name,
+            "index_version": self.index_version,
+            "directories": [each.name for each in self.directories],
+            "depth": self.depth,
+            "size": self.size,
+            "declared": None if self._vhost.definitions is None else self.definition is not None,
+        }
 
     @property
     def problems(self) -> list[Problem]:
@@ -152,7 +377,7 @@ class Queue(NotCopied):
 
     @property
     def incomplete(self) -> list[Problem]:
-        """list of Problem: those of them behind which live messages may stand that are neither given nor counted."""
+        """list of Problem: those of them behind which live messages may be that are neither given nor counted."""
         return [problem for each in self.directories for problem in each.incomplete]
 
     def messages(
@@ -161,33 +386,31 @@ class Queue(NotCopied):
         """The live messages, oldest first; of a priority queue the highest level first, as the node delivers.
 
         A message whose bytes are lost, or are of a protocol that is not decoded here, counts in `depth` and cannot be
-        given.  What stands behind damage of the index is not even counted: `incomplete` says where that may be.
+        given.  What comes after damage of the index is not even counted: `incomplete` says where that may be.
 
         Parameters
         ----------
         on_lost : callable, optional
-            Told of each such message in its turn; by default a warning at the end says how many there were, and another
-            one where messages may be missing.
+            Called with each such message in its turn; by default a warning at the end says how many there were, and
+            another one where messages may be missing.
         decoded : bool
-            Do not give a message whose properties cannot be decoded, but tell of it too.
+            Treat a message whose properties cannot be decoded in the same way.
         """
         lost = LostMessages(on_lost)
         for directory in reversed(self.directories):
             level = directory.level
             for entry in directory.entries():
-                unread = ""
-                try:
-                    found = self._vhost.message_of(entry)
-                except OSError as error:
-                    found, unread = None, str(error)
-                reason = None if found is None else undecoded(found[0], decoded)
-                if found is not None and reason is None:
-                    yield QueuedMessage(entry, found[0], level, found[1])
-                else:
-                    # An id of zeros is that of a damaged message in a queue's own file.
-                    embedded = entry.message is not None or not any(entry.msg_id)
-                    place = (entry.path, embedded, entry.pos or 0, reason or unread, reason is not None)
-                    lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, *place))
+                term, error = self._vhost.term_of(entry)
+                message = message_in(term)
+                reason = None if message is None else undecoded(message, decoded)
+                if message is not None and reason is None:
+                    yield QueuedMessage(entry, message, level)
+                    continue
+                # An id of zeros is that of a damaged message in a queue's own file.
+                embedded = entry.message is not None or not any(entry.msg_id)
+                unread = str(error) if isinstance(error, OSError) else ""
+                place = (entry.path, embedded, entry.pos or 0, reason or unread, reason is not None)
+                lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, *place))
         lost.warn()
         if on_lost is None:
             self.warn_incomplete()
@@ -216,7 +439,7 @@ class Queue(NotCopied):
         columns : sequence of str
             Of `rmqstore.rabbitmq.batches.COLUMNS`, which `rmqstore.rabbitmq.batches.schema` describes.
         on_lost : callable, optional
-            As of `messages`.
+            As for `messages`.
 
         Raises
         ------
@@ -230,3 +453,11 @@ class Queue(NotCopied):
             yield from Batches(name, self._vhost.store, columns, on_lost).of_directory(directory)
         if on_lost is None:
             self.warn_incomplete()
+
+
+def message_in(term: bytes | None) -> Message | None:
+    """The message of a term; None without one, or where it is not a message."""
+    try:
+        return None if term is None else Message.from_term(term)
+    except CorruptionError:
+        return None

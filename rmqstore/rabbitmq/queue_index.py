@@ -518,6 +518,10 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         """list of Problem: what was met while reading that no writer leaves there."""
         return list(self._directory.problems)
 
+    def refuse_damage(self) -> None:
+        """Raise the CorruptionError of an opening for writing, if the files have such damage."""
+        self._directory.refuse_damage()
+
     def columns(self, *, live: bool = True) -> IndexColumns:
         """The entries as columns, in the order of their sequence ids.
 

@@ -18,20 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.errors import StoreError
 from rmqstore.files.durable import fsync_tree
 from rmqstore.files.listing import listing
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.output_file import OutputFolder
 from rmqstore.rabbitmq import _term, layout
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES
-from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
 from rmqstore.rabbitmq.dets import write_recovery_terms
 from rmqstore.rabbitmq.index_directory import IndexEntry
-from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.node import STORES, fate_of_expired
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE
-from rmqstore.rabbitmq.queue_directory import QueueDirectory
+from rmqstore.rabbitmq.queue import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.unreferenced import count_unreferenced
 from rmqstore.rabbitmq.verify import (
@@ -43,17 +42,14 @@ from rmqstore.rabbitmq.verify import (
     WIDEST_GAP,
     Consequence,
     Finding,
-    is_falsely_transient,
-    lacking,
-    unreadable,
+    Met,
     verify_vhost,
 )
 from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = ["RepairReport", "RepairedQueue", "repair"]
 
-PERSISTENT = "msg_store_persistent"
-TRANSIENT = "msg_store_transient"
+PERSISTENT, TRANSIENT = STORES
 # What cannot stand in a directory that a node is to boot on.
 _GRAVE = {
     Consequence.HANGS,
@@ -68,6 +64,7 @@ _GRAVE = {
 _HARMLESS = {Consequence.REPAIRS, Consequence.NONE}
 # For these the index leaves an entry out whose record is whole otherwise.
 _OF_TERMS = {"bad_term", "msg_id_mismatch"}
+# Entries that are written in one call, at most.
 _RUN = 4096
 
 
@@ -256,7 +253,7 @@ class _Repair:
         kept: set[bytes] = set()
         queues = []
         for number, directory in enumerate(vhost.directories):
-            queues.append(self._queue(directory, kept, store_wrong))
+            queues.append(self._queue(directory, kept))
             if self.progress is not None:
                 self.progress(number + 1, len(vhost.directories))
         if os.path.isdir(store_path):
@@ -266,7 +263,6 @@ class _Repair:
                 store_wrong = bool(self.renamed) or (not healthy and self._scan_meets_damage(kept))
             if store_wrong:
                 self._rewrite_store(kept)
-        os.makedirs(os.path.join(self.output, TRANSIENT), exist_ok=True)
         self._recovery_terms(healthy)
         queues += self._gone()
         unreferenced, _ = count_unreferenced(vhost)
@@ -274,33 +270,27 @@ class _Repair:
 
     def _gone(self) -> list[RepairedQueue]:
         """Queues of which only recovery terms are left."""
-        names = {
-            self.vhost.directory_of(each.vhost, each.name, level): (each.name, level)
-            for each in (self.vhost.definitions or {}).values()
-            for level in each.levels
-        }
+        known = self.vhost.known_directories
         found = []
         for finding in self.findings:
             if finding.kind == "missing_directory":
-                directory = os.path.basename(finding.path)
-                name, level = names.get(directory, (f"<{directory}>", None))
-                lost = finding.messages
-                found.append(
-                    RepairedQueue(name, level, directory, 0, lost, 0, 0, "left out", "all", missing=lost)
-                )
+                directory, lost = os.path.basename(finding.path), finding.messages
+                name = known.get(directory)
+                whose = (f"<{directory}>", None) if name is None else (name.queue, name.priority)
+                found.append(RepairedQueue(*whose, directory, 0, lost, 0, 0, "left out", "all", missing=lost))
         return found
-
-    # ------------------------------------------------------------------------------------------------ small files
 
     def _small_files(self) -> None:
         vhost = self.vhost
+        for name in ("queues", *STORES):
+            os.makedirs(os.path.join(self.output, name), exist_ok=True)
         if vhost.name:
-            with open(os.path.join(self.output, ".vhost"), "wb") as file:
-                file.write(vhost.name.encode("utf-8", "surrogateescape"))
-        with open(os.path.join(self.output, ".config"), "wb") as file:
-            file.write(layout.format_config(vhost.segment_entry_count))
-        os.makedirs(os.path.join(self.output, "queues"), exist_ok=True)
-        os.makedirs(os.path.join(self.output, PERSISTENT), exist_ok=True)
+            self._write(".vhost", vhost.name.encode("utf-8", "surrogateescape"))
+        self._write(".config", layout.format_config(vhost.segment_entry_count))
+
+    def _write(self, name: str, data: bytes) -> None:
+        with open(os.path.join(self.output, name), "wb") as file:
+            file.write(data)
 
     def _recovery_terms(self, healthy: bool) -> None:
         source = os.path.join(self.vhost.path, "recovery.dets")
@@ -310,26 +300,26 @@ class _Repair:
         elif self.terms:
             write_recovery_terms(target, self.terms)
 
-    # ----------------------------------------------------------------------------------------------------- queues
-
-    def _queue(self, directory: QueueDirectory, kept: set[bytes], store_wrong: bool) -> RepairedQueue:
-        name = directory.queue_name
+    def _queue(self, directory: QueueDirectory, kept: set[bytes]) -> RepairedQueue:
+        name, terms = directory.queue_name, directory.terms
         target = os.path.join(self.output, "queues", directory.name)
-        wrong = self._wrong(directory)
         rows = _Rows(self.vhost, directory, self.now, self.renamed)
-        terms = directory.terms
         if self._deleted(directory):
-            for _ in rows:
-                pass
+            rows.count()
             return self._report(directory, rows, "left out", False)
-        if wrong:
-            exact = (
-                terms is not None
-                and directory.index_version == 1
-                and directory.clean
-                and not any(problem.kind in STALE for problem in directory.problems)
-            )
+        # Terms that are not what they should be would keep the node from the queue.
+        exact = directory.clean and terms is not None
+        if not self._wrong(directory):
+            self._copy_queue(directory, target)
+            rows.count()
+            files = "copied"
+            if exact and terms is not None:
+                self.terms[directory.name] = terms
+        else:
             new_terms = self._write_index(target, rows)
+            files = "rewritten"
+            stale = any(problem.kind in STALE for problem in directory.problems)
+            exact = exact and directory.index_version == 1 and not stale
             if exact and terms is not None:
                 # Numbers and the redelivered flag stay; what is counted is what was written.
                 stay: dict[str, Any] = {
@@ -338,18 +328,10 @@ class _Repair:
                 stay["next_seq_id"] = max(stay["next_seq_id"], new_terms["next_seq_id"])
                 self.terms[directory.name] = {**new_terms, **stay}
             if name is not None:
-                with open(os.path.join(target, ".queue_name"), "wb") as file:
-                    file.write(layout.format_queue_name(name.vhost, name.queue, name.priority))
-        else:
-            self._copy_queue(directory, target)
-            for _ in rows:
-                pass
-            # Terms that are not what they should be would keep the node from the queue.
-            exact = directory.clean
-            if terms is not None and exact:
-                self.terms[directory.name] = terms
+                stub = layout.format_queue_name(name.vhost, name.queue, name.priority)
+                self._write(os.path.join("queues", directory.name, ".queue_name"), stub)
         kept |= rows.stored
-        return self._report(directory, rows, "rewritten" if wrong else "copied", exact)
+        return self._report(directory, rows, files, exact)
 
     def _wrong(self, directory: QueueDirectory) -> bool:
         """bool: the files of a queue are written again; what a node repairs by itself is left behind as well."""
@@ -374,26 +356,23 @@ class _Repair:
         )
 
     def _report(self, directory: QueueDirectory, rows: _Rows, files: str, exact: bool) -> RepairedQueue:
-        name = directory.queue_name
-        missing = lacking(directory)
+        name, missing = directory.queue_name, directory.lacking
+        left_out = files == "left out"
+        definition = None if name is None else (self.vhost.definitions or {}).get((name.vhost, name.queue))
         return RepairedQueue(
-            name.queue if name is not None else f"<{directory.name}>",
-            name.priority if name is not None else None,
+            directory.owner,
+            directory.level,
             directory.name,
-            0 if files == "left out" else rows.messages - rows.expired,
-            missing + (rows.messages + rows.lost if files == "left out" else rows.lost),
+            0 if left_out else rows.messages - rows.expired,
+            missing + rows.lost + (rows.messages if left_out else 0),
             rows.transient,
             rows.expired,
             files,
             "exact" if exact else "all",
-            fate_of_expired(self._definition(name)) if rows.expired else "",
+            fate_of_expired(definition) if rows.expired else "",
             rows.unreadable,
             missing,
         )
-
-    def _definition(self, name: QueueName | None) -> QueueDefinition | None:
-        definitions = self.vhost.definitions
-        return None if definitions is None or name is None else definitions.get((name.vhost, name.queue))
 
     def _write_index(self, target: str, rows: _Rows) -> dict[str, Any]:
         index = QueueIndex.open(target, segment_entry_count=self.vhost.segment_entry_count, create=True)
@@ -423,8 +402,6 @@ class _Repair:
         assert terms is not None
         return terms
 
-    # ---------------------------------------------------------------------------------------------------- the store
-
     def _copy_store(self, source: str, with_clean_state: bool) -> None:
         for name in listing(source).checked().names:
             if name.endswith((".rdq", ".rdt")) or (with_clean_state and name in CLEAN_FILES):
@@ -452,7 +429,7 @@ class _Repair:
 
 
 class _Rows:
-    """The entries of a directory that can be delivered, and the number of those that cannot; to be gone over once."""
+    """The entries of a directory that can be delivered, and the number of those that cannot; to be iterated once."""
 
     def __init__(self, vhost: Vhost, directory: QueueDirectory, now: int, renamed: dict[bytes, bytes]):
         self.vhost = vhost
@@ -463,7 +440,7 @@ class _Rows:
         self.stored: set[bytes] = set()
 
     def _doubtful(self) -> Iterator[IndexEntry]:
-        """Entries that the index leaves out for their term, as they stand; with the id that a whole term has."""
+        """Entries that the index leaves out for their term, as they are; with the id that a whole term has."""
         if not any(problem.kind in _OF_TERMS for problem in self.directory.problems):
             return
         with QueueIndex.open(
@@ -479,45 +456,40 @@ class _Rows:
                     found = None if entry.message is None else _term.message_id_of(entry.message)
                     yield entry._replace(msg_id=found) if found is not None else entry._replace(message=b"")
 
+    def count(self) -> None:
+        """Count, without use for the entries."""
+        for _ in self:
+            pass
+
     def __iter__(self) -> Iterator[IndexEntry]:
         for entry in heapq.merge(self.directory.entries(), self._doubtful(), key=lambda entry: entry.seq_id):
-            whole = entry.message is not None and unreadable(entry.message) is None
-            if not entry.persistent and not (whole and is_falsely_transient(entry)):
+            if entry.message is None and not entry.persistent:
                 self.transient += 1
                 continue
-            if entry.message is None:
-                try:
-                    whole = self._in_store(entry)
-                except OSError:
-                    self.unreadable += 1
-                    continue
-            if not whole:
+            met = Met.of(self.vhost, entry)
+            if not entry.persistent and not met.is_falsely_transient:
+                self.transient += 1
+            elif met.unread is not None:
+                self.unreadable += 1
+            elif not self._is_whole(met):
                 self.lost += 1
-                continue
-            if entry.message is None:
-                self.stored.add(entry.msg_id)
-                entry = entry._replace(msg_id=self.renamed.get(entry.msg_id, entry.msg_id))
-            self.messages += 1
-            if entry.expiry is not None and entry.expiry <= self.now:
-                self.expired += 1
-            yield entry
+            else:
+                if entry.message is None:
+                    self.stored.add(entry.msg_id)
+                    entry = entry._replace(msg_id=self.renamed.get(entry.msg_id, entry.msg_id))
+                self.messages += 1
+                if entry.expiry is not None and entry.expiry <= self.now:
+                    self.expired += 1
+                yield entry
 
-    def _in_store(self, entry: IndexEntry) -> bool:
-        if entry.msg_id in self.stored:
-            return True
-        try:
-            term = self.vhost.stored_term(entry)
-        except CorruptionError:
-            return False
-        if term is None or unreadable(term) is not None:
-            return False
-        found = _term.message_id_of(term)
-        if found is not None and found != entry.msg_id:
-            # The message is whole.  Where its own id is another message's too, nothing tells which of them has it.
-            store = self.vhost.store()
-            if (store is not None and found in store) or found in self.renamed.values():
-                return self.renamed.get(entry.msg_id) == found
-            self.renamed[entry.msg_id] = found
+    def _is_whole(self, met: Met) -> bool:
+        if met.own_id is None:
+            return met.term is not None and met.reason is None
+        # The message is whole.  Where its own id is another message's too, nothing tells which of them has it.
+        msg_id, store = met.entry.msg_id, self.vhost.store()
+        if (store is not None and met.own_id in store) or met.own_id in self.renamed.values():
+            return self.renamed.get(msg_id) == met.own_id
+        self.renamed[msg_id] = met.own_id
         return True
 
 

@@ -22,8 +22,7 @@ from rmqstore.rabbitmq.columns import pyarrow
 from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.json_values import from_json, json_value
 from rmqstore.rabbitmq.layout import QueueName
-from rmqstore.rabbitmq.lost import LostMessage
-from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.message import LostMessage, Message
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue import Queue, QueuedMessage
 from rmqstore.rabbitmq.unreferenced import FoundMessage, file_messages, is_message_file, unreferenced_messages

@@ -20,12 +20,11 @@ import numpy as np
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq._messages import MessageFlag, MessageRecordLayout
-from rmqstore.rabbitmq.lost import LostMessage, LostMessages, undecoded
-from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.message import LostMessage, LostMessages, Message, undecoded
 from rmqstore.rabbitmq.message_recovery import scan_file
 from rmqstore.rabbitmq.node import store_path
 from rmqstore.rabbitmq.problem import UNREADABLE, Problem
-from rmqstore.rabbitmq.queue_directory import QueueDirectory
+from rmqstore.rabbitmq.queue import QueueDirectory
 from rmqstore.rabbitmq.queue_index_v2 import PER_QUEUE, QueueIndexV2, read_store_v2
 from rmqstore.rabbitmq.vhost import Vhost
 
@@ -114,10 +113,9 @@ def unreferenced_messages(
     """
     lost = LostMessages(on_lost)
     for directory, path, places in _queue_files(vhost):
-        name = directory.queue_name.queue if directory.queue_name else f"<{directory.name}>"
         for pos, term in _queue_records(path, None):
             if pos not in places:
-                yield from _decoded(path, pos, name, term, lost)
+                yield from _decoded(path, pos, directory.owner, term, lost)
     known = _references(vhost)
     for path in _store_files(vhost, known):
         for pos, term in _store_records(path, None, known):

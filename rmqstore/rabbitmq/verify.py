@@ -1,8 +1,9 @@
 """verify: everything in a vhost that is not as a node leaves it, and what the real node would do about it.
 
-Owns the comparison of index, message store, recovery terms and definitions with one another, and the words for each
-consequence.  It only reads, never stops at the first finding, and answers with `Finding` values instead of exceptions.
-Consequences were seen with RabbitMQ 3.10.8, 4.0.5 and 4.3.6 (docs/rabbitmq.md has the table).
+Owns the comparison of index, message store, recovery terms and definitions with one another, the consequence of each
+problem, and the judgement of an entry with its message (`Met`), which `repair` goes by too.  It only reads, never stops at
+the first finding, and answers with `Finding` values instead of exceptions.  Consequences were seen with RabbitMQ 3.10.8,
+4.0.5 and 4.3.6 (docs/rabbitmq.md has the table).
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from rmqstore import errors
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.rabbitmq import _term
-from rmqstore.rabbitmq.index_directory import IndexEntry
+from rmqstore.rabbitmq.index_directory import IndexEntry, LiveIndex
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.node import find_vhosts, store_path
+from rmqstore.rabbitmq.node import STORES, find_vhosts, store_path
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, Problem
-from rmqstore.rabbitmq.queue import Queue
-from rmqstore.rabbitmq.queue_directory import QueueDirectory, is_journal_end
+from rmqstore.rabbitmq.queue import Queue, QueueDirectory, is_journal_end
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.unreferenced import count_unreferenced
@@ -31,59 +32,38 @@ __all__ = ["Consequence", "Finding", "verify"]
 
 
 class Consequence(str, Enum):
-    """What the real node does when it is started on what a finding is about.
+    """What the real node does when it is started on what a finding is about; `sentence` says it for people.
 
     Seen with 3.10.8; of queues of version 2 with 4.0.5 and 4.3.6 too (docs/rabbitmq.md).
     """
 
-    HANGS = "hangs"
-    """The node hangs at boot, with an error in its log at best."""
-    DROPS = "drops"
-    """The node boots without these messages."""
-    REDELIVERS = "redelivers"
-    """The node delivers messages again that were acknowledged, or marks all as redelivered."""
-    CRASHES = "crashes"
-    """The queue's process crashes when it comes to the message."""
-    HIDES = "hides"
-    """The queue looks empty, and its process crashes at the first publish."""
-    BLOCKS = "blocks"
-    """The queue's process crashes at every start, and nobody can reach any message of the queue."""
-    RESTARTS = "restarts"
-    """The queue's process crashes when it comes to the message, restarts without it, and marks all as redelivered."""
-    IGNORES = "ignores"
-    """RabbitMQ 4.3 and later ignores the files, with every message in them; 4.0 converts them."""
-    DELETES_SEGMENT = "deletes_segment"
-    """The node deletes the N.qi and the N.qs, with all messages in them."""
-    DELETES = "deletes"
-    """The node deletes the whole directory at boot."""
-    FORGETS = "forgets"
-    """The node knows nothing of these messages, and deletes them."""
-    REPAIRS = "repairs"
-    """The node repairs it by itself, and nothing is lost."""
-    NONE = "none"
-    """The node does not notice."""
+    sentence: str
 
-    @property
-    def sentence(self) -> str:
-        """str: for people."""
-        return _SENTENCES[self]
+    def __new__(cls, value: str, sentence: str) -> Consequence:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.sentence = sentence
+        return member
 
-
-_SENTENCES = {
-    Consequence.HANGS: "the real node hangs at boot",
-    Consequence.DROPS: "the real node boots without it",
-    Consequence.REDELIVERS: "the real node delivers again",
-    Consequence.CRASHES: "the queue crashes on the real node when it comes to it",
-    Consequence.HIDES: "the queue looks empty on the real node, and crashes at its first publish",
-    Consequence.BLOCKS: "the queue crashes at every start on the real node, and none of its messages can be reached",
-    Consequence.RESTARTS: "the queue crashes at it on the real node, goes on without it, and redelivers all messages",
-    Consequence.IGNORES: "RabbitMQ 4.3 and later ignores it, with every message in it; 4.0 converts it",
-    Consequence.DELETES_SEGMENT: "the real node deletes this .qi and its .qs, with all messages in them",
-    Consequence.DELETES: "the real node deletes the directory at boot",
-    Consequence.FORGETS: "the real node does not know these messages, and deletes them",
-    Consequence.REPAIRS: "the real node repairs it at boot",
-    Consequence.NONE: "the real node does not notice",
-}
+    HANGS = "hangs", "the real node hangs at boot"
+    DROPS = "drops", "the real node boots without it"
+    REDELIVERS = "redelivers", "the real node delivers again"
+    CRASHES = "crashes", "the queue crashes on the real node when it comes to it"
+    HIDES = "hides", "the queue looks empty on the real node, and crashes at its first publish"
+    BLOCKS = (
+        "blocks",
+        "the queue crashes at every start on the real node, and none of its messages can be reached",
+    )
+    RESTARTS = (
+        "restarts",
+        "the queue crashes at it on the real node, goes on without it, and redelivers all messages",
+    )
+    IGNORES = "ignores", "RabbitMQ 4.3 and later ignores it, with every message in it; 4.0 converts it"
+    DELETES_SEGMENT = "deletes_segment", "the real node deletes this .qi and its .qs, with all messages in them"
+    DELETES = "deletes", "the real node deletes the directory at boot"
+    FORGETS = "forgets", "the real node does not know these messages, and deletes them"
+    REPAIRS = "repairs", "the real node repairs it at boot"
+    NONE = "none", "the real node does not notice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +175,7 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
             fits = vhost.segment_entry_count == LEGACY_SEGMENT_ENTRY_COUNT
             consequence = Consequence.NONE if fits else Consequence.REDELIVERS
         yield _finding(problem, consequence)
-    for name in ("queues", "msg_store_persistent", "msg_store_transient"):
+    for name in ("queues", *STORES):
         place = os.path.join(vhost.path, name)
         if os.path.lexists(place) and not os.path.isdir(place):
             yield Finding(place, 0, "no_directory", "there is something else, or a link to nothing", Consequence.HANGS)
@@ -207,10 +187,11 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
         yield Finding(problem.path, 0, problem.kind, problem.detail, Consequence.DROPS, messages=stated)
     for persistent in (True, False):
         error = vhost.open_store(persistent)
-        if error is not None:
-            place = os.fsdecode(error.filename) if error.filename is not None else store_path(vhost.path, persistent)
-            detail = f"it cannot be read, so that no message of the store is known: {error.strerror}"
-            yield Finding(place, 0, UNREADABLE_STORE, detail, Consequence.HANGS)
+        if error is None:
+            continue
+        place = os.fsdecode(error.filename) if error.filename is not None else store_path(vhost.path, persistent)
+        detail = f"it cannot be read, so that no message of the store is known: {error.strerror}"
+        yield Finding(place, 0, UNREADABLE_STORE, detail, Consequence.HANGS)
     queues = vhost.queues()
     total = sum(len(queue.directories) for queue in queues)
     done = 0
@@ -223,19 +204,16 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
                 progress(done, total)
     for persistent in (True, False):
         store = vhost.store(persistent) if vhost.open_store(persistent) is None else None
-        if store is not None:
-            for problem in store.problems:
-                # The transient store is deleted at every boot, whatever is in it.
-                consequence = (
-                    STORE_CONSEQUENCES.get(problem.kind, Consequence.DROPS) if persistent else Consequence.NONE
-                )
-                yield _finding(problem, consequence)
+        for problem in [] if store is None else store.problems:
+            # The transient store is deleted at every boot, whatever is in it.
+            consequence = STORE_CONSEQUENCES.get(problem.kind, Consequence.DROPS)
+            yield _finding(problem, consequence if persistent else Consequence.NONE)
     yield from _verify_unreferenced(vhost)
 
 
 def _verify_unreferenced(vhost: Vhost) -> Iterator[Finding]:
     try:
-        number, first = count_unreferenced(vhost) if may_lack_entries(vhost) else (0, "")
+        number, first = count_unreferenced(vhost) if _may_lack_entries(vhost) else (0, "")
     except (StoreError, OSError):
         return  # a finding of its own
     if number:
@@ -246,24 +224,15 @@ def _verify_unreferenced(vhost: Vhost) -> Iterator[Finding]:
         yield Finding(first, 0, UNREFERENCED, detail, Consequence.FORGETS, messages=number)
 
 
-def may_lack_entries(vhost: Vhost) -> bool:
+def _may_lack_entries(vhost: Vhost) -> bool:
     """bool: something shows that an index lacks messages, so that those that no index has need not be acknowledged ones."""
     places = [*vhost.incomplete, *(problem for each in vhost.directories for problem in each.incomplete)]
     # What cannot be read has them perhaps; of segments that lack entries the count of all says enough.
     return (
         any(problem.kind not in (UNREADABLE, "segment_count_mismatch") for problem in places)
-        or any(map(lacking, vhost.directories))
+        or any(directory.lacking for directory in vhost.directories)
         or not os.path.lexists(os.path.join(vhost.path, "queues"))
     )
-
-
-def lacking(directory: QueueDirectory) -> int:
-    """int: the persistent messages that the recovery terms count and that no index of the queue has, as far as it is read."""
-    stated = (directory.terms or {}).get("persistent_count")
-    if type(stated) is not int or any(problem.kind == UNREADABLE for problem in directory.problems):
-        return 0
-    found = sum(len(index.persistent_sizes) for index in directory.indexes)
-    return max(0, stated - found)
 
 
 def _finding(problem: Problem, consequence: Consequence, queue: str = "") -> Finding:
@@ -284,12 +253,7 @@ def _verify_definition(vhost: Vhost, queue: Queue) -> Iterator[Finding]:
 
 
 def _verify_directory(vhost: Vhost, queue: Queue, directory: QueueDirectory) -> Iterator[Finding]:
-    try:
-        indexes = directory.indexes
-    except (StoreError, OSError) as error:
-        detail = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        yield Finding(directory.path, 0, UNREADABLE, f"it cannot be read: {detail}", Consequence.HANGS, queue.name)
-        return
+    indexes = directory.indexes
     for problem in directory.unreadable:
         yield _finding(problem, Consequence.HANGS, queue.name)
     if directory.has_version_1 and vhost.version_4 is not None and indexes:
@@ -333,12 +297,12 @@ _VERSION_2 = {
     "bad_head": Consequence.DELETES_SEGMENT,
 }
 # After a crash the node leaves these entries out at boot.
-_VERSION_2_AFTER_A_CLEAN_STOP = {"outside", "size_mismatch", "bad_crc", "missing_store", "segment_count_mismatch"} | {
-    "store_without_index"
-}
+_VERSION_2_AFTER_A_CLEAN_STOP = {
+    "outside", "size_mismatch", "bad_crc", "missing_store", "segment_count_mismatch", "store_without_index"
+}  # fmt: skip
 
 
-def _verify_counts(index: QueueIndex | QueueIndexV2, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:
+def _verify_counts(index: LiveIndex, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:
     terms = directory.terms or {}
     persistent = index.persistent_sizes
     for name, found in (("persistent_count", len(persistent)), ("persistent_bytes", int(persistent.sum()))):
@@ -349,67 +313,101 @@ def _verify_counts(index: QueueIndex | QueueIndexV2, directory: QueueDirectory, 
             yield Finding(directory.path, 0, "count_mismatch", detail, consequence, queue.name)
 
 
-def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV2) -> Iterator[Finding]:
+def _verify_messages(vhost: Vhost, queue: Queue, index: LiveIndex) -> Iterator[Finding]:
     lost: list[IndexEntry] = []
     transient: list[IndexEntry] = []
-    hidden: list[tuple[IndexEntry, OSError]] = []
+    hidden: list[IndexEntry] = []
+    why: OSError | None = None
     last: int | None = None
     for entry in index:
         if last is not None and (entry.seq_id - last) // vhost.segment_entry_count > WIDEST_GAP:
             detail = f"sequence id {entry.seq_id} comes after {last}: the node goes through every segment between them"
             yield Finding(entry.path, entry.pos, "implausible_gap", detail, Consequence.CRASHES, queue.name, 1)
         last = entry.seq_id
-        if entry.message is not None:
-            reason = unreadable(entry.message)
-            if reason is not None:
-                detail = f"the message of sequence id {entry.seq_id} cannot be read: {reason}"
-                yield Finding(entry.path, entry.pos, "bad_message", detail, Consequence.CRASHES, queue.name, 1)
-            elif is_falsely_transient(entry):
-                transient.append(entry)
-            continue
-        try:
-            stored = vhost.stored_term(entry)
-            reason = None if stored is None else unreadable(stored)
-            found = None if stored is None else _term.message_id_of(stored)
-            if reason is None and found is not None and found != entry.msg_id:
-                reason = f"its term holds the id {found.hex()}, its record and this entry {entry.msg_id.hex()}"
-        except OSError as error:
-            if entry.persistent:
-                hidden.append((entry, error))
-            continue
-        except CorruptionError as error:
-            stored, reason = None, str(error)
-        if stored is None and reason is None:
-            # A transient one is dropped at any start.  Of a queue's own file each message is a problem already.
-            if entry.persistent and (isinstance(index, QueueIndex) or any(entry.msg_id)):
-                lost.append(entry)
-            continue
-        if reason is not None and entry.persistent:
-            detail = f"the message of sequence id {entry.seq_id} in the message store cannot be read: {reason}"
+        met = Met.of(vhost, entry)
+        embedded = entry.message is not None
+        # A transient message in the store is dropped at any start.
+        if met.reason is not None and (embedded or entry.persistent):
+            place = "" if embedded else " in the message store"
+            detail = f"the message of sequence id {entry.seq_id}{place} cannot be read: {met.reason}"
             yield Finding(entry.path, entry.pos, "bad_message", detail, Consequence.CRASHES, queue.name, 1)
-    if lost:
-        some = ", ".join(str(entry.seq_id) for entry in lost[:10]) + (", …" if len(lost) > 10 else "")
-        detail = f"{len(lost)} entries lead to no message in the message store: sequence ids {some}"
-        yield Finding(lost[0].path, lost[0].pos, "lost_message", detail, Consequence.DROPS, queue.name, len(lost))
+        elif met.is_falsely_transient:
+            transient.append(entry)
+        elif met.unread is not None and entry.persistent:
+            hidden.append(entry)
+            why = why or met.unread
+        # Of a queue's own file each message is a problem already.
+        elif met.is_lost and entry.persistent and (isinstance(index, QueueIndex) or any(entry.msg_id)):
+            lost.append(entry)
     # A queue that is not durable has such entries, and no node takes it up again.
-    if transient and (vhost.definitions is None or queue.definition is not None):
-        first, number = transient[0], len(transient)
-        some = ", ".join(str(entry.seq_id) for entry in transient[:10]) + (", …" if number > 10 else "")
-        detail = f"{number} entries say transient, and their messages persistent: sequence ids {some}"
-        yield Finding(first.path, first.pos, "transient_entry", detail, Consequence.CRASHES, queue.name, number)
-    if hidden:
-        entry, why = hidden[0]
-        some = ", ".join(str(each.seq_id) for each, _ in hidden[:10]) + (", …" if len(hidden) > 10 else "")
-        detail = f"{len(hidden)} entries lead to what cannot be read, and may be whole ({why}): sequence ids {some}"
-        consequence = Consequence.HANGS
-        yield Finding(entry.path, entry.pos, "unreadable_message", detail, consequence, queue.name, len(hidden))
+    if vhost.definitions is not None and queue.definition is None:
+        transient = []
+    for entries, kind, what, consequence in (
+        (lost, "lost_message", "entries lead to no message in the message store", Consequence.DROPS),
+        (transient, "transient_entry", "entries say transient, and their messages persistent", Consequence.CRASHES),
+        (
+            hidden,
+            "unreadable_message",
+            f"entries lead to what cannot be read, and may be whole ({why})",
+            Consequence.HANGS,
+        ),
+    ):
+        if entries:
+            number = len(entries)
+            some = ", ".join(str(each.seq_id) for each in entries[:10]) + (", …" if number > 10 else "")
+            detail = f"{number} {what}: sequence ids {some}"
+            yield Finding(entries[0].path, entries[0].pos, kind, detail, consequence, queue.name, number)
 
 
-def is_falsely_transient(entry: IndexEntry) -> bool:
-    """bool: an entry of version 1 whose message is embedded, can be read, and says itself that it is persistent."""
-    if entry.persistent or entry.message is None or not entry.path.endswith((".idx", ".jif")):
-        return False
-    return bool(Message.from_term(entry.message).persistent)
+class Met(NamedTuple):
+    """An index entry and what it leads to, as `verify` and `repair` judge it.
+
+    Attributes
+    ----------
+    entry : IndexEntry
+    term : bytes or None
+        The message's, as far as it can be read.
+    reason : str or None
+        Why it is no message that a node, or a reader, can take; None for a whole one, and where there is no term.
+    unread : OSError or None
+        The file that has it, or may have it, cannot be read.
+    own_id : bytes or None
+        The id that the term of a stored message holds, where that is not the entry's.
+    """
+
+    entry: IndexEntry
+    term: bytes | None
+    reason: str | None
+    unread: OSError | None = None
+    own_id: bytes | None = None
+
+    @classmethod
+    def of(cls, vhost: Vhost, entry: IndexEntry) -> Met:
+        """Follow an entry."""
+        term, error = vhost.term_of(entry)
+        if term is None:
+            unread = error if isinstance(error, OSError) else None
+            return cls(entry, None, str(error) if isinstance(error, CorruptionError) else None, unread)
+        reason = unreadable(term)
+        if reason is None and entry.message is None:
+            own_id = _term.message_id_of(term)
+            if own_id is not None and own_id != entry.msg_id:
+                reason = f"its term holds the id {own_id.hex()}, its record and this entry {entry.msg_id.hex()}"
+                return cls(entry, term, reason, own_id=own_id)
+        return cls(entry, term, reason)
+
+    @property
+    def is_lost(self) -> bool:
+        """bool: nothing is there, and nothing says that it may be."""
+        return self.term is None and self.reason is None and self.unread is None
+
+    @property
+    def is_falsely_transient(self) -> bool:
+        """bool: an entry of version 1 says transient of an embedded message that says itself that it is persistent."""
+        entry = self.entry
+        if entry.persistent or entry.message is None or not entry.path.endswith((".idx", ".jif")):
+            return False
+        return self.reason is None and bool(Message.from_term(entry.message).persistent)
 
 
 def unreadable(term: bytes) -> str | None:

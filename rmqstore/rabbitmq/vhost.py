@@ -1,43 +1,53 @@
 """A vhost's directory: its queues by name, and where their messages are.
 
-Owns which directories belong to which queue, and which state the last stop left (clean, or not).  It only reads; what
-writes is `QueueIndex`, `MessageStore`, and the functions of `repair` and `importing`.  What is damaged is skipped and noted
-in `problems`, so that everything that is whole can be read.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
+Owns which directories belong to which queue, the state that the last stop left (clean, or not), how many entries a segment
+has, when the two message stores are opened, and what shows that RabbitMQ 4.x wrote the directory.  It only reads; what
+writes is `QueueIndex`, `MessageStore`, and the functions of `repair` and `importing`.  What is damaged is skipped and
+noted in `problems`, so that everything that is whole can be read.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from rmqstore._shown import shows
-from rmqstore.errors import CorruptionError, StoreClosedError, StoreError
+from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.open_file import read_small_file
 from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import dets, layout, term
-from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
-from rmqstore.rabbitmq.index_directory import IndexEntry
+from rmqstore.rabbitmq.ets import clean_dot_values
+from rmqstore.rabbitmq.index_directory import SEGMENT_NAME, IndexEntry, check_entry_count, read_segment
 from rmqstore.rabbitmq.layout import QueueName
-from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.node import find_vhosts, is_vhost, unread_part_of
-from rmqstore.rabbitmq.problem import UNREADABLE, Problem, unreadable_file
-from rmqstore.rabbitmq.queue import Queue
-from rmqstore.rabbitmq.queue_directory import QueueDirectory
-from rmqstore.rabbitmq.segment_count import find_segment_count
-from rmqstore.rabbitmq.version_4 import sign_of_version_4
-from rmqstore.rabbitmq.vhost_stores import VhostStores
+from rmqstore.rabbitmq.node import (
+    QueueDefinition,
+    data_directory,
+    durable_queues,
+    find_vhosts,
+    is_vhost,
+    store_path,
+    unread_part_of,
+)
+from rmqstore.rabbitmq.problem import Problem, unreadable_file
+from rmqstore.rabbitmq.queue import Queue, QueueDirectory, message_in
 
 __all__ = ["Vhost"]
 
 # What the hash of a queue's name looks like.
 _HASH = re.compile(r"[0-9A-Z]{1,25}")
+# Segments that are looked at for their number of entries: of a vhost, and of each queue.
+_MOST_SEGMENTS, _SEGMENTS_OF_A_QUEUE = 64, 4
 
 
 @shows(
@@ -74,11 +84,13 @@ class Vhost(NotCopied):
         self.closed = False
         queues = self._queue_directories()
         self.name = layout.read_vhost_name(self.path, queues)
-        self.segment_entry_count, self.segment_entry_count_source, self.problems = find_segment_count(
-            self.path, segment_entry_count, queues
+        self.problems: list[Problem] = []
+        self.segment_entry_count, self.segment_entry_count_source = _find_segment_count(
+            self.path, segment_entry_count, queues, self.problems
         )
         self.terms = self._read_terms()
-        self._stores = VhostStores(self)
+        # An error is kept: every call says the same.
+        self._stores: dict[bool, MessageStore | OSError | None] = {}
 
     @classmethod
     def open(
@@ -141,7 +153,34 @@ class Vhost(NotCopied):
         self.closed = True
         for directory in self.__dict__.get("directories", ()):
             directory.close()
-        self._stores.close()
+        for store in self._stores.values():
+            if isinstance(store, MessageStore):
+                store.close()
+
+    def summary(self) -> dict[str, Any]:
+        """What the front ends say of a vhost."""
+        queues = self.queues()
+        return {
+            "name": self.name,
+            "path": self.path,
+            "layout": "pre-3.7" if self.is_pre_3_7 else "3.7",
+            "clean": self.clean,
+            "segment_entry_count": self.segment_entry_count,
+            "queues": len(queues),
+            "messages": sum(queue.depth for queue in queues),
+            "persistent_store": self._store_summary(True),
+            "transient_store": self._store_summary(False),
+        }
+
+    def _store_summary(self, persistent: bool) -> dict[str, Any] | None:
+        error = self.open_store(persistent)
+        if error is not None:
+            return {"unreadable": str(error)}
+        store = self.store(persistent)
+        if store is None:
+            return None
+        sizes = {"size": store.file_size, "valid_size": store.valid_size}
+        return {"files": len(store.files), **sizes, "clean": store.clean}
 
     # ------------------------------------------------------------------------------------------------ small files
 
@@ -171,12 +210,12 @@ class Vhost(NotCopied):
     @cached_property
     def incomplete(self) -> list[Problem]:
         """list of Problem: where a queue may be that is not among `queues`, since its directory is not there to be read."""
-        return [each for each in self.strays if each.kind == UNREADABLE or self._may_be_queue(each.path)] + self.gone
+        return [each for each in self.strays if each.is_unreadable or self._may_be_queue(each.path)] + self.gone
 
     @cached_property
     def gone(self) -> list[Problem]:
         """list of Problem: directories that are not there, of queues that had messages when the node stopped cleanly."""
-        if any(each.kind == UNREADABLE for each in self.strays):
+        if any(each.is_unreadable for each in self.strays):
             return []
         present = {each.name for each in self.directories} | {os.path.basename(each.path) for each in self.strays}
         detail = "there is no such directory, and the recovery terms say that it had {} messages; put it back"
@@ -195,16 +234,19 @@ class Vhost(NotCopied):
             each.file_size > (0 if store.clean else each.valid_size) for each in store.files.values()
         )
 
+    @property
+    def known_directories(self) -> dict[str, QueueName]:
+        """The directories that the node's durable queues may have, by name; empty where these are not known."""
+        return {
+            self.directory_of(each.vhost, each.name, level): QueueName(each.vhost, each.name, level)
+            for each in (self.definitions or {}).values()
+            for level in each.levels
+        }
+
     def _may_be_queue(self, path: str) -> bool:
         # As far as that can be told.
         name = os.path.basename(path)
-        if self.definitions is None:
-            return _HASH.fullmatch(name) is not None
-        return any(
-            name == self.directory_of(each.vhost, each.name, level)
-            for each in self.definitions.values()
-            for level in each.levels
-        )
+        return _HASH.fullmatch(name) is not None if self.definitions is None else name in self.known_directories
 
     def _read_terms(self) -> dict[str, dict[str, Any]]:
         path = os.path.join(self.path, "recovery.dets")
@@ -240,7 +282,31 @@ class Vhost(NotCopied):
         4.x writes no index of version 1, and 4.3 ignores one, so that nothing may be written here.  In doubt a
         directory with queues of version 2 is one of 4.x.
         """
-        return sign_of_version_4(self)
+        node = data_directory(self.path)
+        if any(name.endswith(".sqs") for name in listing(store_path(self.path, True)).names):
+            return "message files that end in .sqs"
+        if any({"redeliver_seq_id", "delivery_count"} & each.keys() for each in self.terms.values()):
+            return "recovery terms as 4.3 writes them"
+        if (
+            node is not None
+            and os.path.isdir(os.path.join(node, "coordination"))
+            and not os.path.lexists(os.path.join(node, "schema.DAT"))
+        ):
+            return "no Mnesia tables: the node keeps its queues in Khepri"
+        stubs = [each.queue_name.index_version if each.queue_name else 1 for each in self.directories]
+        if any(each.has_version_1 and version == 1 for each, version in zip(self.directories, stubs, strict=True)):
+            return None
+        path = os.path.join(store_path(self.path, True), "clean.dot")
+        with contextlib.suppress(StoreError, OSError):
+            stop = clean_dot_values(read_small_file(path) or b"", path=path)
+            if stop:
+                return None if "index_module" in stop else "a clean.dot as 4.x writes it"
+        if 2 in stubs or any(each.index_version == 2 for each in self.directories):
+            entries = chain.from_iterable(each.entries() for each in self.directories)
+            messages = (message_in(self.term_of(entry)[0]) for entry in entries)
+            forms = {message.form for message in messages if message is not None}
+            return None if forms == {"basic_message"} else "queues of version 2, and no sign of 3.x"
+        return None
 
     def refuse_version_4(self, advice: str) -> None:
         """Raise StoreError, which ends with `advice`, where `version_4` shows a directory of 4.x."""
@@ -261,16 +327,10 @@ class Vhost(NotCopied):
     def directories(self) -> list[QueueDirectory]:
         """list of QueueDirectory: all below ``queues``, by name."""
         found = [QueueDirectory(self, name) for name in self._queue_directories()]
-        unnamed = {each.name: each for each in found if each.queue_name is None}
-        if unnamed:
-            for definition in (self.definitions or {}).values():
-                for level in definition.levels:
-                    name = self.directory_of(definition.vhost, definition.name, level)
-                    if name in unnamed:
-                        unnamed[name].queue_name = QueueName(definition.vhost, definition.name, level)
-            for each in unnamed.values():
-                if each.queue_name is None:
-                    each.queue_name = each.name_by_messages()
+        known = self.known_directories if any(each.queue_name is None for each in found) else {}
+        for each in found:
+            if each.queue_name is None:
+                each.queue_name = known.get(each.name) or each.name_by_messages()
         return found
 
     def directory_of(self, vhost: str, queue: str, level: int | None = None) -> str:
@@ -286,16 +346,12 @@ class Vhost(NotCopied):
         self._check_open()
         levels: dict[tuple[str, str], list[QueueDirectory]] = {}
         for directory in self.directories:
-            stub = directory.queue_name
-            key = (self.name, f"<{directory.name}>") if stub is None else (stub.vhost, stub.queue)
-            levels.setdefault(key, []).append(directory)
-        found = []
-        for (vhost, name), directories in levels.items():
-            directories.sort(key=lambda each: (each.queue_name.priority or 0) if each.queue_name else 0)
-            queue = Queue(self, name, directories, (self.definitions or {}).get((vhost, name)))
-            queue.vhost = vhost
-            found.append(queue)
-        return sorted(found, key=lambda each: (each.vhost, each.name))
+            vhost = directory.queue_name.vhost if directory.queue_name else self.name
+            levels.setdefault((vhost, directory.owner), []).append(directory)
+        definitions = self.definitions or {}
+        return [
+            Queue(self, *names, directories, definitions.get(names)) for names, directories in sorted(levels.items())
+        ]
 
     def queue(self, name: str) -> Queue:
         """Queue: the one of this name; a queue that was never written to has no directory, and is empty.
@@ -321,7 +377,7 @@ class Vhost(NotCopied):
                 part.path if part is not None else node,
             )
         if definition is not None:
-            return Queue(self, name, [], definition)
+            return Queue(self, self.name, name, [], definition)
         raise StoreError(f"there is no queue {name!r}", self.path)
 
     # --------------------------------------------------------------------------------------------------- messages
@@ -346,7 +402,32 @@ class Vhost(NotCopied):
             Its directory cannot be read; of a file of it, that is one of its `problems`.  Every call says the same.
         """
         self._check_open()
-        return self._stores.get(persistent)
+        if persistent not in self._stores:
+            try:
+                self._open_store(store_path(self.path, persistent), persistent)
+            except OSError as error:
+                self._stores[persistent] = error
+        store = self._stores[persistent]
+        if isinstance(store, OSError):
+            raise store.with_traceback(None)
+        return store
+
+    def _open_store(self, path: str, persistent: bool) -> None:
+        self._stores[persistent] = None
+        if not os.path.isdir(path):
+            return
+        # Nothing refers to a transient message but the queue that has it on disk.
+        references = self.references if persistent else None
+        client_refs = self.client_refs() if persistent else None
+        store = MessageStore.open(path, read_only=True, references=references, client_refs=client_refs)
+        # The sign of 4.x may be in its messages.
+        self._stores[persistent] = store
+        # A node of 4.x compacts files in place: zeros and copies in the middle are no damage.
+        if persistent and store.problems and not store.clean and self.version_4:
+            store.close()
+            self._stores[persistent] = MessageStore.open(
+                path, read_only=True, references=references, client_refs=client_refs, scan="bytewise"
+            )
 
     def open_store(self, persistent: bool) -> OSError | None:
         """OSError or None: why a message store cannot be read."""
@@ -364,39 +445,111 @@ class Vhost(NotCopied):
         store = self.store()
         return store is None or store.clean
 
-    def stored_term(self, entry: IndexEntry) -> bytes | None:
-        """bytes or None: the term of a message that is not embedded in its index entry; None where it is lost.
+    def term_of(self, entry: IndexEntry) -> tuple[bytes | None, CorruptionError | OSError | None]:
+        """The term of the message that an entry leads to, or None and why it cannot be read; both None where it is lost.
 
-        Raises
-        ------
-        OSError
-            The file that has it, or may have it, cannot be read.
-        CorruptionError
-            Its record is not what was there when the message store was opened.
-        """
-        if entry.path.endswith(".qs"):
-            raise failed_read(entry.path, "the file cannot be read")
-        store = self.store(entry.persistent)
-        try:
-            return None if store is None else store.read_term(entry.msg_id)
-        except KeyError:
-            return None
-
-    def message_of(self, entry: IndexEntry) -> tuple[Message, str] | None:
-        """(Message, location) or None: what an index entry leads to; None where it is lost or not what the entry says.
-
-        Raises
-        ------
-        OSError
-            The file that has it, or may have it, cannot be read.
+        An OSError is that of the file that has it, or may have it; a CorruptionError says that its record is not what was
+        there when the message store was opened.
         """
         if entry.message is not None:
-            try:
-                return Message.from_term(entry.message), ("index" if entry.path.endswith((".idx", ".jif")) else "queue")
-            except CorruptionError:
-                return None
+            return entry.message, None
+        if entry.path.endswith(".qs"):
+            return None, failed_read(entry.path, "the file cannot be read")
         try:
-            stored = self.stored_term(entry)
-            return None if stored is None else (Message.from_term(stored), "store")
-        except CorruptionError:
-            return None
+            store = self.store(entry.persistent)
+            return None if store is None else store.read_term(entry.msg_id), None
+        except KeyError:
+            return None, None
+        except (CorruptionError, OSError) as error:
+            return None, error
+
+
+# --------------------------------------------------------------------------------------------------- entries a segment
+
+
+def _find_segment_count(
+    path: str, given: int | None, queues: Sequence[str], problems: list[Problem]
+) -> tuple[int, str]:
+    """The entries of a segment of version 1, and how they are known: `Vhost.segment_entry_count_source`.
+
+    With another number than the segments were written with, marks of the journal meet the wrong entries.
+    """
+    if given is not None:
+        check_entry_count(given, path)
+        return given, "given"
+    config = os.path.join(path, ".config")
+
+    def note(kind: str, detail: str) -> None:
+        problems.append(Problem(config, 0, kind, detail, None))
+
+    configured: int | None = None
+    try:
+        configured = layout.read_segment_entry_count(path)
+        if configured is None and queues:
+            note("missing_config", "there is no such file; a node takes 16384 entries a segment then")
+    except (CorruptionError, GeometryError) as error:
+        # What is not Erlang text a node takes for missing; what is one without the number ends its boot.
+        note("bad_config" if _is_erlang(config) else "unreadable_config", error.message)
+    except OSError as error:
+        note("unreadable_config", f"it cannot be read: {error.strerror}")
+    shown, full = _segments_show(path, queues)
+    if configured is not None:
+        if shown < configured and full in (None, configured):
+            return configured, "config"
+        says = (
+            f"a segment has entry {shown}"
+            if shown >= configured
+            else f"all segments with another after them end at entry {shown}"
+        )
+        note("segment_entry_count_mismatch", f"it says {configured} entries a segment, but {says}")
+    if full is not None:
+        return full, "inferred"
+    # Without the file, what a node takes then, and what one before 3.8.17 meant.
+    is_there = os.path.exists(config)
+    if is_there and shown < layout.DEFAULT_SEGMENT_ENTRY_COUNT:
+        return layout.DEFAULT_SEGMENT_ENTRY_COUNT, "inferred"
+    inferred = is_there and shown < layout.LEGACY_SEGMENT_ENTRY_COUNT
+    return layout.LEGACY_SEGMENT_ENTRY_COUNT, "inferred" if inferred else "default"
+
+
+def _is_erlang(path: str) -> bool:
+    try:
+        term.consult(read_small_file(path) or b"")
+    except (StoreError, OSError):
+        return False
+    return True
+
+
+def _segments_show(path: str, queues: Iterable[str]) -> tuple[int, int | None]:
+    """The highest entry number in any segment, and the count if it can be told from segments with others after them.
+
+    Segments that are not the last of their queue end at the same entry, if that is where a segment is full.  One is
+    enough for the two counts that nodes use; for others there must be more, and a power of two.  Only entry numbers with a
+    neighbour count: a single one is damage of that record.
+    """
+    highest, looked = -1, 0
+    tops: list[int] = []
+    for name in queues:
+        folder = os.path.join(path, "queues", name)
+        segments = sorted(filter(SEGMENT_NAME.fullmatch, listing(folder).names), key=lambda each: int(each[:-4]))
+        for segment in segments[:_SEGMENTS_OF_A_QUEUE]:
+            looked += 1
+            with contextlib.suppress(OSError):
+                columns, _ = read_segment(
+                    os.path.join(folder, segment), layout.MAX_SEGMENT_ENTRY_COUNT, number=0, check_terms=False
+                )
+                rels = np.unique(columns.seq_id)
+                pairs = np.flatnonzero(rels[1:] == rels[:-1] + 1)
+                if len(pairs):
+                    top = int(rels[pairs[-1] + 1])
+                    highest = max(highest, top)
+                    if segment != segments[-1]:
+                        tops.append(top)
+        if looked >= _MOST_SEGMENTS:
+            break
+    full = max(tops, default=-1) + 1
+    usual = (layout.DEFAULT_SEGMENT_ENTRY_COUNT, layout.LEGACY_SEGMENT_ENTRY_COUNT)
+    alike = bool(tops) and min(tops) == max(tops) and highest < full
+    if alike and (full in usual or (len(tops) > 1 and full >= 16 and full & (full - 1) == 0)):
+        return highest, full
+    return highest, None

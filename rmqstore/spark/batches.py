@@ -1,19 +1,15 @@
-"""Arrow record batches of a piece, in the layout that Spark wants.
+"""Arrow record batches of a piece, in the layout that Spark wants, with its damage.
 
-Owns the order, the types and the damage of what a reader yields: which columns are decoded, the column ``_corrupt``, and the
-three ways of taking damage.  It never imports pyspark, opens nothing but the piece that it is given, and keeps one batch in
-memory.
-
-`fail` raises at the first thing that is not a whole record.  `report` gives it a row whose ``_corrupt`` names file, position and
-verdict; where no record could be read, the row has only ``phy_offset`` and ``size`` besides, where a unit of a queue is
-gone only ``topic``, ``queue_id`` and ``queue_offset``.  `skip` passes over it, with a warning of the task where it is a
-file that is gone.
+It never imports pyspark, opens nothing but the piece that it is given, and keeps one batch in memory.  `fail` raises at the
+first thing that is not a whole record.  `report` adds a row whose ``_corrupt`` names file, position and verdict; where no
+record could be read, the row has only ``phy_offset`` and ``size`` besides, where a unit of a queue is gone only ``topic``,
+``queue_id`` and ``queue_offset``.  `skip` leaves it out, with a warning of the task where a file is gone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +22,7 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import REPAIR
-from rmqstore.errors import ChecksumError, CorruptionError, StoreError
+from rmqstore.errors import ChecksumError, CorruptionError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.sources import Part
@@ -39,36 +35,33 @@ from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import DataType, StructField
 
 __all__ = [
     "PieceReader",
     "ReadJob",
-    "check_field",
     "in_spark_layout",
     "marked_verdict",
     "piece_batches",
     "queue_piece_batches",
     "spark_arrow_schema",
-    "spark_type",
 ]
 
 logger = logging.getLogger(__name__)
 
-# A batch ends with so many rows or so many bytes of bodies and properties: larger ones wait for memory, smaller ones cost
-# their handing over.  So many rows of a number or two are a quarter of a megabyte.
+# A batch ends with this many rows or bytes of bodies and properties: larger ones wait for memory, smaller ones cost more to
+# pass on.  This many rows of a number or two are a quarter of a megabyte.
 _BATCH_ROWS = 32768
 _BATCH_BYTES = 1024 * 1024
 _INT32_MAX = 2**31 - 1
-_ADVICE = "option corrupt=skip passes over it, corrupt=report shows it"
-# As many milliseconds as 64 bits hold in microseconds.
+ADVICE = "option corrupt=skip passes over it, corrupt=report shows it"
+# The milliseconds that 64 bits hold in microseconds.
 _MOST_MS = (2**63 - 1) // 1000
 
 
 def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) -> pa.Schema:
-    """pyarrow.Schema: these columns, maybe with ``_corrupt``, with the types that Spark reads: times in µs, its field names.
+    """pyarrow.Schema: these columns with the types that Spark reads: times in µs, its names of fields.
 
-    Those of `never_null` are declared as such, which spares Spark a look at every value.
+    Those of `never_null` are declared as such, which spares Spark a check of every value.
     """
     pa = import_pyarrow()
     text = pa.string()
@@ -81,46 +74,6 @@ def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) 
     }
     kinds = {name: types.get(name) or scan_schema([name]).field(0).type for name in columns}
     return pa.schema([pa.field(name, kind, name not in never_null) for name, kind in kinds.items()])
-
-
-def spark_type(kind: pa.DataType) -> DataType:
-    """Return the type of Spark for a type of a column."""
-    from pyspark.sql.types import (
-        ArrayType,
-        BinaryType,
-        BooleanType,
-        IntegerType,
-        LongType,
-        MapType,
-        StringType,
-        TimestampType,
-    )
-
-    types = import_pyarrow().types
-    if types.is_list(kind):
-        return ArrayType(StringType())
-    if types.is_map(kind):
-        return MapType(StringType(), StringType())
-    if types.is_timestamp(kind):
-        return TimestampType()
-    if types.is_binary(kind) or types.is_fixed_size_binary(kind):
-        return BinaryType()
-    if types.is_boolean(kind):
-        return BooleanType()
-    if types.is_integer(kind):
-        return LongType() if kind.bit_width == 64 else IntegerType()
-    return StringType()
-
-
-def check_field(field: StructField, wanted: Mapping[str, DataType]) -> None:
-    """Raise StoreError for a field that no column is, or whose column has another type than `wanted` says."""
-    if field.name not in wanted:
-        raise StoreError(f"there is no column {field.name!r}; there are {', '.join(wanted)}")
-    ours, theirs = wanted[field.name].simpleString(), field.dataType.simpleString()
-    if theirs != ours:
-        raise StoreError(
-            f"column {field.name} is {ours}, the schema says {theirs}; give the first and cast the DataFrame"
-        )
 
 
 @dataclass(frozen=True)
@@ -153,23 +106,15 @@ class ReadJob:
 
 
 def marked_verdict(message: MessageExt | None) -> str:
-    """str: what is wrong with a whole record that is marked as corrupt.
-
-    Its body is not what its flag says, or it is not the one that its queue unit is about.
-    """
+    """str: what is wrong with a whole record that is marked as corrupt: its body, or it is not the one of its queue unit."""
     return UNREADABLE_BODY if message is not None and message.corrupt else OTHER_MESSAGE
 
 
 class PieceReader:
-    """Turns what the columns of a piece hold into batches for Spark, and damage into what was asked for.
+    """Turns the columns of a piece into batches for Spark, which are in `ready`, and damage into what was asked for.
 
-    Parameters
-    ----------
-    job : ReadJob
-    log : CommitLog, optional
-        The log that the piece is part of; None for a piece of something else.
-    piece_end : int, optional
-        Phy offset: a damaged stretch belongs to the piece in which it begins, a missing one to each that it covers.
+    `piece_end` is a phy offset: a damaged stretch belongs to the piece in which it begins, a missing one to each that it
+    covers.
     """
 
     def __init__(self, job: ReadJob, log: CommitLog | None = None, piece_end: int | None = None):
@@ -198,10 +143,7 @@ class PieceReader:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows to `ready`, those that are damaged in the way that was asked for."""
-        texts: Any = None
-        if self.judged:
-            if batch.column("corrupt").true_count:
-                texts = self.judge(batch)
+        texts = self.judge(batch) if self.judged and batch.column("corrupt").true_count else None
         if texts is not None and self.options.corrupt == "skip":
             batch = batch.filter(texts.is_null())
             texts = None
@@ -235,28 +177,26 @@ class PieceReader:
     def found(self, phy_offset: int, verdict: str, is_crc: bool = False, way: str | None = None) -> str:
         """str: the text of a damaged place; an error if damage is one."""
         path, pos = self.place(phy_offset)
-        if (way or self.options.corrupt) == "fail":
-            advice = _ADVICE
-            if verdict == "MISSING":
-                if self.options.missing is not None:
-                    advice = "option fail_on_data_loss=false goes on with what is there"
-                what = "restore it"
-                if is_no_file(path):
-                    what = "what stands in its place is no file: move it away, and restore the segment"
-                raise CorruptionError(f"the segment is missing; {what}; {advice}", path, pos)
-            if verdict == OTHER_MESSAGE:
-                what = f"the record at phy offset {phy_offset} is another message: {verdict}"
-                raise CorruptionError(f"{what}; {advice}", path, pos)
-            if is_crc:
-                raise ChecksumError(
-                    f"the record at phy offset {phy_offset} does not agree with its CRC; {advice}", path, pos
-                )
-            if verdict == UNREADABLE_BODY:
-                raise CorruptionError(
-                    f"the body of the record at phy offset {phy_offset} cannot be decompressed; {advice}", path, pos
-                )
-            raise CorruptionError(f"no whole record begins at phy offset {phy_offset} ({verdict}); {advice}", path, pos)
-        return f"{path}, position {pos}: {verdict}"
+        if (way or self.options.corrupt) != "fail":
+            return f"{path}, position {pos}: {verdict}"
+        kind: type[CorruptionError] = CorruptionError
+        advice, record = ADVICE, f"record at phy offset {phy_offset}"
+        if verdict == "MISSING":
+            restore = "restore it"
+            if is_no_file(path):
+                restore = "what stands in its place is no file: move it away, and restore the segment"
+            what = f"the segment is missing; {restore}"
+            if self.options.missing is not None:
+                advice = "option fail_on_data_loss=false goes on with what is there"
+        elif verdict == OTHER_MESSAGE:
+            what = f"the {record} is another message: {verdict}"
+        elif is_crc:
+            kind, what = ChecksumError, f"the {record} does not agree with its CRC"
+        elif verdict == UNREADABLE_BODY:
+            what = f"the body of the {record} cannot be decompressed"
+        else:
+            what = f"no whole record begins at phy offset {phy_offset} ({verdict})"
+        raise kind(f"{what}; {advice}", path, pos)
 
     def damage(self, begin: int, end: int, verdict: Verdict | None) -> None:
         """Take a damaged stretch, as `CommitLog.fill` tells of it."""
@@ -266,7 +206,7 @@ class PieceReader:
         if verdict is None and way == "skip" and self.log is not None:
             self.log.warn_of_missing(begin, end)
         if way == "report":
-            # One that no 32-bit size can tell is told in parts.
+            # One that no 32-bit size can hold has several rows.
             end = max(min(end, self.piece_end if verdict is None else self.job.log_end), begin + 1)
             while begin < end:
                 size = min(end - begin, _INT32_MAX)
@@ -281,7 +221,7 @@ class PieceReader:
         if self.options.corrupt == "fail":
             raise CorruptionError(
                 f"the plan of the job has {what}, and no unit of the queue is there for them: retention took them, or "
-                f"a file is gone or cut short. Plan the job again to read what is left; otherwise {REPAIR}; {_ADVICE}",
+                f"a file is gone or cut short. Plan the job again to read what is left; otherwise {REPAIR}; {ADVICE}",
                 path,
                 pos,
             )
@@ -352,19 +292,9 @@ def in_spark_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def piece_batches(job: ReadJob, piece: Piece, *, first: bool = False) -> Iterator[pa.RecordBatch]:
-    """The chosen records of a piece of the log, in its order.
+    """Yield the chosen records of a piece of the log, in its order, with the job's schema.
 
-    Parameters
-    ----------
-    job : ReadJob
-    piece : Piece
-    first : bool
-        `piece.begin` is known to be the beginning of a record.
-
-    Yields
-    ------
-    pyarrow.RecordBatch
-        Of the job's schema.
+    With `first`, `piece.begin` is known to be the beginning of a record.
 
     Raises
     ------
@@ -405,10 +335,9 @@ class _QueueDamage:
 
 
 def queue_piece_batches(job: ReadJob, piece: QueuePiece) -> Iterator[pa.RecordBatch]:
-    """The chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`.
+    """Yield the chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`.
 
-    Units that the plan has and that are not there are damage as a segment that is not there: what is read and what is
-    named is what was planned.
+    Units that the plan has and that are not there are damage, as a missing segment is.
     """
     pool = MappedFilePool(64)
     log = CommitLog(job.root, job.config, pool, read_only=True)

@@ -30,7 +30,6 @@ from rmqstore.cli.options import (
     gathered,
     optioned,
     path_argument,
-    selecting,
     tags_option,
 )
 from rmqstore.cli.rebuild import (
@@ -44,9 +43,9 @@ from rmqstore.cli.rebuild import (
 )
 from rmqstore.cli.terminal import Printer, escape
 from rmqstore.commitlog.commit_log import check_store_root
+from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import MissingDependencyError
 from rmqstore.offline.rebuild import check_config
-from rmqstore.selection import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,50 +73,6 @@ def _cannot(error: Any) -> CannotOpenError:
     return CannotOpenError(lines[0] if lines else type(error).__name__)
 
 
-@contextlib.contextmanager
-def _session(master: str | None, settings: tuple[str, ...]) -> Iterator[SparkSession]:
-    """The session of a command: the one that is there, or a new one, as spark-submit says if it runs; a new one ends with it."""
-    try:
-        import pyarrow  # noqa: F401
-        from pyspark.errors import PySparkException
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise MissingDependencyError(f"this needs {error.name or 'pyspark'}: install it with {_INSTALL}") from None
-    # PySpark 4.3 says so of pandas 3 at every start; nothing here goes through pandas.
-    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
-    # A task must run a Python that has this package; where nothing else is said, this one.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("rmqstore")
-    if not sys.stderr.isatty():
-        builder = builder.config("spark.ui.showConsoleProgress", "false")
-    if master is not None:
-        builder = builder.master(master)
-    for setting in settings:
-        name, separator, value = setting.partition("=")
-        if not separator:
-            raise click.BadParameter(f"{setting!r} has no '=': write NAME=VALUE", param_hint="--conf")
-        builder = builder.config(name.strip(), value.strip())
-    try:
-        # Errors are told below, in one sentence.
-        there = SparkSession.getActiveSession()
-        spark = builder.getOrCreate() if there is None else there
-        if there is None and not any(setting.startswith("spark.log.level") for setting in settings):
-            with contextlib.suppress(AttributeError, PySparkException):
-                spark.sparkContext.setLogLevel("OFF")
-        try:
-            yield spark
-        finally:
-            if there is None:
-                spark.stop()
-    except PySparkException as error:
-        raise _cannot(error) from None
-    except Exception as error:
-        # Py4J's own, which are not PySpark exceptions.
-        if type(error).__module__.partition(".")[0] == "py4j":
-            raise _cannot(error) from None
-        raise
-
-
 @dataclasses.dataclass
 class SparkGiven(Given):
     """The options that every command has: those of a store, and where Spark runs."""
@@ -125,9 +80,53 @@ class SparkGiven(Given):
     master: str | None = None
     settings: tuple[str, ...] = ()
 
-    def session(self) -> contextlib.AbstractContextManager[SparkSession]:
-        """Return the session of a command, which ends with it."""
-        return _session(self.master, self.settings)
+    def sizes(self, path: str) -> dict[str, Any]:
+        """dict: the sizes of the store in `path` that the command line has, as options of the data source."""
+        fields = self.overrides()
+        refuse_other_log(path, fields.pop("unknown", {}))
+        return fields
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """Yield the session that is there, or a new one, configured by spark-submit if that runs; a new one ends with the block."""
+        try:
+            import pyarrow  # noqa: F401
+            from pyspark.errors import PySparkException
+            from pyspark.sql import SparkSession
+        except ImportError as error:
+            raise MissingDependencyError(f"this needs {error.name or 'pyspark'}: install it with {_INSTALL}") from None
+        # PySpark 4.3 warns of pandas 3 at every start; nothing here goes through pandas.
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        # A task must run a Python that has this package; where nothing else is said, this one.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.appName("rmqstore")
+        if not sys.stderr.isatty():
+            builder = builder.config("spark.ui.showConsoleProgress", "false")
+        if self.master is not None:
+            builder = builder.master(self.master)
+        for setting in self.settings:
+            name, separator, value = setting.partition("=")
+            if not separator:
+                raise click.BadParameter(f"{setting!r} has no '=': write NAME=VALUE", param_hint="--conf")
+            builder = builder.config(name.strip(), value.strip())
+        try:
+            there = SparkSession.getActiveSession()
+            spark = builder.getOrCreate() if there is None else there
+            if there is None and not any(setting.startswith("spark.log.level") for setting in self.settings):
+                with contextlib.suppress(AttributeError, PySparkException):
+                    spark.sparkContext.setLogLevel("OFF")
+            try:
+                yield spark
+            finally:
+                if there is None:
+                    spark.stop()
+        except PySparkException as error:
+            raise _cannot(error) from None
+        except Exception as error:
+            # Py4J's own, which are not PySpark exceptions.
+            if type(error).__module__.partition(".")[0] == "py4j":
+                raise _cannot(error) from None
+            raise
 
 
 def spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,41 +148,20 @@ def spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-@dataclasses.dataclass
-class Reading:
-    """Which messages a command reads, and how: options of the data source."""
+_CHOICE = ("topic", "queue_id", "tags", "begin", "end", "partition_bytes", "corrupt", "columns")
 
-    selection: Selection
-    partition_bytes: str | None
-    corrupt: str | None
 
-    def options(self, path: str, given: Given) -> dict[str, Any]:
-        """dict: these, and the sizes of the store as far as the command line tells them."""
-        fields = given.overrides()
-        if given.config_file is not None:
-            # What neither the files nor the broker.conf tell has RocketMQ's default.
-            fields |= given.config(path, read_only=True).as_dict()
-            del fields["store_host"], fields["unknown"]
-        chosen = self.selection
-        values = {
-            "topic": chosen.topics,
-            "queue_id": chosen.queue_ids,
-            "tags": None if chosen.tags is None else " || ".join(chosen.tags),
-            "begin": chosen.begin,
-            "end": chosen.end,
-            "partition_bytes": self.partition_bytes,
-            "corrupt": self.corrupt,
-        }
-        return {**{name: value for name, value in values.items() if value is not None}, **fields}
+def _choice(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the data source that choose messages; the command gets them as one argument `reading`."""
+    """Add the options of the data source that choose messages; the command gets those that are given as one dict `choice`."""
     return optioned(
-        selecting("topics", "queue_ids", "tags", "begin", "end")(gathered(Reading, "reading")(function)),
-        click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable."),
+        gathered(_choice, "choice", *_CHOICE)(function),
+        click.option("--topic", multiple=True, help="Only this topic; repeatable."),
         click.option(
-            "--queue", "queue_ids", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
+            "--queue", "queue_id", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
         ),
         tags_option,
         begin_option,
@@ -217,29 +195,25 @@ def _target(output: str) -> str:
 @click.option("--by", multiple=True, type=click.Choice(_GROUPS), help="Count in groups of these; repeatable.")
 @read_options
 @spark_options
-def count_command(path: str, by: tuple[str, ...], reading: Reading, given: SparkGiven) -> None:
+def count_command(path: str, by: tuple[str, ...], choice: dict[str, Any], given: SparkGiven) -> None:
     """Count messages, all or by topic, queue, tag, day or hour (UTC)."""
     with given.session() as spark:
         from rmqstore.spark.export import count
 
-        found = count(spark, path, by, **reading.options(path, given))
+        found = count(spark, path, by, **choice, **given.sizes(path))
+    groups = found if isinstance(found, dict) else {(): found}
     printer = Printer(given.as_json)
-    if isinstance(found, int):
-        if given.as_json:
-            printer.json_line({"type": "count", "messages": found})
-        else:
-            printer.line(str(found))
-        if not found:
-            click.get_current_context().exit(FOUND_NOTHING)
-        return
-    for group, messages in found.items() if given.as_json else ():
-        names = {name: value.isoformat() if name == "day" else value for name, value in zip(by, group)}
-        printer.json_line({"type": "count", **names, "messages": messages})
-    if not found:
-        nothing("no messages")
-    if not given.as_json:
-        rows = [(*("-" if value is None else str(value) for value in group), n) for group, n in found.items()]
+    if given.as_json:
+        for group, messages in groups.items():
+            names = {name: value.isoformat() if name == "day" else value for name, value in zip(by, group)}
+            printer.json_line({"type": "count", **names, "messages": messages})
+    elif not by:
+        printer.line(str(found))
+    elif groups:
+        rows = [(*("-" if value is None else str(value) for value in group), n) for group, n in groups.items()]
         printer.table("messages", (*by, "number"), rows, left=len(by))
+    if not any(groups.values()):
+        nothing("no messages")
 
 
 # -------------------------------------------------------------------------------------------------------------- export
@@ -252,7 +226,6 @@ class _Files:
     output: str
     format_name: str
     partition_by: tuple[str, ...]
-    columns: str | None
     mode: str
 
 
@@ -281,12 +254,10 @@ class _Files:
 @read_options
 @spark_options
 @gathered(_Files, "files")
-def export_command(path: str, files: _Files, reading: Reading, given: SparkGiven) -> None:
+def export_command(path: str, files: _Files, choice: dict[str, Any], given: SparkGiven) -> None:
     """Write messages into files at OUTPUT, a folder or any address that Spark can write to."""
     folders = () if "none" in files.partition_by else files.partition_by
-    options = reading.options(path, given)
-    if files.columns is not None:
-        options["columns"] = files.columns
+    options = choice | given.sizes(path)
     with given.session() as spark:
         from rmqstore.spark.export import export
 

@@ -1,7 +1,6 @@
 """A store's messages as files that any tool reads, and their number.
 
-Owns the columns that exported files have beside those of a scan, and how bodies become text.  It writes through Spark only, to
-wherever Spark can, and reads the store through the data source; it never changes the store.
+It reads the store through the data source and writes through Spark only, to wherever Spark can; it never changes the store.
 """
 
 from __future__ import annotations
@@ -11,6 +10,9 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
 
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import check_outside
@@ -32,17 +34,7 @@ _BODIES = ("body", "body_stored")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What `export` wrote.
-
-    Attributes
-    ----------
-    output : str
-    format : str
-    messages : int
-        Rows; with ``corrupt=report`` also those that tell of damage.
-    columns : tuple of str
-        Of the files, and then those that are folders.
-    """
+    """What `export` wrote: rows, with ``corrupt=report`` also those of damage; columns of the files, then of the folders."""
 
     output: str
     format: str
@@ -51,7 +43,7 @@ class ExportReport:
 
 
 def option_text(name: str, value: Any) -> str:
-    """str: a value as the data source takes it: several topics, queues or columns one after the other, likewise several tags."""
+    """str: a value as the data source takes it; several are joined by its separators."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -60,22 +52,14 @@ def option_text(name: str, value: Any) -> str:
 
 
 def read(spark: SparkSession, path: str | os.PathLike[str], options: Mapping[str, Any]) -> DataFrame:
-    """DataFrame: the store in `path`, with options of the data source; those that are None are as if not given."""
+    """DataFrame: the store in `path`, with options of the data source that are not None."""
     ensure_registered(spark)
     texts = {name: option_text(name, value) for name, value in options.items() if value is not None}
     return spark.read.format(FORMAT).options(**texts).load(os.path.abspath(os.fspath(path)))
 
 
 def check_target(output: str | os.PathLike[str], path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Refuse an output of Spark that is in the store, or that holds it and is overwritten: Spark deletes what is there.
-
-    Addresses of other file systems than this machine's are not looked at.
-
-    Raises
-    ------
-    StoreError
-        It is, or does.
-    """
+    """Raise StoreError for an output on this machine that is in the store, or that holds it and is overwritten by Spark."""
     address = urllib.parse.urlsplit(os.fspath(output))
     if address.scheme not in ("", "file"):
         return
@@ -88,18 +72,9 @@ def check_target(output: str | os.PathLike[str], path: str | os.PathLike[str], *
         raise StoreError("the store lies in the output; give another folder", target) from None
 
 
-def _hours() -> Column:
-    # Whole hours since the epoch, whatever time zone the session has.
-    from pyspark.sql import functions as F
-
-    return F.floor(F.unix_millis("store_timestamp") / F.lit(_HOUR))
-
-
 def derived(name: str) -> Column:
-    """Column: ``day`` (a date) or ``hour`` (0 to 23) of the store time, in UTC."""
-    from pyspark.sql import functions as F
-
-    hours = _hours()
+    """Column: ``day`` (a date) or ``hour`` (0 to 23) of the store time, in UTC, whatever time zone the session has."""
+    hours = F.floor(F.unix_millis("store_timestamp") / F.lit(_HOUR))
     if name == "day":
         return F.date_from_unix_date(F.floor(hours / F.lit(24)).cast("int"))
     return F.pmod(hours, F.lit(24)).cast("int")
@@ -107,8 +82,6 @@ def derived(name: str) -> Column:
 
 def _as_text(frame: DataFrame) -> DataFrame:
     # Bytes as text where they are UTF-8, else as base64, with a column after each that says which.
-    from pyspark.sql import functions as F
-
     columns: list[Any] = []
     for name in frame.columns:
         if name not in _BODIES:
@@ -152,10 +125,10 @@ def export(
         A folder, or an address of any file system that Spark can write to.
     format : {"parquet", "json", "orc"}
     partition_by : iterable of str
-        Which folders there are, the outermost first: of ``topic``, ``queue_id``, ``tags``, ``day`` and ``hour``, of the store
-        time in UTC.  Nothing writes into one folder.
+        The folders, the outermost first: of ``topic``, ``queue_id``, ``tags``, ``day`` and ``hour``, of the store time in UTC.
+        Nothing writes into one folder.
     save_mode : {"errorifexists", "overwrite", "append"}
-        What happens where `output` is there already, as in Spark.
+        What to do where `output` is there already, as in Spark.
     **options
         Of the data source: ``topic``, ``columns``, ``corrupt`` and so on; lists where there may be several.
 
@@ -172,9 +145,6 @@ def export(
     pyspark.errors.PySparkException
         The store cannot be read, or `output` not written; names file and position of damage in the store.
     """
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
     check_target(output, path, overwrite=save_mode == "overwrite")
     folders = list(partition_by)
     for value, what, known in [(format, "format", FORMATS), (save_mode, "save_mode", SAVE_MODES)]:
@@ -240,8 +210,6 @@ def count(
     pyspark.errors.PySparkException
         The store cannot be read.
     """
-    from pyspark.sql import functions as F
-
     groups = list(by)
     for name in groups:
         if name not in PARTITIONS or groups.count(name) > 1:

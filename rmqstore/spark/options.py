@@ -103,13 +103,7 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 def check_names(options: Mapping[str, str], known: set[str]) -> None:
-    """Refuse an option that does not exist: a filter that is spelled wrongly would give every row.
-
-    Raises
-    ------
-    StoreError
-        Names the option and those that there are.
-    """
+    """Raise StoreError for an option that does not exist: a filter that is spelled wrongly would give every row."""
     for name in options:
         if name.lower() not in known | _COMMON | _FIELDS | DATA_SOURCE_OPTIONS:
             raise StoreError(
@@ -118,13 +112,7 @@ def check_names(options: Mapping[str, str], known: set[str]) -> None:
 
 
 def store_path(options: Mapping[str, str]) -> str:
-    """str: the store's directory.
-
-    Raises
-    ------
-    StoreError
-        None is given, or one that no file system has mounted: files are mapped into memory.
-    """
+    """str: the store's directory; StoreError if none is given, or one that is not mounted: files are mapped into memory."""
     path = options.get("path")
     if not path:
         raise StoreError("no store is given: load(path), or option('path', …), names the folder that holds commitlog/")

@@ -1,12 +1,11 @@
 """Pieces of a log and of its queues, each to be read by a task of its own.
 
-Owns cutting a log at multiples of `partition_bytes` and finding the first record of a piece.  A piece owns the records
-that begin in it, wherever it is cut, so pieces that lie side by side give every record once.  It never imports pyspark, and
-it only reads.
+A piece owns the records that begin in it, wherever it is cut, so adjoining pieces have every record once.  It never imports
+pyspark, and it only reads.
 
-The first record of a piece is never guessed.  Bytes in a body may look like a record in every detail, so magic, lengths,
-own offset and CRC prove nothing here.  The way to a piece begins where a record certainly does: at the start of the segment,
-or at a unit of a consume queue that agrees with its record; from there on one steps from header to header.
+The first record of a piece is never guessed.  Bytes in a body may look like a record in every detail, so magic, lengths, own
+offset and CRC prove nothing here.  The search begins where a record certainly does: at the start of the segment, or at a
+unit of a consume queue that agrees with its record; from there it steps from header to header.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ PARTITION_BYTES = 128 * 1024 * 1024
 
 # A cut so near to its segment's start, or to a known record, is reached by stepping over headers alone.
 _NEAR = 1024 * 1024
-# Queues that are asked for a record in front of a cut; one that is near enough ends the search.
+# Queues that are asked for a record before a cut; one that is near enough ends the search.
 _QUEUES_ASKED = 64
 _UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
 _UNIT = struct.Struct(">qiq")
@@ -67,13 +66,9 @@ _NOWHERE = (2**63 - 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The records that begin from offset `begin` to before `end`, in bytes of the log; all in one segment.
+    """The records that begin from phy offset `begin` to before `end`, all in one segment.
 
-    Attributes
-    ----------
-    begin, end : int
-    missing : bool
-        No segment is there that holds them; such a piece may span many segments.
+    A piece is `missing` if no segment is there that holds them; such a one may span many segments.
     """
 
     begin: int
@@ -93,7 +88,7 @@ class QueuePiece:
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """What there is of a log at one moment: whoever cuts it into pieces asks this and not the disk.
+    """A log at one moment.
 
     Attributes
     ----------
@@ -101,9 +96,9 @@ class LogPlan:
         The store's directory.
     config : StoreConfig
     segments : tuple of int
-        Offset of the first byte of each segment that is there, ascending.
+        Phy offset of each segment that is there, ascending.
     begin, end : int
-        Offsets of the oldest byte and after the last record, in bytes.
+        Phy offsets of the oldest byte and after the last record.
     lost : tuple of (int, int)
         Phy offsets, begin and end, of the parts that the log lost, see `MessageStore.lost_log`.
     light_queue : str or None
@@ -119,10 +114,8 @@ class LogPlan:
     light_queue: str | None = None
 
     @classmethod
-    def of(
-        cls, path: str | os.PathLike[str], config: StoreConfig | None = None, *, ends: bool = False
-    ) -> LogPlan:
-        """Look at the store in `path`, also beside its running broker; nothing is changed, and no lock taken.
+    def of(cls, path: str | os.PathLike[str], config: StoreConfig | None = None, *, ends: bool = False) -> LogPlan:
+        """Plan the log of the store in `path`, which a broker may be writing; nothing is changed, and no lock taken.
 
         The end is after the last whole record.  Damage in the newest segment does not end the log where whole, newer
         records follow it.
@@ -132,8 +125,8 @@ class LogPlan:
         config : StoreConfig, optional
             By default `StoreConfig.infer`.
         ends : bool
-            `begin` and `end` take lost ends in: what the checkpoint, the index or queues point to after the newest record, and
-            what is no file (a directory, a broken link) just before the oldest segment or after the newest, full one.
+            Include lost ends: what the checkpoint, the index or queues point to after the newest record, and what is no
+            file (a directory, a broken link) just before the oldest segment or after the newest, full one.
 
         Raises
         ------
@@ -167,12 +160,12 @@ class LogPlan:
             log.close()
 
     def warn_of_lost(self) -> None:
-        """Warn of the parts of the log that are lost: no answer has the messages of these."""
+        """Warn of the parts of the log that are lost."""
         for begin, end in self.lost:
             logger.warning("%s: %s", os.path.join(self.root, "commitlog"), lost_text(begin, end))
 
     def warn_of_light_queues(self) -> None:
-        """Warn where a filter on the topic that Spark applies by itself finds none of the messages of a light queue."""
+        """Warn if the store has light queues: a filter on the topic, which Spark applies, finds none of their messages."""
         try:
             self.refuse_light_queues(() if self.light_queue is None else (self.light_queue,))
         except UnsupportedFormatError as error:
@@ -202,20 +195,9 @@ class LogPlan:
     ) -> list[Piece]:
         """Cut the log from `begin` to `end` at multiples of `partition_bytes` from the start of each segment.
 
-        Parameters
-        ----------
-        partition_bytes : int
-            At least 1.
-        begin, end : int, optional
-            Any offsets; by default, and at most, all that is there.
-
-        Returns
-        -------
-        list of Piece
-            In order, without a gap between them; stretches without a segment are pieces of their own.
+        The pieces have no gap between them; stretches without a segment are pieces of their own.  By default, and at most,
+        they have all that is there.
         """
-        if partition_bytes < 1:
-            raise ValueError(f"partition_bytes is {partition_bytes}; give at least 1")
         size = self.config.mapped_file_size_commit_log
         at = self.begin if begin is None else max(begin, self.begin)
         stop = self.end if end is None else min(end, self.end)
@@ -252,7 +234,7 @@ def _with_lost_ends(log: CommitLog, begin: int, end: int) -> tuple[int, int]:
 
 
 def is_no_file(path: str) -> bool:
-    """bool: something stands there that is no regular file, and nothing that one could be read from."""
+    """bool: something is there that is no regular file."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -273,32 +255,25 @@ def open_log(root: str, config: StoreConfig, piece: Piece) -> CommitLog:
     return log
 
 
-def first_offset(log: CommitLog, piece: Piece, by_queues: bool = True) -> int:
+def first_offset(log: CommitLog, piece: Piece) -> int:
     """int: where the reading of a piece begins: the first place at or after `piece.begin` that a scan of the log comes by.
 
-    It may be a record, a blank record or a damaged stretch, and lie after `piece.end`.
-
-    Parameters
-    ----------
-    log : CommitLog
-        As of `open_log`.
-    by_queues : bool
-        Begin at a record that a consume queue knows, where one does; otherwise at the segment's start.
+    It may be a record, a blank record or a damaged stretch, and be after `piece.end`.
     """
     base = piece.begin - piece.begin % log.segment_size
     if piece.missing or piece.begin == base:
         return piece.begin
     try:
-        near = _record_before(log, piece.begin, base) if by_queues and piece.begin - base > _NEAR else None
+        near = _record_before(log, piece.begin, base) if piece.begin - base > _NEAR else None
         return log.step_to(base if near is None else near, piece.begin)
     except OffsetOutOfRangeError:
-        # The segment expired; whoever reads the piece says so.
+        # The segment expired; reading the piece says so.
         return piece.begin
 
 
 def _record_before(log: CommitLog, cut: int, base: int) -> int | None:
-    # The last record at or before the cut that a consume queue knows, None without one.  The queue's word counts for nothing
-    # unless the record says the same of itself, and is whole: after damage a scan goes on at whole records only.
+    # The last record at or before the cut that a consume queue has, None without one.  It counts only if the record agrees
+    # with the unit, and is whole: after damage a scan goes on at whole records only.
     root = os.path.dirname(log.path)
     best = -1
     for asked, (topic, queue_id, directory) in enumerate(queue_directories(root, ConsumeQueue.kind)):
@@ -315,13 +290,8 @@ def _record_before(log: CommitLog, cut: int, base: int) -> int | None:
         if not isinstance(record, tuple):
             continue
         message = MessageExt(record)
-        if (message.phy_offset, message.size, message.queue_offset, message.queue_id, message.topic) == (
-            phy_offset,
-            size,
-            number,
-            queue_id,
-            topic,
-        ) and message.crc_agrees:
+        said = message.phy_offset, message.size, message.queue_offset, message.queue_id, message.topic
+        if said == (phy_offset, size, number, queue_id, topic) and message.crc_agrees:
             best = phy_offset
             if cut - best <= _NEAR:
                 break
@@ -359,20 +329,9 @@ def _read_unit(directory: str, base: int, number: int) -> tuple[int, int]:
 
 
 def queue_pieces(plan: LogPlan, selection: Selection, size: int) -> Iterator[QueuePiece]:
-    """Cut the selected queues into pieces whose messages take about `size` bytes of the log.
+    """Cut queues into pieces whose messages take about `size` bytes of the log, by the average over all queues.
 
-    Parameters
-    ----------
-    plan : LogPlan
-    selection : Selection
-        Its topics and queue ids.  Messages before its `begin_phy_offset` have no piece.
-    size : int
-        Bytes; at least one unit is in a piece.  How large the messages of a queue are is known on average over all queues.
-
-    Yields
-    ------
-    QueuePiece
-        Queue by queue, in queue order.  A batch queue is one piece.
+    Of `selection` topics and queue ids count, and messages before `begin_phy_offset` have no piece.  A batch queue is one.
     """
     pool = MappedFilePool(16)
     queues = ConsumeQueueStore(plan.root, plan.config, pool, read_only=True)

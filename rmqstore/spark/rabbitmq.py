@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from rmqstore.errors import StoreError
@@ -23,13 +24,12 @@ from rmqstore.rabbitmq.batches import COLUMNS, Batches, schema
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.node import find_vhosts, store_path
-from rmqstore.rabbitmq.queue import Queue
-from rmqstore.rabbitmq.queue_directory import QueueDirectory
+from rmqstore.rabbitmq.queue import Queue, QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.vhost import Vhost
-from rmqstore.spark.batches import check_field, spark_type
 from rmqstore.spark.options import DATA_SOURCE_OPTIONS, number_of_bytes
 from rmqstore.spark.plan import PARTITION_BYTES
+from rmqstore.spark.reader import check_field
 from rmqstore.spark.tasks import spare_collector
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _LAST_SEGMENT = 1 << 62
 
 
 def _spark_schema(columns: tuple[str, ...]) -> StructType:
-    return StructType([StructField(field.name, spark_type(field.type)) for field in schema(columns)])
+    return StructType([StructField(field.name, from_arrow_type(field.type)) for field in _arrow_schema(columns)])
 
 
 def _arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
@@ -206,7 +206,7 @@ class QueueReader(DataSourceReader):
     def __init__(self, options: _Options, asked: StructType):
         self.options = options
         self.columns = tuple(asked.fieldNames())
-        wanted = {field.name: field.dataType for field in _spark_schema(COLUMNS)}
+        wanted = _spark_schema(COLUMNS)
         for field in asked:
             check_field(field, wanted)
 

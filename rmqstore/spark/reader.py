@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructField, StructType
 
 from rmqstore import _core
 from rmqstore._columns import COLUMN_NAMES
@@ -32,19 +33,12 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreChangedError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
-from rmqstore.spark.batches import (
-    ReadJob,
-    check_field,
-    piece_batches,
-    queue_piece_batches,
-    spark_arrow_schema,
-    spark_type,
-)
+from rmqstore.spark.batches import ReadJob, piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions, store_config, tells_segment_size
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, first_offset, queue_pieces, segment_path
 from rmqstore.spark.tasks import spare_collector
 from rmqstore.spark.tiered import TieredPiece, tiered_piece_batches, tiered_pieces
-from rmqstore.store.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS, scan_schema
+from rmqstore.store.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -71,17 +65,26 @@ NULLABLE = NULLABLE_COLUMNS | {CORRUPT_COLUMN}
 _FAR = 2**62
 
 
-def _type_of(name: str) -> DataType:
-    return StringType() if name == CORRUPT_COLUMN else spark_type(scan_schema([name]).field(0).type)
-
-
 def spark_schema(columns: Iterable[str] | None = None, *, damage: bool = True) -> StructType:
     """pyspark.sql.types.StructType: these columns of a scan (docs/columns.md), and ``_corrupt`` if it is among them.
 
     Without rows of damage, which have few values, only ``tags`` and ``unique_key`` are nullable.
     """
-    names = DEFAULT_COLUMNS if columns is None else columns
-    return StructType([StructField(name, _type_of(name), damage or name in NULLABLE) for name in names])
+    schema = spark_arrow_schema(DEFAULT_COLUMNS if columns is None else columns)
+    return StructType(
+        [StructField(each.name, from_arrow_type(each.type), damage or each.name in NULLABLE) for each in schema]
+    )
+
+
+def check_field(field: StructField, wanted: StructType) -> None:
+    """Raise StoreError for a field that is not among the `wanted` ones, or has another type there."""
+    if field.name not in wanted.fieldNames():
+        raise StoreError(f"there is no column {field.name!r}; there are {', '.join(wanted.fieldNames())}")
+    ours, theirs = wanted[field.name].dataType.simpleString(), field.dataType.simpleString()
+    if theirs != ours:
+        raise StoreError(
+            f"column {field.name} is {ours}, the schema says {theirs}; give the first and cast the DataFrame"
+        )
 
 
 def _version() -> tuple[int, ...]:
@@ -101,7 +104,7 @@ def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
         raise StoreError(
             f"PySpark {pyspark.__version__} loses the rows of a schema without columns; name one, as queue_id int"
         )
-    wanted = {name: _type_of(name) for name in (*COLUMN_NAMES, CORRUPT_COLUMN)}
+    wanted = spark_schema((*COLUMN_NAMES, CORRUPT_COLUMN))
     for i, field in enumerate(schema.fields):
         if field.name in schema.fieldNames()[:i]:
             raise StoreError(f"column {field.name!r} is asked for twice; name it once and select it twice")
@@ -118,13 +121,8 @@ def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
 class PiecePartition(InputPartition):
     """What one task reads: a piece of the log or of a queue, maybe in tiered storage.
 
-    Attributes
-    ----------
-    piece : Piece, QueuePiece or TieredPiece
-    first : bool
-        `piece.begin` is known to be the beginning of a record.
-    segment_size : int or None
-        Bytes of a segment, where the reader may have been made before there was any.
+    With `first`, `piece.begin` is known to be the beginning of a record.  `segment_size` is in bytes, and given where the
+    reader may have been made before there was a segment.
     """
 
     def __init__(self, piece: Piece | QueuePiece | TieredPiece, first: bool = False, segment_size: int | None = None):
@@ -134,21 +132,12 @@ class PiecePartition(InputPartition):
 
 
 class StoreReader(DataSourceReader):
-    """Reads a store that stays as it is when the job is planned.
-
-    Parameters
-    ----------
-    options : ReadOptions
-    schema : StructType
-        Only these columns are decoded.
-    raw : mapping of str
-        The options as Spark gives them, for the geometry.
-    """
+    """Reads a store as it is when the job is planned; only columns of `schema` are decoded.  `raw` has Spark's options."""
 
     def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
         arrow_schema = checked_schema(schema, options)
         # Tiered storage may have what was lost.
-        ends = options.tiered is None
+        ends = not options.tiered
         self.plan: LogPlan | None = LogPlan.of(options.path, store_config(options.path, raw, index=False), ends=ends)
         if not ends or options.mode == "queue":
             # Units may have been lost along with their messages.
@@ -204,25 +193,16 @@ def read_partition(job: ReadJob, partition: InputPartition) -> Iterator[pa.Recor
 
 
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a store.
-
-    Parameters
-    ----------
-    options : ReadOptions
-    schema : StructType
-        Only these columns are decoded.
-    raw : mapping of str
-        The options as Spark gives them, for the geometry.
-    """
+    """Follows a store; only columns of `schema` are decoded.  `raw` has Spark's options."""
 
     def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
         if options.mode != "commitlog":
             raise StoreError("a stream follows the log: leave option mode out")
-        if options.tiered is not None:
+        if options.tiered:
             raise StoreError(
                 "a stream follows the local log: leave option tiered out, and read what is older as a batch"
             )
-        # What retention took away is another matter than damage.
+        # What retention deleted is another matter than damage.
         missing = "fail" if options.fail_on_data_loss else "skip"
         self.options = replace(options, missing=missing)
         self.schema = checked_schema(schema, options)

@@ -138,30 +138,18 @@ def _together(work: list[Any]) -> list[list[Any]]:
 
 
 class _Rebuild:
-    """One run of the passes over a plan, and what their tasks answered.
-
-    Attributes
-    ----------
-    report : RebuildReport
-    groups : list of (int, int)
-        The segments that each task of a pass over the log takes.
-    summaries : list of LogSummary
-        Of each group.
-    summary : LogSummary
-        Of the whole log.
-    index_names : list of str
-        Of the new index files.
-    dropped : set of (str, int)
-        Queues of topics that were deleted, of which nothing was built.
-    """
+    """One run of the passes over a plan, and what their tasks answered."""
 
     def __init__(self, run: Map, parallelism: int, plan: RebuildPlan):
         self.map, self.plan = run, plan
         self.report = RebuildReport(plan.kinds, plan.root)
+        # The segments that each task of a pass over the log takes, and what it found in them.
         self.groups = _groups(len(plan.segments), parallelism)
         self.summaries: list[LogSummary] = []
+        # Of the whole log.
         self.summary = LogSummary()
         self.index_names: list[str] = []
+        # Queues of topics that were deleted, of which nothing was built.
         self.dropped: set[QueueKey] = set()
 
     def run(self) -> RebuildReport:

@@ -116,19 +116,10 @@ def check_part(plan: RebuildPlan, task: SegmentsTask | str) -> Any:
 def check_segments(plan: RebuildPlan, task: SegmentsTask) -> tuple[list[Finding], dict[QueueKey, int], int]:
     """Compare what was built with the records of the segments from `task[0]` to before `task[1]`.
 
-    Every record's unit and entries are compared: they are there, in order, and have what the record needs.  The CRCs were
-    checked when the records were read first.
-
-    Parameters
-    ----------
-    task : (int, int, int, list of str, list of int, list of (str, int))
-        The segments, the number of their first entry in the whole index, from 0 on, the topics with batch queues, the phy
-        offsets of records that have no unit because they are misplaced, and queues of topics that were deleted.
-
-    Returns
-    -------
-    (list of Finding, dict of (str, int) to int, int)
-        The first findings, how many units of each queue belong to these records, and the number after the last entry.
+    Every record's unit and entries must be there, in order, and have what the record needs.  The CRCs were checked in pass 1.
+    `task` also has the number of the first entry in the whole index, from 0 on, the topics with batch queues, the phy offsets
+    of records that have no unit because they are misplaced, and queues of topics that were deleted.  The answer has the first
+    findings, how many units of each queue belong to these records, and the number after the last entry.
     """
     first, last, entry, batch_topics, misplaced, dropped = task
     findings: list[Finding] = []
@@ -161,10 +152,7 @@ def check_index_file(plan: RebuildPlan, name: str) -> list[Finding]:
 def check_queues(plan: RebuildPlan, queues: Sequence[tuple[str, int, int, bool]]) -> list[Finding]:
     """Find units of queues that belong to no record, and force the queues to the disk.
 
-    Parameters
-    ----------
-    queues : list of (str, int, int, bool)
-        Topic, queue id, how many units belong to records, and whether it is a batch queue.
+    Of each queue there are topic, queue id, how many units belong to records, and whether it is a batch queue.
     """
     findings = []
     with plan.open(plan.segments) as log:

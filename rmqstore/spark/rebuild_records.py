@@ -327,7 +327,7 @@ class _SegmentScan:
         for topic in columns.topics.topics[len(self._topics) :]:
             self._topics.append(decode_java_utf8(topic))
         summary.batch_topics |= {self._topics[number] for number in set(columns.topic[:n][batches].tolist())}
-        # What the dispatcher has something to report of is left to it.
+        # What the dispatcher reports is left to it.
         for row in bad_batches.tolist():
             summary.alone.add((self._topics[columns.topic[row]], int(columns.queue_id[row])))
         if plan.config.enable_lmq and plan.config.enable_multi_dispatch:
@@ -419,16 +419,9 @@ def dispatch_alone(
 ) -> tuple[int, list[Any], dict[str, int], dict[str, int], list[QueueKey]]:
     """Build some queues as the single-process rebuild does.
 
-    Parameters
-    ----------
-    task : (list of int, list of (str, int), list of str)
-        The segments with records of these queues, the queues, and all topics with batch queues.
-
-    Returns
-    -------
-    (int, list, dict, dict, list)
-        How many units, the records whose queue offset cannot be, and of `LogDispatcher` what is gone, after which records
-        topics were deleted, and the queues that were dropped for it.
+    `task` has the segments with records of these queues, the queues, and all topics with batch queues.  The answer has the
+    number of units, the records whose queue offset cannot be, and of `LogDispatcher` what is gone, after which records
+    topics were deleted, and the queues that were dropped for it.
     """
     segments, queues, batch_topics = task
     target = os.path.join(plan.build, "alone")
@@ -462,7 +455,7 @@ def _dispatch_alone(
                 store.add_batch_topic(topic)
             dispatcher = LogDispatcher(plan.root, log, store, None)
             dispatcher.only = queues
-            # As many at once as the single-process rebuild reads: what it believes of a queue offset depends on that.
+            # As many at once as the single-process rebuild reads: which queue offsets it trusts depends on that.
             columns = RecordColumns()
             for base in segments:
                 end = min(base + log.segment_size, plan.end)

@@ -5,12 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceWriter,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from rmqstore.spark.options import CORRUPT_COLUMN, FORMAT, ReadOptions

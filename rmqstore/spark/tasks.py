@@ -88,7 +88,7 @@ def _map_tasks(spark: SparkSession, function: Callable[[Any, Any], Any], plan: A
 
 
 def answer_of(function: Callable[[Any, Any], Any], plan: Any, task: Any) -> tuple[StoreError | None, Any]:
-    """(StoreError or None, answer): an error about the store as a value, so that Spark does not try again in vain."""
+    """(StoreError or None, answer): an error about the store as a value, so that Spark does not repeat the task."""
     try:
         return None, function(plan, task)
     except StoreError as error:

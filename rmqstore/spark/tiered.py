@@ -1,13 +1,13 @@
 """Tiered storage as partitions: what the local log no longer has, queue by queue, in pieces along the flat files.
 
-Owns cutting queues of tiered storage, the record batches of a piece, and damage there in the three ways that a read has.  It never
-imports pyspark and only reads.  What both have comes from the local log, so that no message comes twice; the plan of the
-local log is made first, so that none is missing between them.
+It never imports pyspark and only reads.  What both have comes from the local log, so that no message comes twice; the plan of
+the local log is made first, so that none is missing between them.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.metadata import FlatFileMetadata
 from rmqstore.sources import Part
 from rmqstore.spans import Span, without
-from rmqstore.spark.batches import PieceReader, ReadJob, marked_verdict
+from rmqstore.spark.batches import ADVICE, PieceReader, ReadJob, marked_verdict
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.store.queue_columns import queue_batches
@@ -65,21 +65,15 @@ def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
     """Cut what only tiered storage has into pieces of about `options.partition_bytes`, none of more than one COMMIT_LOG file.
 
     Queues that cannot be listed or have no units, and queue offsets that are in neither part, are an error with
-    ``corrupt=fail``; otherwise they have no piece, and are named in a warning.
-
-    Parameters
-    ----------
-    plan : LogPlan
-        Of the broker's local store.
-    options : ReadOptions
-        Without the root of tiered storage, or with a range of phy offsets, there are no pieces.
+    ``corrupt=fail``; otherwise they have no piece, and are named in a warning.  There is no piece without the root of tiered
+    storage, or with a range of phy offsets.  `plan` is that of the broker's local store.
 
     Raises
     ------
     StoreError
         There is no tiered storage; or queues of the local store are gone, so that nobody knows what is in both.
     """
-    # Files that go while the plan is made are told by the tasks.
+    # Files that go while the plan is made are reported by the tasks.
     selection = options.selection
     # A range of phy offsets is one of the local log.
     if not options.tiered or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
@@ -109,7 +103,7 @@ def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
 
 
 def _warn(finding: Finding) -> None:
-    # Of what has no piece no task tells.
+    # What has no piece is reported by no task.
     logger.warning("%s: %s; what may be there is left out", finding.path, finding.detail)
 
 
@@ -163,7 +157,7 @@ def _cut(queue: FlatQueue, begin: int, end: int, size: int) -> Iterator[tuple[in
         unit = queue.unit_at(at)
         mapped_file = None if unit is None else queue.log.find(unit[0])
         if unit is None or mapped_file is None:
-            # What is gone is told by the task that reads it.
+            # What is gone is reported by the task that reads it.
             yield at, end
             return
         limit = min(unit[0] + size, mapped_file.file_from_offset + mapped_file.size)
@@ -174,12 +168,11 @@ def _cut(queue: FlatQueue, begin: int, end: int, size: int) -> Iterator[tuple[in
 
 def _first_at(queue: FlatQueue, begin: int, end: int, log_offset: int) -> int:
     # The first queue offset from `begin` on whose record begins at or after `log_offset`; a unit that is gone counts as after it.
-    low, high = begin, end
-    while low < high:
-        middle = (low + high) // 2
-        unit = queue.unit_at(middle)
-        low, high = (middle + 1, high) if unit is not None and unit[0] < log_offset else (low, middle)
-    return low
+    def place(number: int) -> int:
+        unit = queue.unit_at(number)
+        return _INT64_MAX if unit is None else unit[0]
+
+    return begin + bisect_left(range(begin, end), log_offset, key=place)
 
 
 class _TieredReader(PieceReader):
@@ -200,8 +193,7 @@ class _TieredReader(PieceReader):
 
     def finding(self, finding: Finding) -> None:
         if self.options.corrupt == "fail":
-            advice = "option corrupt=skip passes over it, corrupt=report shows it"
-            raise CorruptionError(f"{finding.detail}; {advice}", finding.path, finding.pos)
+            raise CorruptionError(f"{finding.detail}; {ADVICE}", finding.path, finding.pos)
         self.take()
         if self.options.corrupt == "report":
             text = f"{finding.path}, position {finding.pos}: {finding.detail}"
@@ -219,7 +211,7 @@ def tiered_piece_batches(job: ReadJob, piece: TieredPiece) -> Iterator[pa.Record
     ------
     CorruptionError, ChecksumError
         With ``corrupt=fail``, at the first damage; names file and position.  What the broker deleted since the job was
-        planned is damage too, so that what is read and what is named is what was planned.
+        planned is damage too.
     """
     pool = MappedFilePool(64)
     reader = _TieredReader(job)

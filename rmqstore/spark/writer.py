@@ -81,13 +81,7 @@ def spool_rows(spool: str, batches: Iterable[pa.RecordBatch]) -> SpooledRows:
 
 @contextlib.contextmanager
 def spooled_tables(spool: str, spooled: Iterable[SpooledRows | None], root: str) -> Iterator[list[pa.Table]]:
-    """The spooled rows, mapped, in the order of the partitions and without the column ``_corrupt``.
-
-    Raises
-    ------
-    InvalidMessageError
-        A row is marked as corrupt.
-    """
+    """The spooled rows, mapped, in the order of the partitions and without ``_corrupt``; an error if a row is marked there."""
     pa = import_pyarrow()
     named = sorted((each.partition, each.name) for each in spooled if each is not None and each.name is not None)
     tables = []
@@ -107,14 +101,8 @@ def spooled_tables(spool: str, spooled: Iterable[SpooledRows | None], root: str)
 class StoreWriter(DataSourceArrowWriter):
     """Appends rows; their columns are those of `MessageStore.put_table`.
 
-    Parameters
-    ----------
-    schema : StructType
-    overwrite : bool
-        Refused.
-    options : mapping of str
-        ``topic``, ``queue_id``, ``tags``: one value for all rows, instead of a column.  ``keep_timestamps``: take the store
-        timestamps from the rows.  A store that does not exist is created with the given geometry, or RocketMQ's.
+    Options ``topic``, ``queue_id`` and ``tags`` have one value for all rows, instead of a column; ``keep_timestamps`` takes
+    the store timestamps from the rows.  A store that does not exist is created with the given geometry, or RocketMQ's.
 
     Raises
     ------

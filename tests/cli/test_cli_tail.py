@@ -34,7 +34,7 @@ class Follower:
 
     def __init__(self, *arguments):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rmqstore", "tail", "-f", "--json", "--poll-interval", "0.02", *map(str, arguments)],
+            [sys.executable, "-m", "rmqstore", "tail", "-f", "--json", *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True,
             # A run in the background of a shell inherits that the signal is ignored.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -147,7 +147,7 @@ def test_nothing_is_1_and_wrong_usage_2(broker):
         result = run("tail", broker, *arguments)
         assert (result.exit_code, result.stdout) == (1, "") and "there is no message" in result.stderr
     assert run("tail", broker, "-n", 0).exit_code == 0
-    for arguments in (["--queue", "1"], ["-n", "-1"], ["--poll-interval", "0"]):
+    for arguments in (["--queue", "1"], ["-n", "-1"]):
         assert run("tail", broker, *arguments).exit_code == 2
 
 

@@ -99,7 +99,7 @@ def retry_store(path, config=None):
 
 
 def test_a_brokers_numbers(broker):
-    found = series(metrics.text(broker))
+    found = series(metrics.text(metrics.collect(broker)))
     queues = list(golden.lines("broker", "queue"))
     (bounds,) = golden.lines("broker", "store")
     topics = {queue["topic"] for queue in queues}
@@ -155,7 +155,7 @@ def test_a_brokers_numbers(broker):
 def test_names_and_labels_of_the_exporter(tmp_path):
     retry_store(tmp_path / "s")
     with MessageStore.open(tmp_path / "s", config=StoreConfig(**SMALL)) as store:
-        found = series(metrics.text(store, cluster="c1", broker="b1"))
+        found = series(metrics.text(metrics.collect(store, cluster="c1", broker="b1")))
     exporter = {}
     for name, labels in found:
         if name.startswith("rocketmq_"):
@@ -167,7 +167,7 @@ def test_names_and_labels_of_the_exporter(tmp_path):
 
 
 def test_retry_and_dead_letter_topics(tmp_path):
-    found = series(metrics.text(retry_store(tmp_path / "s")))
+    found = series(metrics.text(metrics.collect(retry_store(tmp_path / "s"))))
     assert value(found, "rocketmq_producer_offset", topic="Orders") == 10
     assert value(found, "rocketmq_topic_retry_offset", topic="%RETRY%billing") == 1
     assert value(found, "rocketmq_topic_dlq_offset", group="billing") == 2
@@ -193,7 +193,7 @@ def test_latency_is_the_age_of_what_is_next(tmp_path):
         stats = store.stats()
     oldest = min(puts[2].store_timestamp, puts[5].store_timestamp)
     reader = StoreConfig(**{**SMALL, "clock": lambda: T0 + 60_000})
-    found = series(metrics.text(tmp_path / "s", reader))
+    found = series(metrics.text(metrics.collect(tmp_path / "s", reader)))
     assert value(found, "rocketmq_group_get_latency_by_storetime", topic="T", group="g") == T0 + 60_000 - oldest
     assert value(found, "rocketmq_group_get_latency_by_storetime", topic="T", group="done") == 0
     # Beyond the end: the exporter's sum says so; our lag has no sample, as nobody knows what the queue held.
@@ -232,9 +232,9 @@ def test_stats_of_a_store_that_is_written(tmp_path):
             # A reader takes in what the writer did, unless it is asked not to.
             store.put_message(Message("U", b"z"))
             assert [queue.topic for queue in reader.stats(refresh=False).queues] == ["T"]
-            assert b'"U"' not in metrics.text(reader, refresh=False)
+            assert b'"U"' not in metrics.text(metrics.collect(reader, refresh=False))
             assert reader.stats().queues[0].max_queue_offset == 2
-            assert b'rmqstore_queues{topic="U"}' in metrics.text(reader)
+            assert b'rmqstore_queues{topic="U"}' in metrics.text(metrics.collect(reader))
     for refresh in (True, False):
         with pytest.raises(StoreError):
             store.stats(refresh=refresh)
@@ -244,7 +244,7 @@ def test_what_is_in_no_queue_is_told(golden_copy):
     root = golden_copy("broker")
     for name in os.listdir(root / "consumequeue" / "RMQ_SYS_TRANS_HALF_TOPIC" / "0"):
         (root / "consumequeue" / "RMQ_SYS_TRANS_HALF_TOPIC" / "0" / name).unlink()
-    found = series(metrics.text(root))
+    found = series(metrics.text(metrics.collect(root)))
     assert value(found, "rmqstore_log_behind_queues_bytes") > 0
 
 
@@ -274,7 +274,7 @@ def test_hostile_names_stay_in_their_labels(tmp_path):
     offsets |= {f"{name.replace('@', '')}@group": {"0": 1, "7": 2} for name in NAMES}
     offsets |= {"Orders@\ud800 lone": {"0": 1}, "Orders@\\ud800 lone": {"0": 2}, "no at sign": {"0": 3}}
     (store / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": offsets}))
-    text = metrics.text(store, StoreConfig(**SMALL), cluster='c"\n', broker="\\")
+    text = metrics.text(metrics.collect(store, StoreConfig(**SMALL), cluster='c"\n', broker="\\"))
     found = series(text)
     topics = {dict(labels).get("topic") for name, labels in found if name == "rmqstore_queues"}
     assert {*NAMES[:-1], "Orders"} <= topics
@@ -289,13 +289,13 @@ def test_hostile_names_stay_in_their_labels(tmp_path):
 
 def test_a_store_that_cannot_be_read(tmp_path, broker):
     with pytest.raises(StoreError):
-        metrics.text(tmp_path / "none")
-    found = series(metrics.text([tmp_path / "none", broker]))
+        metrics.text(metrics.collect(tmp_path / "none"))
+    found = series(metrics.text(metrics.collect([tmp_path / "none", broker])))
     assert value(found, "rmqstore_up", store=str(tmp_path / "none")) == 0
     assert value(found, "rmqstore_up", store=str(broker)) == 1
     # Every series of several stores says whose it is, so that none is there twice.
     assert all("store" in dict(labels) for _, labels in found)
-    found = series(metrics.text([broker, str(broker) + os.sep]))
+    found = series(metrics.text(metrics.collect([broker, str(broker) + os.sep])))
     assert len(found) > 200
 
 
@@ -310,17 +310,17 @@ def test_a_damaged_store_has_metrics(golden_copy):
     newest = root / "index" / sorted(os.listdir(root / "index"))[-1]
     with open(newest, "r+b") as file:
         file.write(b"\xff" * 40)
-    found = series(metrics.text(root, StoreConfig(**golden.geometry("broker"))))
+    found = series(metrics.text(metrics.collect(root, StoreConfig(**golden.geometry("broker")))))
     assert value(found, "rmqstore_up") == 1
     assert all(math.isfinite(each) for each in found.values())
     assert not any(name == "rocketmq_brokeruntime_earliest_message_timestamp" for name, _ in found)
 
 
 def test_findings_become_metrics(broker):
-    found = series(metrics.text(broker, findings=metrics.Findings({"bad_unit": 2, "bad_body_crc": 1}, T0)))
+    found = series(metrics.text(metrics.collect(broker, findings=metrics.Findings({"bad_unit": 2, "bad_body_crc": 1}, T0))))
     assert value(found, "rmqstore_verify_findings", kind="bad_unit") == 2
     assert value(found, "rmqstore_verify_timestamp_seconds") == T0 / 1000
-    found = series(metrics.text(broker, findings=metrics.Findings({}, T0)))
+    found = series(metrics.text(metrics.collect(broker, findings=metrics.Findings({}, T0))))
     assert value(found, "rmqstore_verify_findings") == 0
 
 
@@ -333,7 +333,7 @@ def test_families_for_a_registry(broker):
 
     registry = CollectorRegistry()
     registry.register(Collector())
-    assert set(series(generate_latest(registry))) == set(series(metrics.text(broker)))
+    assert set(series(generate_latest(registry))) == set(series(metrics.text(metrics.collect(broker))))
     assert metrics.content_type().startswith("text/plain")
 
 
@@ -341,7 +341,7 @@ def test_without_the_library(tmp_path, monkeypatch):
     retry_store(tmp_path / "s")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingDependencyError, match=r"rmqstore\[metrics\]"):
-        metrics.text(tmp_path / "s")
+        metrics.text(metrics.collect(tmp_path / "s"))
     assert run(tmp_path / "s").exit_code == 3
     with MessageStore.open(tmp_path / "s", read_only=True) as store:
         assert store.stats().queues
@@ -354,7 +354,7 @@ def test_without_the_library(tmp_path, monkeypatch):
 def test_the_command(broker, tmp_path):
     result = run(broker)
     assert result.exit_code == 0
-    assert set(series(result.stdout_bytes)) == set(series(metrics.text(broker)))
+    assert set(series(result.stdout_bytes)) == set(series(metrics.text(metrics.collect(broker))))
     target = tmp_path / "rocketmq.prom"
     target.write_text("old")
     (tmp_path / "broker.conf").write_text("brokerClusterName = Shop\nbrokerName=broker-a\n")
@@ -460,12 +460,16 @@ def test_the_query_reader_sees_a_wrong_name():
     assert names_in("label_values(rmqstore_up, cluster)") == {"rmqstore_up"}
 
 
-def test_the_document_lists_every_metric_with_its_labels():
+def test_the_document_lists_every_metric_with_its_labels(broker):
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^- `((?:rocketmq|rmqstore)_\w+)` \(([^)]*)\):", text, re.MULTILINE)
     told = {name: set(re.findall(r"\w+", labels)) for name, labels in rows}
-    assert len(rows) == len(told)
-    assert told == {name: set(labels) for name, (_, labels) in metrics._FAMILIES.items()}
+    assert len(rows) == len(told) and set(told) == set(metrics.names())
+    findings = metrics.Findings({"bad_unit": 2}, T0)
+    config = StoreConfig(**golden.geometry("broker"))
+    asked = {"cluster": "c", "broker": "b", "findings": findings, "with_pending": True}
+    found = series(metrics.text(metrics.collect(broker, config, **asked)))
+    assert {name: {label for label, _ in labels} for name, labels in found} == {name: told[name] for name, _ in found}
     # Rules and alerts in the text ask for what there is, too.
     for query in re.findall(r"^\s*expr: (.*)$", text, re.MULTILINE):
         assert names_in(query) <= {*metrics.names(), "node_textfile_mtime_seconds"}, query
@@ -474,8 +478,8 @@ def test_the_document_lists_every_metric_with_its_labels():
 def test_what_waits_is_in_it_when_asked(tmp_path):
     pytest.importorskip("pyarrow")
     root = golden.unpack("broker", tmp_path)
-    assert not any("pending" in name for name, _ in series(metrics.text(root)))
-    found = series(metrics.text(root, with_pending=True, cluster="C"))
+    assert not any("pending" in name for name, _ in series(metrics.text(metrics.collect(root))))
+    found = series(metrics.text(metrics.collect(root, with_pending=True, cluster="C")))
     assert value(found, "rmqstore_pending_messages", kind="timer", topic="Reminders", cluster="C") == 5
     assert value(found, "rmqstore_pending_messages", kind="delayed", topic="%RETRY%G-retry", cluster="C") == 20
     assert value(found, "rmqstore_pending_overdue_messages", kind="timer", topic="Reminders", cluster="C") == 5
@@ -484,7 +488,7 @@ def test_what_waits_is_in_it_when_asked(tmp_path):
     )
     assert value(found, "rmqstore_pending_problems", cluster="C") == 0
     assert ("rmqstore_pending_overdue_messages", (("cluster", "C"), ("kind", "transaction"), ("topic", "Payments"))) not in found
-    several = series(metrics.text([root, tmp_path / "nowhere"], with_pending=True))
+    several = series(metrics.text(metrics.collect([root, tmp_path / "nowhere"], with_pending=True)))
     assert value(several, "rmqstore_pending_messages", kind="transaction", topic="Payments", store=str(root)) == 20
     assert value(several, "rmqstore_up", store=str(tmp_path / "nowhere")) == 0
     answer = CliRunner().invoke(main, ["metrics", str(root), "--pending"])

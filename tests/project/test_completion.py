@@ -144,7 +144,7 @@ def test_internals_are_there_and_not_shown(held):
         (store.queues, ("pool", "lock", "renew_lock", "take_dirty")),
         (store.index_service, ("prepared", "renew_locks", "flush_on_roll")),
         (held["rmqstore.IndexFile"], ("region", "mapped_file", "attach")),
-        (held["rmqstore.rabbitmq.Vhost"], ("open_store", "message_of")),
+        (held["rmqstore.rabbitmq.Vhost"], ("open_store", "term_of")),
     ):
         for name in hidden:
             assert hasattr(thing, name) and name not in dir(thing)

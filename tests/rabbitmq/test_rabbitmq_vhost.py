@@ -23,6 +23,7 @@ from rmqstore import cli
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq import Consequence, QueueIndex, Vhost, dets, find_vhosts, repair, verify
 from rmqstore.rabbitmq.layout import format_queue_name, parse_queue_name, queue_directory, vhost_directory
+from rmqstore.rabbitmq.queue import message_in
 
 
 def by_directory(vhost: Vhost) -> dict[str, list]:
@@ -35,16 +36,16 @@ def by_directory(vhost: Vhost) -> dict[str, list]:
                     entry.seq_id,
                     entry.msg_id,
                     entry.size,
-                    hashlib.sha256(message[0].body).hexdigest(),
+                    hashlib.sha256(message.body).hexdigest(),
                     entry.persistent,
                     entry.delivered,
-                    message[1] == "store",
+                    entry.message is None,
                     entry.expiry,
-                    message[0].exchange,
-                    message[0].routing_keys,
+                    message.exchange,
+                    message.routing_keys,
                 )
                 for entry in directory.entries()
-                if entry.persistent and (message := vhost.message_of(entry)) is not None
+                if entry.persistent and (message := message_in(vhost.term_of(entry)[0])) is not None
             ]
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from rmqstore.rabbitmq import MessageStore, QueueIndex
-from rmqstore.rabbitmq.queue_directory import QueueDirectory
+from rmqstore.rabbitmq.queue import QueueDirectory
 
 __all__ = ["PLANTED"]
 

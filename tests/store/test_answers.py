@@ -85,7 +85,7 @@ def series(path):
 
     from rmqstore.offline import metrics
 
-    text = metrics.text(path, StoreConfig(**SMALL)).decode()
+    text = metrics.text(metrics.collect(path, StoreConfig(**SMALL))).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
