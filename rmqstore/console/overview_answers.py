@@ -25,7 +25,7 @@ from rmqstore.store.retention import used_ratio
 
 __all__ = ["QUEUE_COLUMNS", "TOPIC_COLUMNS", "OverviewAnswers", "health"]
 
-TOPIC_COLUMNS = ("topic", "queues", "messages", "rate", "log_bytes", "last_store_timestamp")
+TOPIC_COLUMNS = ("topic", "queues", "messages", "log_bytes", "last_store_timestamp")
 QUEUE_COLUMNS = ("queue", "messages", "min_queue_offset", "max_queue_offset", "log_bytes", "last_store_timestamp")
 # A picture of the log is drawn again after so many seconds.
 _TIMELINE_KEPT = 10.0
@@ -79,25 +79,13 @@ class OverviewAnswers:
             "queues": surveyed.number,
             "queues_looked_at": len(surveyed.rows),
             "messages": sum(topic["messages"] for topic in surveyed.topics.values()),
-            "sums": self._topic_sums(surveyed, name),
+            "sums": _topic_sums(surveyed, name),
             "index": _index_summary(store),
             "checkpoint": store.checkpoint.as_dict(),
-            "rates": self.survey.rates.as_dict(),
             "health": health(store, last, surveyed),
             "disk": _disk(store.path),
             "config": store.config.as_dict(),
             "assumed": list(store.config.assumed),
-        }
-
-    def _topic_sums(self, surveyed: Surveyed, name: str) -> dict[str, Any]:
-        chosen = [topic for topic in surveyed.topics.values() if name.lower() in topic["topic"].lower()]
-        found = sums(chosen, "queues", "messages", "log_bytes")
-        rates = [rate for topic in chosen if (rate := self.survey.rates.of_topic(topic["topic"])) is not None]
-        return {
-            **found,
-            "topics": len(chosen),
-            "rate": sum(rates) if rates else None,
-            "complete": surveyed.complete,
         }
 
     def _queues_of_topics(
@@ -112,7 +100,7 @@ class OverviewAnswers:
         if sort.removeprefix("-") == "topic":
             names = sorted(queues, reverse=sort.startswith("-"))
         else:
-            rows = [self._with_rate(surveyed.topics.get(topic) or {"topic": topic}) for topic in queues]
+            rows = [surveyed.topics.get(topic) or {"topic": topic} for topic in queues]
             names = [row["topic"] for row in in_order(rows, sort)]
         return {topic: queues[topic] for topic in names}
 
@@ -135,11 +123,8 @@ class OverviewAnswers:
                         rows_now.append(row)
                 known = topic_rows(rows_now).get(topic)
             if known is not None:
-                found.append(self._with_rate(known))
+                found.append(known)
         return found
-
-    def _with_rate(self, topic: dict[str, Any]) -> dict[str, Any]:
-        return {**topic, "rate": self.survey.rates.of_topic(topic["topic"])}
 
     # ------------------------------------------------------------------------------------------------------------ queues
 
@@ -223,6 +208,11 @@ class OverviewAnswers:
                 self._timelines.pop(next(iter(self._timelines)))
             self._timelines[bins] = time.monotonic(), store, value
             return value
+
+
+def _topic_sums(surveyed: Surveyed, name: str) -> dict[str, Any]:
+    chosen = [topic for topic in surveyed.topics.values() if name.lower() in topic["topic"].lower()]
+    return {**sums(chosen, "queues", "messages", "log_bytes"), "topics": len(chosen), "complete": surveyed.complete}
 
 
 def _index_summary(store: MessageStore) -> dict[str, Any] | None:

@@ -204,7 +204,7 @@ _IN_PATH = {
 QUESTIONS = (
     Question(
         "/overview", "overview",
-        "The store as a whole: log, health, rates, and a page of its topics. `messages` and `sums` are of the queues that "
+        "The store as a whole: log, health, and a page of its topics. `messages` and `sums` are of the queues that "
         "were looked at (`queues_looked_at` of `queues`: the others follow); `log_bytes` is what the records of a topic take "
         "in the log, exact where `log_bytes_exact`; `unread` are folders of queues that cannot be read.",
         (Text("topic", "Only topics that have this in their name"), _sort(TOPIC_COLUMNS), _FIRST, _MANY),

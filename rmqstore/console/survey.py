@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ _KEPT = 1.0
 _KEPT_TIMES = 10
 # Queues between two checks that the store is still the same.
 _PART = 200
-_SAMPLES = 120
-_RATE_SPAN = 300.0
 
 Key = tuple[str, int]
 
@@ -112,62 +109,10 @@ def topic_rows(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return topics
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    at: float
-    max_offset: int
-    totals: dict[str, int]
-
-
-class Rates:
-    """Messages and bytes a second, from the surveys of the last five minutes."""
-
-    def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
-
-    def note(self, max_offset: int, topics: dict[str, dict[str, Any]]) -> None:
-        """Add a complete survey."""
-        now = time.monotonic()
-        while self._samples and now - self._samples[0].at > _RATE_SPAN:
-            self._samples.popleft()
-        if self._samples and self._samples[-1].max_offset > max_offset:
-            # Another log.
-            self._samples.clear()
-        self._samples.append(_Sample(now, max_offset, {name: topic["total"] for name, topic in topics.items()}))
-
-    def _span(self) -> tuple[_Sample, _Sample, float] | None:
-        samples = list(self._samples)
-        if len(samples) < 2 or samples[-1].at <= samples[0].at:
-            return None
-        return samples[0], samples[-1], samples[-1].at - samples[0].at
-
-    def of_topic(self, name: str) -> float | None:
-        """float: messages a second; None after only one survey."""
-        span = self._span()
-        if span is None:
-            return None
-        first, last, seconds = span
-        return max(last.totals.get(name, 0) - first.totals.get(name, 0), 0) / seconds
-
-    def as_dict(self) -> dict[str, Any] | None:
-        """dict: over all topics; None after only one survey."""
-        span = self._span()
-        if span is None:
-            return None
-        first, last, seconds = span
-        messages = sum(max(total - first.totals.get(name, 0), 0) for name, total in last.totals.items())
-        return {
-            "seconds": round(seconds, 3),
-            "bytes_per_second": (last.max_offset - first.max_offset) / seconds,
-            "messages_per_second": messages / seconds,
-        }
-
-
 class Survey:
     """The surveys of one store; `use` opens it for a ``with`` block in the thread, without it there is no thread."""
 
     def __init__(self, use: Callable[[], AbstractContextManager[MessageStore]] | None = None):
-        self.rates = Rates()
         self._use = use
         self._lock = threading.Lock()
         self._known: Surveyed | None = None
@@ -192,7 +137,7 @@ class Survey:
                 found = Surveyed(len(keys))
                 with store.commit_log.single_records():
                     self._look(store, keys, found)
-                self._ended(store, found, begun)
+                self._ended(found, begun)
                 return found
             if known is None:
                 known = self._known = Surveyed(len(keys))
@@ -210,11 +155,10 @@ class Survey:
             else:
                 found.rows[key] = row
 
-    def _ended(self, store: MessageStore, found: Surveyed, begun: float) -> None:
+    def _ended(self, found: Surveyed, begun: float) -> None:
         now = time.monotonic()
         self._known = found
         self._keep_until = now + max(_KEPT, _KEPT_TIMES * (now - begun))
-        self.rates.note(store.commit_log.max_offset, found.topics)
 
     def _survey_in_parts(self, expected: MessageStore, keys: list[Key]) -> None:
         assert self._use is not None
@@ -237,7 +181,7 @@ class Survey:
                             # During the first survey a copy of the part that is done.
                             self._known = Surveyed(found.number, dict(found.rows))
                         if first + _PART >= len(keys):
-                            self._ended(store, found, begun)
+                            self._ended(found, begun)
         except (StoreError, OSError):
             # It is gone, or was replaced: the next request reports it, or begins again.
             pass

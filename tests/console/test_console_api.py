@@ -463,7 +463,6 @@ def test_a_store_that_grows_is_followed(grown):
     while (value := asker.json("/api/overview"))["messages"] != 4:
         assert time.monotonic() < deadline
     assert [topic["topic"] for topic in value["topics"]] == ["New", "T"]
-    assert value["rates"]["messages_per_second"] > 0 and value["rates"]["bytes_per_second"] > 0
     assert len(asker.json("/api/queues/New/5")["rows"]) == 1
 
 
