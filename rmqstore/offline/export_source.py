@@ -38,7 +38,7 @@ from rmqstore.store.columns import (
 )
 from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_columns import chosen, rows_at
+from rmqstore.store.placed_columns import chosen, rows_at
 from rmqstore.store.results import QueryResult
 
 if TYPE_CHECKING:

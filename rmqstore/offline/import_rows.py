@@ -28,12 +28,13 @@ from rmqstore.files.open_file import open_regular
 from rmqstore.files.output_file import format_of
 from rmqstore.offline.export_files import MANIFEST, import_zstandard
 from rmqstore.store.columns import import_pyarrow
-from rmqstore.store.table_rows import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key
+from rmqstore.store.table_writing import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["BOUNDS", "Bounds", "Chunk", "Input"]
+
 
 @dataclass(frozen=True)
 class Bounds:

@@ -17,7 +17,7 @@ side of the package, and imports nothing else of it.
 - `queue_index_v2`: the same of version 2, read only
 - `message_store`: the shared messages of a vhost, a face over parts: `message_files` (files, places, references),
   `message_recovery` (opening, merging, one file alone), `clean_state` (an orderly close)
-- `columns`, `batches`: messages as Arrow arrays and record batches
+- `batches`: messages as Arrow arrays and record batches
 - `vhost`: which directory is whose, its two message stores, and entries a segment
 - `queue`: one directory below ``queues`` and its index; the messages of a queue
 - `unreferenced`: whole messages without an index: of one message file, or that no entry of a vhost refers to

@@ -1,8 +1,9 @@
 """Messages of a queue as Arrow record batches: the columns of an export, and of Spark.
 
 Owns the schema, and how the terms of a batch are brought together from segments, journal and message store; they are decoded
-by the compiled core, many at once.  It only reads.  A message whose bytes are lost or damaged, or of which a column
-that is asked for cannot be decoded, is left out and named, as `Queue.messages` does.
+by the compiled core, many at once, into buffers over which Arrow's arrays are made.  It only reads.  A message whose bytes
+are lost or damaged, or of which a column that is asked for cannot be decoded, is left out and named, as `Queue.messages`
+does.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rmqstore._core import Region
-from rmqstore.errors import CorruptionError
+from rmqstore.errors import CorruptionError, MissingDependencyError
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._core import ENTRY_EMBEDDED, ENTRY_PERSISTENT
-from rmqstore.rabbitmq.columns import arrow_arrays, pyarrow
 from rmqstore.rabbitmq.index_directory import JOURNAL, IndexColumns, IndexEntry
 from rmqstore.rabbitmq.json_values import header_text, utf8
 from rmqstore.rabbitmq.layout import QueueName, map_file
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rmqstore.rabbitmq.queue import QueueDirectory
 
-__all__ = ["COLUMNS", "Batches", "schema"]
+__all__ = ["COLUMNS", "Batches", "arrow_array", "pyarrow", "schema"]
 
 # What the index says of a message; everything else is in the message.
 _OF_THE_INDEX = ("vhost", "queue", "level", "seq_id", "msg_id", "persistent", "delivered", "expiry", "size", "location")
@@ -296,7 +296,7 @@ class Batches:
         status = decoded["status"]
         whole = terms.there & (status != _term.RowStatus.ROW_DAMAGED)
         good = whole & (status != _term.RowStatus.ROW_UNREADABLE)
-        made = arrow_arrays(decoded, self._of_messages, header_text=header_text)
+        made = {name: arrow_array(decoded, name) for name in self._of_messages}
         # Nulls would say that the message has no properties.
         if not _OF_PROPERTIES.isdisjoint(self._of_messages):
             good &= status != _term.RowStatus.ROW_BAD_PROPERTIES
@@ -345,3 +345,79 @@ class Batches:
             return pa.array(["store", rows.location]).take(pa.array(rows.embedded.astype(np.int8)))
         numbers = {"seq_id": columns.seq_id, "size": columns.size}
         return pa.array({**numbers, "persistent": rows.persistent, "delivered": rows.delivered}[name])
+
+
+# ---------------------------------------------------------------------------------------------------- Arrow arrays
+
+
+def pyarrow() -> Any:
+    """The module pyarrow; MissingDependencyError where it is not installed."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise MissingDependencyError("this needs pyarrow: install it with pip install 'rmqstore[arrow]'") from None
+    return pyarrow
+
+
+def _validity(pa: Any, valid: np.ndarray) -> Any:
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _texts(offsets: np.ndarray, data: np.ndarray, valid: Any, count: int, utf8: bool) -> pa.Array:
+    pa = pyarrow()
+    array = pa.Array.from_buffers(pa.binary(), count, [valid, pa.py_buffer(offsets), pa.py_buffer(data)])
+    if utf8:
+        return array.view(pa.string())
+    found = [None if value is None else value.decode("utf-8", "replace") for value in array.to_pylist()]
+    return pa.array(found, pa.string())
+
+
+def _header_texts(columns: _term.MessageColumns) -> list[str | None]:
+    """JSON of the decoded tables of headers, null where the table is damaged."""
+    offsets, data, valid = columns["headers"]
+    content, ends = data.tobytes(), offsets.tolist()
+    found: list[str | None] = []
+    # Messages of one sender mostly have the same headers.
+    known: dict[bytes, str | None] = {}
+    for i, has in enumerate(valid.tolist()):
+        if not has:
+            found.append(None)
+            continue
+        table = content[ends[i] : ends[i + 1]]
+        if table not in known:
+            if len(known) >= 4096:
+                known.clear()
+            try:
+                known[table] = header_text(_term.decode_table(table))
+            except CorruptionError:
+                known[table] = None
+        found.append(known[table])
+    return found
+
+
+def arrow_array(columns: _term.MessageColumns, name: str) -> pa.Array:
+    """A column of `_term.message_columns` as an Arrow array, mostly without a copy.
+
+    A timestamp is null beyond 2**63 seconds.  Bytes that are not UTF-8 are replaced in texts, value by value, in the
+    columns where there are such.
+    """
+    pa = pyarrow()
+    count = columns.count
+    if name == "headers":
+        return pa.array(_header_texts(columns), pa.string())
+    if name == "routing_keys":
+        lists, offsets, data, valid = columns[name]
+        keys = _texts(offsets, data, None, int(lists[-1]), columns.utf8[name])
+        buffers = [_validity(pa, valid), pa.py_buffer(lists)]
+        return pa.Array.from_buffers(pa.list_(pa.string()), count, buffers, children=[keys])
+    if name in ("timestamp", "delivery_mode", "priority"):
+        numbers, valid = columns[name]
+        kind = pa.uint8()
+        if name == "timestamp":
+            kind, valid = pa.timestamp("s", "UTC"), valid.astype(bool) & (numbers < 1 << 63)
+        return pa.Array.from_buffers(kind, count, [_validity(pa, valid), pa.py_buffer(numbers)])
+    offsets, data, valid = columns[name]
+    bits = _validity(pa, valid)
+    if name == "body":
+        return pa.Array.from_buffers(pa.binary(), count, [bits, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return _texts(offsets, data, bits, count, columns.utf8[name])

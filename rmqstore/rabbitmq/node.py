@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files import unread
 from rmqstore.files.listing import listing
+from rmqstore.files.listing import unread_parts as parts_unread_by
 from rmqstore.files.open_file import is_directory, open_regular, read_small_file
 from rmqstore.rabbitmq import term
 
@@ -82,17 +82,7 @@ def store_path(vhost_path: str, persistent: bool) -> str:
 
 
 def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
-    """Find the vhost directories at or below a path.
-
-    Parameters
-    ----------
-    path : path
-        A vhost's directory, a node's data directory, or one between.
-
-    Returns
-    -------
-    list of str
-        Sorted.
+    """Find the vhost directories at or below a path: a vhost's directory, a node's data directory, or one between; sorted.
 
     Raises
     ------
@@ -106,8 +96,7 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
         raise StoreError("this is a file, not a directory" if os.path.isfile(root) else "there is no such directory", root)
     if is_vhost(root):
         return [root]
-    for below in ("msg_stores/vhosts", "vhosts", ""):
-        folder = os.path.join(root, below) if below else root
+    for folder in _places_of_vhosts(root):
         if is_directory(folder):
             found = [path for path in listing(folder).checked().paths if is_vhost(path)]
             if found:
@@ -160,23 +149,10 @@ def _last_written(node: str) -> float:
 
 
 def unread_parts(path: str | os.PathLike[str]) -> list[UnreadPart]:
-    """List what a node's data directory, or a vhost, holds that this version does not read, by path.
+    """List what a node's data directory, a vhost, or a directory of vhosts has that this version does not read, by path.
 
-    Parameters
-    ----------
-    path : path
-        A node's data directory, a vhost's, or one that holds vhosts.
-
-    Returns
-    -------
-    list of UnreadPart
-        Of a node also its quorum queues, streams and further directories.  Of a vhost the files and directories that are no
-        part of its queues and message stores.
-
-    Raises
-    ------
-    OSError
-        A directory cannot be listed.
+    Of a node also its quorum queues, streams and further directories; of a vhost the files and directories that are no part
+    of its queues and message stores.  An OSError says that a directory cannot be listed.
     """
     root = os.fspath(path)
     found = [part for vhost in _vhosts(root) for part in _strays(vhost)]
@@ -219,11 +195,18 @@ def is_vhost(path: str) -> bool:
     )
 
 
+def _places_of_vhosts(root: str) -> list[str]:
+    return [os.path.join(root, "msg_stores", "vhosts"), os.path.join(root, "vhosts"), root]
+
+
 def _vhosts(root: str) -> list[str]:
     if is_vhost(root):
         return [root]
-    places = (os.path.join(root, "msg_stores", "vhosts"), os.path.join(root, "vhosts"), root)
-    return next((found for place in places if (found := [*filter(is_vhost, _directories(place))])), [])
+    for place in _places_of_vhosts(root):
+        found = [*filter(is_vhost, _directories(place))]
+        if found:
+            return found
+    return []
 
 
 def _strays(vhost: str) -> Iterator[UnreadPart]:
@@ -238,7 +221,7 @@ def _strays(vhost: str) -> Iterator[UnreadPart]:
 
 
 def _unread(folder: str, is_read: Callable[[str], bool]) -> Iterator[UnreadPart]:
-    for part in unread.unread_parts(folder, is_read):
+    for part in parts_unread_by(folder, is_read):
         kind = "directory" if os.path.isdir(part.path) else "file"
         yield UnreadPart(part.path, kind, "", "", part.size)
 
@@ -425,17 +408,9 @@ def _changes(entry: Any) -> Iterator[tuple[Any, Any, str]]:
 
 
 def durable_queues(directory: str | os.PathLike[str]) -> dict[tuple[str, str], QueueDefinition] | None:
-    """Read which durable queues a stopped node knows.
+    """Read which durable queues a stopped node knows, by vhost and name.
 
-    Parameters
-    ----------
-    directory : path
-        The node's data directory (``RABBITMQ_MNESIA_DIR``).
-
-    Returns
-    -------
-    dict of (str, str) to QueueDefinition, or None
-        By vhost and name; None where the directory has no such Mnesia table.
+    `directory` is the node's data directory (``RABBITMQ_MNESIA_DIR``); None where it has no such Mnesia table.
     """
     folder = os.fspath(directory)
     table = os.path.join(folder, _TABLE)

@@ -28,7 +28,7 @@ from rmqstore.errors import (
 )
 from rmqstore.files.durable import make_directories
 from rmqstore.files.listing import listing
-from rmqstore.files.unclosed import ClosedAtExit
+from rmqstore.files.store_lock import ClosedAtExit
 from rmqstore.rabbitmq._core import MAX_SEQ_ID, checked_ids
 from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, IndexEntry, LiveIndex, check_entry_count
 from rmqstore.rabbitmq.index_writer import IndexWriter, RecoveryTerms, checked_terms, next_seq_ids, recover
@@ -70,22 +70,16 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         The queue was opened with terms of an orderly stop, which were good.
     """
 
-    def __init__(
-        self,
-        directory: IndexDirectory | None = None,
-        writer: IndexWriter | None = None,
-        clean: RecoveryTerms | None = None,
-        **_others: object,
-    ) -> None:
-        # Whatever is given, the error names `open`.
-        if not isinstance(directory, IndexDirectory) or writer is None:
-            raise TypeError("a queue index is made by opening it: use QueueIndex.open(path)")
+    max_journal_entries: int
+    max_journal_size: int
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("a queue index is made by opening it: use QueueIndex.open(path)")
+
+    def _take(self, directory: IndexDirectory, writer: IndexWriter, clean: RecoveryTerms | None) -> None:
         self.path = directory.path
         self.segment_entry_count = directory.segment_entry_count
         self.read_only = directory.read_only
-        self.recovered_clean = clean is not None
-        self.max_journal_entries = DEFAULT_MAX_JOURNAL_ENTRIES
-        self.max_journal_size = _DEFAULT_MAX_JOURNAL_SIZE
         self._lock = threading.RLock()
         self._directory, self._journal, self._writer = directory, directory.journal, writer
         self._next_seq_id, self._next_deliver_seq_id = next_seq_ids(directory, clean)
@@ -116,36 +110,31 @@ class QueueIndex(ClosedAtExit, LiveIndex):
 
         Without `terms` the queue is dirty: next_seq_id begins after the last segment that remains, every message counts as
         delivered, entries without a deliver record get one, transient ones and those that are in no store are acked, and all
-        of it is flushed.  Read-only, the numbers are the same and nothing is changed.
+        of it is flushed.  Read-only, the numbers are the same and nothing is changed or locked.
 
         Parameters
         ----------
         path : path
             The queue's directory, ``queues/<QUEUE_DIR>``.
         segment_entry_count : int, optional
-            Without it, what the vhost's `.config` two directories above says, else 16384.
+            By default that of the vhost's `.config` two directories above, else 16384.
         max_journal_entries : int
-            A flush is due when more actions than this wait for it (a node's queue_index_max_journal_entries).  It is tested
-            after each publish, after each call of `deliver` and of `ack`.
+            A flush is due when more actions than this wait for it (a node's queue_index_max_journal_entries), tested after
+            each publish and each call of `deliver` and `ack`.
         max_journal_size : int
-            The same in bytes of the journal that is held in memory.  It stands for a node's flush under memory pressure,
-            when the actions are more than the messages that its memory monitor lets the queue keep (target RAM count): a
-            number that only a node knows.  The default is above what its other limits let a journal grow to.
-        read_only : bool
-            Change nothing and lock nothing.
-        create : bool
-            Make the directory if it is missing.
+            The same in bytes of the journal in memory, in the place of a node's flush under memory pressure.
+        read_only, create : bool
+            `create`: make the directory if it is missing.
         terms : mapping or pairs, optional
             The queue's recovery terms after an orderly stop (section 9.1): segments, next_seq_id, next_deliver_seq_id, ….
         store_clean : bool
             False with `terms`: the message store was not clean.  Numbers come from the terms, what is in no store is acked.
         is_stored : callable, optional
-            Whether the persistent store has a message id, for entries that are not embedded; without it all persistent are.
+            True of a message id that the persistent store has; by default it has all that are not embedded.
         check_terms : bool
             Look at every embedded term; those that fail are a problem and no entry.
         segments : range, optional
-            Read-only: only the entries of these segments, and no other file is read; numbers that speak of the whole queue
-            are then of no use.
+            Read-only: only the entries of these segments; numbers about the whole queue are then of no use.
 
         Raises
         ------
@@ -183,11 +172,12 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             clean = None if terms is None else checked_terms(directory, terms, segments)
             if not read_only:
                 recover(directory, writer, clean, store_clean, is_stored)
-            index = cls(directory, writer, clean)
+            index = cls.__new__(cls)
+            index._take(directory, writer, clean)
         except BaseException:
             writer.close()
             raise
-        index.recovered_clean &= store_clean
+        index.recovered_clean = clean is not None and store_clean
         index.max_journal_entries = max_journal_entries
         index.max_journal_size = max_journal_size
         return index
@@ -219,14 +209,14 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         persistent: bool | None = None,
         seq_id: int | None = None,
     ) -> int:
-        """Add one entry; a node of 3.10 or later follows every publish by its deliver, which is the caller's to do.
+        """Add one entry and return its sequence id; a node of 3.10 or later follows every publish by its deliver.
 
         Parameters
         ----------
         msg_id : bytes
             16 bytes; may be left out for an embedded message.
         message : Message or bytes, optional
-            Embedded: a `Message`, or its external term.  None: it lies in a message store.
+            Embedded: a `Message`, or its external term.  None: it is in a message store.
         size : int
             Bytes of the body; may be left out for an embedded message.
         expiry, expiry_us : int, optional
@@ -235,11 +225,6 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             None: as the embedded message says, else True.
         seq_id : int, optional
             None: the next one.  A number that leaves a gap is fine (transient messages in a node leave some).
-
-        Returns
-        -------
-        int
-            The sequence id.
 
         Raises
         ------
@@ -277,27 +262,21 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         persistent: bool | Sequence[bool] | np.ndarray | None = None,
         deliver: bool = False,
     ) -> range:
-        """Add entries in one call, with the bytes and the flushes of as many calls of `publish`.
+        """Add entries with the bytes and flushes of as many calls of `publish`, and return their sequence ids.
 
         Parameters
         ----------
         messages : sequence of Message or bytes, or (buffer, offsets), or None
-            As of `publish`.  In the second form term ``i`` is ``buffer[offsets[i]:offsets[i + 1]]``; `offsets` is an array of
+            As for `publish`.  In the second form term ``i`` is ``buffer[offsets[i]:offsets[i + 1]]``; `offsets` is an array of
             ``n + 1`` integers.
         msg_ids : ndarray (n, 16) of uint8, or sequence of bytes
-            May be left out for embedded messages.
         sizes : array of n integers
-            Bytes of the bodies; may be left out for embedded messages.
+            Both may be left out for embedded messages.
         expiries, expiries_us : sequence, optional
             ms (None in it: never), or an array of microseconds (0: never).
         persistent : bool or array of bool, optional
         deliver : bool
             Follow each publish by its deliver, as a node of 3.10 does.
-
-        Returns
-        -------
-        range
-            The sequence ids.
 
         Raises
         ------
@@ -327,16 +306,12 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             return range(first, first + count)
 
     def deliver(self, seq_ids: int | range | Iterable[int] | np.ndarray) -> None:
-        """Mark entries as delivered, all or none.
-
-        This writes their deliver records and does not move `next_deliver_seq_id`, as in a node since 3.10.
+        """Mark entries as delivered, all or none, without moving `next_deliver_seq_id`, as in a node since 3.10.
 
         Raises
         ------
-        OffsetOutOfRangeError
-            One is not in the queue.
-        InvalidMessageError
-            One was delivered before.
+        OffsetOutOfRangeError, InvalidMessageError
+            One is not in the queue, or was delivered before.
         """
         self._mark(seq_ids, False)
 
@@ -345,10 +320,8 @@ class QueueIndex(ClosedAtExit, LiveIndex):
 
         Raises
         ------
-        OffsetOutOfRangeError
-            One is not in the queue, or was acked before.
-        InvalidMessageError
-            One was not delivered.
+        OffsetOutOfRangeError, InvalidMessageError
+            One is not in the queue or was acked before, or was not delivered.
         """
         self._mark(seq_ids, True)
 
@@ -377,24 +350,16 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         """Move the journal into the segments: delete those without unacked entries, append to the others, empty the journal.
 
         Everything is on disk when this returns.  A crash in between leaves entries both in the journal and in segments,
-        which the next opening merges.
-
-        Raises
-        ------
-        OSError
-            The index takes no more writes then; reading goes on.
+        which the next opening merges.  After an OSError the index takes no more writes; reading goes on.
         """
         with self._lock:
             self._check_writable()
             self._writer.flush()
 
     def sync(self) -> None:
-        """Write the journal's new bytes and force them to disk: what was done before is not lost after this returns.
+        """Write the journal's new bytes and force them to disk; what was done before is not lost after this returns.
 
-        Raises
-        ------
-        OSError
-            The index takes no more writes then; reading goes on.
+        After an OSError the index takes no more writes; reading goes on.
         """
         with self._lock:
             self._check_writable()
@@ -403,7 +368,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     # ---------------------------------------------------------------------------------------------------------- closing
 
     def close(self) -> dict[str, Any] | None:
-        """Sync the journal and give the directory back; closing twice does nothing.
+        """Sync the journal and release the directory; closing twice does nothing.
 
         Returns
         -------
@@ -413,7 +378,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         Raises
         ------
         StorePoisonedError
-            An earlier write failed; the directory is given back all the same.
+            An earlier write failed; the directory is released anyway.
         """
         with self._lock:
             if self._closed:
@@ -440,7 +405,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         }
 
     def abandon(self) -> None:
-        """Give the directory back without writing anything: what was not synced is gone, as after a crash."""
+        """Release the directory without writing anything: what was not synced is gone, as after a crash."""
         with self._lock:
             self._closed = True
             self._note_closed()

@@ -31,7 +31,7 @@ from rmqstore.rabbitmq.index_directory import (
 from rmqstore.rabbitmq.layout import map_file
 from rmqstore.rabbitmq.problem import Problem, unreadable_file
 
-__all__ = ["QueueIndexV2", "SegmentV2", "StoreV2", "both", "read_segment_v2", "read_store_v2"]
+__all__ = ["QueueIndexV2", "SegmentV2", "StoreV2", "both", "read_segment_v2", "read_store_v2", "unpadded"]
 
 # `classic_queue_index_v2_segment_entry_count` of a node; a file says its own range in its head.
 _DEFAULT_COUNT = 4096
@@ -229,15 +229,12 @@ class StoreV2(NamedTuple):
         (n,) int64: bytes of the term, with the zeros that 4.x may put after it.
     verdict : numpy.ndarray
         (n,) uint8 of `QueueStoreVerdict`.
-    terms : list of bytes
-        The terms without such zeros.  What else follows a term stays, so that it is seen not to be one.
     problems : list of Problem
     """
 
     pos: np.ndarray
     term_size: np.ndarray
     verdict: np.ndarray
-    terms: list[bytes]
     problems: list[Problem]
 
 
@@ -263,18 +260,17 @@ def read_store_v2(source: str | os.PathLike[str] | bytes) -> StoreV2:
             at += 8 + size
         pos, term_size = np.array(places, np.int64), np.array(sizes, np.int64)
         verdict = _messages.check_queue_store(data, pos, term_size)
-        terms = [_term_at(data, at, size) for at, size in zip(places, sizes, strict=True)]
     for row in np.flatnonzero(verdict)[:_NAMED]:
         kind, detail = _VERDICTS[_messages.QueueStoreVerdict.QUEUE_STORE_CRC]
         problems.append(Problem(path, places[row], kind, detail, None))
-    return StoreV2(pos, term_size, verdict, terms, problems)
+    return StoreV2(pos, term_size, verdict, problems)
 
 
-def _term_at(data: memoryview, pos: int, size: int) -> bytes:
-    # 4.x reserves the estimated size of a term and fills the rest with zeros; anything else is not padding.
-    term = bytes(data[pos + 8 : pos + 8 + size])
-    whole = _term.extent(term)
-    return term[:whole] if whole > 0 and not any(term[whole:]) else term
+def unpadded(term: bytes) -> bytes:
+    """The term without the zeros that 4.x may put after one; what else follows stays, so that it is seen not to be one."""
+    # It reserves the estimated size of a term.
+    size = _term.extent(term)
+    return term[:size] if size > 0 and not any(term[size:]) else term
 
 
 class QueueIndexV2(LiveIndex):
@@ -502,7 +498,7 @@ class QueueIndexV2(LiveIndex):
             if location == PER_QUEUE and (trusted or number in self._unreadable):
                 path, pos = qs_path, int(segment.pos[row])
                 if trusted:
-                    message = _term_at(data, pos, int(segment.term_size[row]))
+                    message = unpadded(bytes(data[pos + 8 : pos + 8 + int(segment.term_size[row])]))
                     msg_id = _term.message_id_of(message) or msg_id
             expiry_us = int(segment.expiry_us[row])
             yield IndexEntry(

@@ -64,8 +64,6 @@ _GRAVE = {
 _HARMLESS = {Consequence.REPAIRS, Consequence.NONE}
 # For these the index leaves an entry out whose record is whole otherwise.
 _OF_TERMS = {"bad_term", "msg_id_mismatch"}
-# Entries that are written in one call, at most.
-_RUN = 4096
 
 
 @dataclass(frozen=True)
@@ -375,30 +373,25 @@ class _Repair:
         )
 
     def _write_index(self, target: str, rows: _Rows) -> dict[str, Any]:
-        index = QueueIndex.open(target, segment_entry_count=self.vhost.segment_entry_count, create=True)
-        try:
-            run: list[IndexEntry] = []
-            count, shift, last = self.vhost.segment_entry_count, 0, None
+        count, shift, last = self.vhost.segment_entry_count, 0, None
+        with QueueIndex.open(target, segment_entry_count=count, create=True) as index:
             for entry in rows:
                 if last is not None and (entry.seq_id - shift - last) // count > WIDEST_GAP:
                     # Its number is damaged; the order stays, and the next segment is near enough.
                     shift = entry.seq_id - (last // count + 1) * count
-                entry = entry._replace(seq_id=entry.seq_id - shift)
-                last = entry.seq_id
-                if run and (
-                    entry.seq_id != run[-1].seq_id + 1
-                    or (entry.message is None) != (run[-1].message is None)
-                    or len(run) >= _RUN
-                ):
-                    _publish(index, run)
-                    run = []
-                run.append(entry)
-            if run:
-                _publish(index, run)
+                last = entry.seq_id - shift
+                index.publish(
+                    msg_id=entry.msg_id,
+                    message=entry.message,
+                    size=entry.size,
+                    expiry_us=entry.expiry_us,
+                    persistent=True,
+                    seq_id=last,
+                )
+                # As a node since 3.10 does at once.
+                index.deliver([last])
             index.flush()
             terms = index.close()
-        finally:
-            index.abandon()
         assert terms is not None
         return terms
 
@@ -491,30 +484,6 @@ class _Rows:
             return self.renamed.get(msg_id) == met.own_id
         self.renamed[msg_id] = met.own_id
         return True
-
-
-def _publish(index: QueueIndex, run: list[IndexEntry]) -> None:
-    """Write entries of consecutive sequence ids, as a node writes them: each publish followed by its deliver."""
-    first = run[0]
-    index.publish(
-        msg_id=first.msg_id,
-        message=first.message,
-        size=first.size,
-        expiry_us=first.expiry_us,
-        persistent=True,
-        seq_id=first.seq_id,
-    )
-    index.deliver([first.seq_id])
-    rest = run[1:]
-    if rest:
-        index.publish_many(
-            None if first.message is None else [entry.message for entry in rest if entry.message is not None],
-            msg_ids=[entry.msg_id for entry in rest],
-            sizes=[entry.size for entry in rest],
-            expiries_us=np.array([entry.expiry_us for entry in rest], np.uint64),
-            persistent=True,
-            deliver=True,
-        )
 
 
 def _check(path: str, report: RepairReport) -> None:

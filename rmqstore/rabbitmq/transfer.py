@@ -7,6 +7,7 @@ only reads, and its file is whole or not there.  Rules: RabbitMQ 3.10.8 (docs/ra
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import logging
@@ -17,8 +18,7 @@ from typing import IO, Any
 
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.output_file import OutputFile, format_of
-from rmqstore.rabbitmq.batches import Batches, schema
-from rmqstore.rabbitmq.columns import pyarrow
+from rmqstore.rabbitmq.batches import Batches, pyarrow, schema
 from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.json_values import from_json, json_value
 from rmqstore.rabbitmq.layout import QueueName
@@ -190,57 +190,45 @@ def export(
     MissingDependencyError
         Arrow and Parquet need pyarrow.
     """
-    if not isinstance(vhost, Vhost) and not is_message_file(vhost):
-        with Vhost.open(vhost) as opened:
-            return export(
-                opened,
-                output,
-                queues=queues,
-                format=format,
-                force=force,
-                progress=progress,
-                on_lost=on_lost,
-                on_incomplete=on_incomplete,
-                unreferenced=unreferenced,
-            )
     if isinstance(queues, str):
         queues = [queues]
-    chosen: list[Queue] = []
-    missing: list[Problem] = []
-    found: Iterator[FoundMessage] | None = None
-    if not isinstance(vhost, Vhost) or unreferenced:
-        if queues is not None:
-            raise ValueError("messages without an index are of no queue: give no queues")
-        found = (
-            unreferenced_messages(vhost, on_lost)
-            if isinstance(vhost, Vhost)
-            else file_messages(vhost, on_lost, on_incomplete)
-        )
-    else:
-        chosen = vhost.queues() if queues is None else [vhost.queue(name) for name in dict.fromkeys(queues)]
-        missing = vhost.incomplete if queues is None else []
-    messages = _Messages(chosen, found, progress, on_lost)
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {format!r}, not one of {', '.join(FORMATS)}")
-    if not isinstance(output, (str, os.PathLike)):
+    with contextlib.ExitStack() as stack:
+        if not isinstance(vhost, Vhost) and not is_message_file(vhost):
+            vhost = stack.enter_context(Vhost.open(vhost))
+        chosen: list[Queue] = []
+        found: Iterator[FoundMessage] | None = None
+        if not isinstance(vhost, Vhost):
+            found = file_messages(vhost, on_lost, on_incomplete)
+        elif unreferenced:
+            found = unreferenced_messages(vhost, on_lost)
+        else:
+            chosen = vhost.queues() if queues is None else [vhost.queue(name) for name in dict.fromkeys(queues)]
+        if found is not None and queues is not None:
+            raise ValueError("messages without an index are of no queue: give no queues")
+        missing = vhost.incomplete if isinstance(vhost, Vhost) and found is None and queues is None else []
+        messages = _Messages(chosen, found, progress, on_lost)
+        if not isinstance(output, (str, os.PathLike)):
+            _tell_incomplete(missing, chosen, on_lost, on_incomplete)
+            return messages.write(output, format or "jsonl")
+        path = os.fspath(output)
+        format = format or _format_of(path)
+        made = OutputFile(path, force=force, outside=[vhost.path if isinstance(vhost, Vhost) else os.fspath(vhost)])
         _tell_incomplete(missing, chosen, on_lost, on_incomplete)
-        return messages.write(output, format or "jsonl")
-    path = os.fspath(output)
-    if format is None:
-        format, compression = format_of(path)
-        ending = os.path.splitext(path)[1].lower()
-        if compression is not None or format == "csv" or ending in (".tsv", ".orc", ".avro"):
-            raise StoreError(
-                f"a name that ends in {ending} says what is not written here; give a name that ends in .jsonl, .parquet or .arrow, "
-                "or the format",
-                path,
-            )
-        format = format or "jsonl"
-    source = vhost.path if isinstance(vhost, Vhost) else os.fspath(vhost)
-    made = OutputFile(path, force=force, outside=[source])
-    _tell_incomplete(missing, chosen, on_lost, on_incomplete)
-    with made as file:
-        return messages.write(file, format)
+        return messages.write(stack.enter_context(made), format)
+
+
+def _format_of(path: str) -> str:
+    format, compression = format_of(path)
+    ending = os.path.splitext(path)[1].lower()
+    if compression is not None or format == "csv" or ending in (".tsv", ".orc", ".avro"):
+        raise StoreError(
+            f"a name that ends in {ending} says what is not written here; give a name that ends in .jsonl, .parquet or .arrow, "
+            "or the format",
+            path,
+        )
+    return format or "jsonl"
 
 
 def _tell_incomplete(
@@ -261,15 +249,7 @@ def _tell_incomplete(
 
 
 class _Messages:
-    """What an export writes: the messages of queues, or those that no index has.
-
-    Parameters
-    ----------
-    queues : list of Queue
-    found : iterator of FoundMessage, optional
-    progress, on_lost
-        As for `export`.
-    """
+    """The messages of queues, or those that no index has."""
 
     def __init__(
         self,

@@ -11,9 +11,8 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,10 +21,8 @@ from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq._messages import MessageFlag, MessageRecordLayout
 from rmqstore.rabbitmq.message import LostMessage, LostMessages, Message, undecoded
 from rmqstore.rabbitmq.message_recovery import scan_file
-from rmqstore.rabbitmq.node import store_path
-from rmqstore.rabbitmq.problem import UNREADABLE, Problem
-from rmqstore.rabbitmq.queue import QueueDirectory
-from rmqstore.rabbitmq.queue_index_v2 import PER_QUEUE, QueueIndexV2, read_store_v2
+from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.queue_index_v2 import PER_QUEUE, QueueIndexV2, read_store_v2, unpadded
 from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = ["FoundMessage", "count_unreferenced", "file_messages", "is_message_file", "unreferenced_messages"]
@@ -84,12 +81,10 @@ def file_messages(
         The file cannot be read.
     """
     file = os.fspath(path)
-    lost = LostMessages(on_lost)
     if file.endswith(".sqs") or not is_message_file(file):
         raise StoreError("this is not a message file that this version reads; give an N.rdq, N.rdt or N.qs", file)
-    records = _queue_records(file, on_problem) if file.endswith(".qs") else _store_records(file, on_problem)
-    for pos, term in records:
-        yield from _decoded(file, pos, "", term, lost)
+    lost = LostMessages(on_lost)
+    yield from _messages(_File(file, "", set()), lost, on_problem)
     lost.warn()
 
 
@@ -112,14 +107,8 @@ def unreferenced_messages(
         A message file cannot be read.
     """
     lost = LostMessages(on_lost)
-    for directory, path, places in _queue_files(vhost):
-        for pos, term in _queue_records(path, None):
-            if pos not in places:
-                yield from _decoded(path, pos, directory.owner, term, lost)
-    known = _references(vhost)
-    for path in _store_files(vhost, known):
-        for pos, term in _store_records(path, None, known):
-            yield from _decoded(path, pos, "", term, lost)
+    for file in _files(vhost):
+        yield from _messages(file, lost)
     lost.warn()
 
 
@@ -128,112 +117,92 @@ def count_unreferenced(vhost: Vhost) -> tuple[int, str]:
 
     Files that cannot be read, which are problems of the vhost, are not counted.
     """
-    known = _references(vhost)
     number, first = 0, ""
-    counts = chain(
-        ((path, (pos for pos, _ in _queue_records(path, None) if pos not in places)) for _, path, places in _queue_files(vhost)),
-        ((path, _whole_records(path, None, known)) for path in _store_files(vhost, known)),
-    )
-    for path, records in counts:
+    for file in _files(vhost):
         with contextlib.suppress(OSError):
-            found = sum(1 for _ in records)
-            number, first = number + found, first or (path if found else "")
+            found = sum(1 for _ in _places(file))
+            number, first = number + found, first or (file.path if found else "")
     return number, first
 
 
-def _queue_files(vhost: Vhost) -> Iterator[tuple[QueueDirectory, str, set[int]]]:
-    """The N.qs of all queues, with the positions that live entries lead to."""
+class _File(NamedTuple):
+    """A message file, and what of it is not asked for: positions in an N.qs, ids of messages elsewhere."""
+
+    path: str
+    queue: str
+    known: set[Any]
+
+
+def _files(vhost: Vhost) -> Iterator[_File]:
+    """The message files that hold, or may hold, more than live entries lead to."""
     for directory in vhost.directories:
         index = next((each for each in directory.indexes if isinstance(each, QueueIndexV2)), None)
-        unreadable = _unreadable(directory.problems)
-        for name in directory.files:
+        unreadable = {problem.path for problem in directory.problems if problem.is_unreadable}
+        for name in directory.files if index is not None else ():
             path = os.path.join(directory.path, name)
             if index is not None and name.endswith(".qs") and directory.is_read(name) and path not in unreadable:
                 segment = index.segments.get(int(name[:-3]))
-                places = set() if segment is None else set(segment.pos[segment.location == PER_QUEUE].tolist())
-                yield directory, path, places
-
-
-def _unreadable(problems: list[Problem]) -> set[str]:
-    return {problem.path for problem in problems if problem.kind == UNREADABLE}
-
-
-def _queue_records(path: str, on_problem: Callable[[Problem], None] | None) -> Iterator[tuple[int, bytes]]:
-    store = read_store_v2(path)
-    if on_problem is not None:
-        for problem in store.problems:
-            on_problem(problem)
-    for row in np.flatnonzero(store.verdict == 0).tolist():
-        yield int(store.pos[row]), store.terms[row]
-
-
-def _references(vhost: Vhost) -> set[bytes]:
-    """Ids that live entries refer to.  Each id that was met joins them: a compacted file has a message twice."""
-    ids = vhost.references().tobytes()
-    return {ids[at : at + 16] for at in range(0, len(ids), 16)}
-
-
-def _store_files(vhost: Vhost, known: set[bytes]) -> list[str]:
-    """The message files of the shared store that hold more than the messages of the ids that are `known`."""
+                used = [] if segment is None else segment.pos[segment.location == PER_QUEUE].tolist()
+                yield _File(path, directory.owner, set(used))
     store = vhost.store()
     if store is None:
-        return []
-    unreadable = _unreadable(store.problems)
+        return
+    references = vhost.references().tobytes()
+    known = {references[at : at + 16] for at in range(0, len(references), 16)}
+    unreadable = {problem.path for problem in store.problems if problem.is_unreadable}
     places = store.locations()
     ids = places.msg_id.tobytes()
-    used: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
     for row, (number, size) in enumerate(zip(places.file.tolist(), places.size.tolist(), strict=True)):
         if ids[16 * row : 16 * row + 16] in known:
-            used[number] += size
-    return list(_files_beyond(vhost, store.files, used, unreadable))
-
-
-def _files_beyond(vhost: Vhost, numbers: Iterable[int], used: Counter[int], unreadable: set[str]) -> Iterator[str]:
-    for number in numbers:
-        path = os.path.join(store_path(vhost.path, True), f"{number}.rdq")
+            sizes[number] += size
+    for number in store.files:
+        path = os.path.join(store.path, f"{number}.rdq")
         # Where all bytes are in use, there is nothing else.
-        if path not in unreadable and used[number] < os.path.getsize(path):
-            yield path
+        if path not in unreadable and sizes[number] < os.path.getsize(path):
+            yield _File(path, "", known)
         left = path[:-3] + "rdt"
         if left not in unreadable and os.path.isfile(left):
-            yield left
+            yield _File(left, "", known)
 
 
-def _whole_records(
-    path: str, on_problem: Callable[[Problem], None] | None, known: set[bytes]
-) -> Iterator[tuple[int, int, bytes]]:
-    """Position, size of the term and id of each whole record whose id is not `known` yet."""
-    scan = scan_file(path, "auto")
-    if on_problem is not None:
-        for problem in scan.problems:
-            on_problem(problem)
-    flags = MessageFlag.MESSAGE_WRITTEN | MessageFlag.MESSAGE_TOO_SHORT
-    for row in np.flatnonzero(scan.flags & flags == MessageFlag.MESSAGE_WRITTEN).tolist():
-        msg_id = scan.msg_id[row].tobytes()
-        if msg_id not in known:
-            known.add(msg_id)
-            yield int(scan.pos[row]), int(scan.size[row]), msg_id
-
-
-def _store_records(
-    path: str, on_problem: Callable[[Problem], None] | None, known: set[bytes] | None = None
-) -> Iterator[tuple[int, bytes]]:
-    fd = open_regular(path)
-    try:
-        for pos, size, _ in _whole_records(path, on_problem, set() if known is None else known):
-            yield pos, os.pread(fd, size, pos + _HEAD)
-    finally:
-        os.close(fd)
-
-
-def _decoded(path: str, pos: int, queue: str, term: bytes, lost: LostMessages) -> Iterator[FoundMessage]:
-    try:
-        message = Message.from_term(term)
-    except CorruptionError:
-        return  # no message: bytes that look like a record
-    msg_id = message.msg_id or bytes(16)
-    reason = undecoded(message)
-    if reason is None:
-        yield FoundMessage(path, pos, queue, msg_id, message)
+def _places(
+    file: _File, on_problem: Callable[[Problem], None] | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Position of each whole record that is not known yet, and position and size of its term."""
+    if file.path.endswith(".qs"):
+        store = read_store_v2(file.path)
+        pos, size, keys, head, problems = store.pos, store.term_size, store.pos, 8, store.problems
+        whole = store.verdict == 0
     else:
-        lost.add(LostMessage(queue, -1, msg_id, None, path, True, pos, reason, True))
+        scan = scan_file(file.path, "auto")
+        flags = scan.flags & (MessageFlag.MESSAGE_WRITTEN | MessageFlag.MESSAGE_TOO_SHORT)
+        pos, size, keys, head, problems = scan.pos, scan.size, scan.msg_id, _HEAD, scan.problems
+        whole = flags == MessageFlag.MESSAGE_WRITTEN
+    if on_problem is not None:
+        for problem in problems:
+            on_problem(problem)
+    for row in np.flatnonzero(whole).tolist():
+        key = keys[row].tobytes() if keys is not pos else int(pos[row])
+        if key not in file.known:
+            # A compacted file has a message twice.
+            file.known.add(key)
+            yield int(pos[row]), int(pos[row]) + head, int(size[row])
+
+
+def _messages(
+    file: _File, lost: LostMessages, on_problem: Callable[[Problem], None] | None = None
+) -> Iterator[FoundMessage]:
+    with open(open_regular(file.path), "rb") as opened:
+        for pos, at, size in _places(file, on_problem):
+            opened.seek(at)
+            try:
+                message = Message.from_term(unpadded(opened.read(size)))
+            except CorruptionError:
+                continue  # no message: bytes that look like a record
+            msg_id = message.msg_id or bytes(16)
+            reason = undecoded(message)
+            if reason is None:
+                yield FoundMessage(file.path, pos, file.queue, msg_id, message)
+            else:
+                lost.add(LostMessage(file.queue, -1, msg_id, None, file.path, True, pos, reason, True))

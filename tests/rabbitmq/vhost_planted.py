@@ -6,7 +6,7 @@ Owns what each fault changes, for as long as its context lasts.  Each is one tha
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -56,9 +56,14 @@ def damage_unsaid() -> AbstractContextManager[Any]:
 
 
 def repair_loses_one() -> AbstractContextManager[Any]:
-    """Of a run of entries repair leaves out the last."""
-    real = repairing._publish
-    return mock.patch.object(repairing, "_publish", lambda index, run: real(index, run[:-1] or run))
+    """Of the entries of a queue repair leaves out the last."""
+    real = repairing._Rows.__iter__
+
+    def rows(self: Any) -> Iterator[Any]:
+        found = list(real(self))
+        yield from found[:-1] or found
+
+    return mock.patch.object(repairing._Rows, "__iter__", rows)
 
 
 def verify_blind_to_lost_messages() -> AbstractContextManager[Any]:
