@@ -185,7 +185,7 @@ def _items(names: set[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _argument(ctx: click.Context, name: str, place: int) -> str | None:
-    # After an option that still lacks its value click has not given out the arguments.
+    # After an option that still lacks its value click has not assigned the arguments.
     value = ctx.params.get(name)
     if not value and place < len(ctx.args):
         value = ctx.args[place]

@@ -201,7 +201,7 @@ def _lasting(config_file: str) -> str:
 
 
 def _is_closed(path: str) -> bool:
-    # A folder that is listed only does not say what its entries are: the one below it is no more to be had.
+    # What is below a folder that may only be listed cannot be seen: the folder counts.
     while not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     needed = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK

@@ -108,7 +108,6 @@ class CommitLog(NotCopied, LogEnd):
         """Encode numbered rows at the end; a segment is closed where one does not fit.
 
         - `together`: all in one segment, as RocketMQ stores a classic batch.
-        - Returns int: phy offset after the last record.
         """
         last = self.files.last()
         room = last.file_from_offset + self.segment_size - self.files.wrote_where if last is not None else 0

@@ -142,11 +142,7 @@ class _Scan:
 
 
 class _ScanAhead(_Scan):
-    """Fills columns with `Pieces` of the log, which further threads do ahead of the caller.
-
-    - `end`: where the caller will stop.
-    - `worth_it`: cut the log in pieces at all.
-    """
+    """Fills columns with `Pieces` of the log, which further threads do ahead of the caller."""
 
     def __init__(self, log: LogWalk, end: int, crc_check: int, keys: bool, *, worth_it: bool):
         super().__init__(log, RecordColumns(_PIECE_ROWS), crc_check, keys)

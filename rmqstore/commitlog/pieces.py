@@ -77,7 +77,6 @@ Result = TypeVar("Result")
 class Piece(Generic[Job, Result]):
     """A piece of the log that another thread works at, from a place where a whole record seems to begin.
 
-    - `job`: what the work is done with.
     - `work`: does it, in whichever thread it is called.
     """
 
@@ -138,10 +137,7 @@ class Pieces(Generic[Job, Result]):
     certain only once the way from record to record comes by, so that the work at a piece counts if the caller comes to its
     begin, and is thrown away otherwise.  No piece goes beyond a segment.
 
-    - `end`: where the caller will stop.
     - `make`: makes a job; only one piece at a time has it.
-    - `division`: how the log is cut, and how many threads work.
-    - `worth_it`: cut the log in pieces at all.
     - `thread_num`: how many threads may work; with one there are none, but pieces begin in the same places.
     """
 

@@ -259,10 +259,7 @@ class BatchConsumeQueue(UnitQueue):
                 yield unit
 
     def numbered(self, number: int, count: int, reached: int | None = None) -> Iterator[tuple[int, Unit]]:
-        """As `read`, from the unit with this number on, which was written, with the number of each.
-
-        - `reached`: where the unit before it ends.
-        """
+        """As `read`, from the unit with this number on, which was written, with the number of each."""
         torn = self.torn_units()
         last = min(self.unit_num, number - number % self.units_per_file + self.units_per_file, number + count)
         unit = self.unit_of(number)

@@ -400,8 +400,6 @@ class ConsumeQueue(UnitQueue):
 
         Those that are there already are left as they are.  What lies between the end of the queue and `queue_offset` is
         filled with pre-fill units, which readers pass over, so that every later unit has its place.
-
-        - Returns int: how many were written.
         """
         skip = min(max(self.unit_num - queue_offset, 0), len(phy_offsets))
         number = queue_offset + skip
@@ -463,8 +461,6 @@ class ConsumeQueue(UnitQueue):
 
         Holes at the end, and pre-fill units there, are cut off instead.  Who opens the queue again finds the same end then:
         it takes a place that nobody wrote to for the end of the newest file.
-
-        - Returns int: how many units were written.
         """
         filled, is_end = 0, True
         for base in reversed(self.files.offsets):

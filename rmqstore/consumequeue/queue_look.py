@@ -45,8 +45,6 @@ class QueueLook(NamedTuple):
 
     - `kind`: "SimpleCQ" or "BatchCQ".
     - `min_queue_offset`, `max_queue_offset`: of the first message that the log still holds, and of the next one to come.
-    - `files`, `size`: files of units on disk, and their bytes.
-    - `last`: the newest unit; None for an empty queue.
     - `log_bytes`: bytes of the log that its records take, from the sizes in its units; -1 where nobody asked.
     - `exact`: whether all units were added up for `log_bytes`, instead of some all over it.
     - `ext_files`, `ext_size`: files of its extension, and their bytes.
@@ -343,10 +341,7 @@ class PlainQueue(NamedTuple):
 
 
 def files_in_a_row(directory: str, file_size: int, *, whole: bool = False) -> list[int] | None:
-    """list of int: the offsets of a queue's files, ascending; None unless they are in a row, and nothing else is there.
-
-    - `whole`: also look at their lengths: None where one is not whole.
-    """
+    """list of int: the offsets of a queue's files, ascending; None unless they are in a row, and nothing else is there."""
     offsets = []
     try:
         for entry in listing(directory).checked():

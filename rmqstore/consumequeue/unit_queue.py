@@ -330,10 +330,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
     # -------------------------------------------------------------------------------------------- compared with records
 
     def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
-        """Return whether the units of these records are known to be there and to be what the records need.
-
-        - `rows`: rows of this queue, in order, at least one.
-        """
+        """Return whether the units of these records are known to be there and to be what the records need."""
         return False
 
     def fill_holes(self, phy_offset: int) -> int:
@@ -482,8 +479,6 @@ class UnitTimes:
     def find(self, spans: Iterable[Span], times: tuple[int, int], times_of: TimesOf, *, newest: bool) -> int | None:
         """Return the queue offset of the first unit with a store time in a range; of the last with `newest`; None for none.
 
-        - `spans`: the numbers of the units to search, in the order of the search.
-        - `times`: ms since epoch, both included.
         - `times_of`: reads the times of at most `BLOCK_UNITS` units.
         """
         low, high = times

@@ -48,7 +48,6 @@ class SettingsSource:
     """One place that holds settings of one kind.
 
     - `form`: A JSON file, or one of the layouts of `rmqstore.rocksdb.settings`.
-    - `path`: the file that was read, or the database's directory.
     - `data_version`: counter, state version and timestamp (ms since epoch); empty where there is none yet.
     - `tables`: by the names that the JSON files have: ``topicConfigTable``, ``subscriptionGroupTable``, ``forbiddenTable``,
       ``offsetTable`` and ``pullOffsetTable`` (``topic@group`` -> queue id -> offset).

@@ -81,7 +81,6 @@ class NotCopied:
 class MappedFilePool(NotCopied):
     """Bounds the number of mapped files of a store; the least recently used ones are let go (second chance).
 
-    - `max_mapped_files`: how many may be mapped at once, at least 1.
     - `sparse`: files are made as holes, and only the pages that something is written to get space on disk, before the write:
       for a rebuild, after which nobody writes to most files.  Whoever opens such a file to write on allocates the rest.
     - `dirty`: those that were written since a flush took note of it.
@@ -140,7 +139,6 @@ class MappedFile(NotCopied):
     - `padded`: a file of another length is read anyway: it was cut short, and its missing end reads as zeros, or it is too
       long, and nothing after `size` is read.  Only read-only.
     - `advice`: how it will be read, as of `Region.advise`; told to the system before the first touch.
-    - `used`: asked for since the pool last looked.
     """
 
     __slots__ = (
@@ -394,8 +392,6 @@ class MappedFile(NotCopied):
 
         Nothing happens to a file that is not mapped now, is read-only, or was not allocated on disk by `create` or
         `reserve`: pages of holes would take space that nobody made sure of.
-
-        - Returns bool: the system was asked to.
         """
         region = self._region
         size = min(size, self.size - pos)
@@ -490,7 +486,6 @@ def name_of_offset(offset: int) -> str:
 class MemoryFile(MappedFile):
     """A file of a store that is in this process's memory only: what a reader works out, and must not write to disk.
 
-    - `path`: the name that it would have.
     - `size`: bytes, zero at first; pages that are not written take no memory.
     """
 

@@ -36,7 +36,6 @@ class Handling(NamedTuple):
     - `staging`: the directory in which new files are made before they are renamed into place; None for their own.
     - `is_usual_size`: return True if the store's files of this kind were made with the size that is expected.  It is asked
       about a file of another length: such a file is damaged then, and the size is wrong otherwise, so that no file can be read.
-    - `advice`: as for `MappedFile`.
     - `repair`: how to rebuild a file that was cut short and has no copy; "" if nothing does.
     """
 
@@ -139,11 +138,9 @@ _AS_USUAL = Handling()
 class MappedFileQueue(NotCopied, FileStream):
     """Files of `mapped_file_size` bytes, named by the offset of their first byte.
 
-    - `path`: the directory; it need not exist yet.
     - `read_only`: change nothing on disk; strange files are passed over (`verify` reports them) instead of refused.
     - `wrote_where`: offset after the last byte of the stream; what lies after it in the last file is not part of it.
     - `problems`: what the directory was listed with although it is not as a writer leaves it.
-    - `prepared`: those that wait to be the next one.
     """
 
     def __init__(
@@ -192,7 +189,6 @@ class MappedFileQueue(NotCopied, FileStream):
         """As `load`, where it is known which files there are: nothing is listed, and no length looked at before its use.
 
         - `offsets`: the first offset of each file, ascending multiples of `mapped_file_size`.
-        - `end`: what `wrote_where` becomes.
         """
         self.file_offsets = list(offsets)
         self._taken_where = self.wrote_where = end
@@ -348,8 +344,6 @@ class MappedFileQueue(NotCopied, FileStream):
 
         Anybody may call it at any time; what is not there, or not this store's own space on disk, is left alone, and
         nothing that goes wrong raises.
-
-        - Returns bool: the system was asked to, for the newest file.
         """
         offsets = self.file_offsets
         if not offsets:
@@ -468,8 +462,6 @@ class MappedFileQueue(NotCopied, FileStream):
 
         The first file stays even if nothing of it does, so that the stream keeps its place.
         Zeroing keeps a later recovery from taking old bytes for records again (RocketMQ issue 10666).
-
-        - Returns int: how many files were deleted.
         """
         deleted = 0
         while len(self.file_offsets) > 1 and self.file_offsets[-1] >= offset:

@@ -103,7 +103,6 @@ class OutputFile(_Output):
     It is written as ``<path>.<random>.part`` in the same folder, forced to the disk and renamed at the end; an error, Ctrl-C
     included, removes that file, and a kill leaves nothing but it.  A device or pipe is written to as it is.
 
-    - `force`: replace a file that exists.
     - `outside`: stores that are only read: the output must not be in them.
     """
 
@@ -185,7 +184,6 @@ class OutputFolder(_Output):
 
     While it is written only this user may enter it.
 
-    - `part`: its path while it is written.
     - `kept`: an error leaves it under that path.
     - `was_taken`: another process made something of its name in the meantime.
     """

@@ -261,6 +261,7 @@ class FlatIndex(NotCopied):
         self.uploaded = FlatFiles(path, pool, metadata)
         self.local_path = None if local_path is None else os.path.join(local_path, LOCAL_FOLDER)
         self.files: list[FlatIndexFile] = []
+        self._last: tuple[list[FlatIndexFile], int, list[IndexItem]] = ([], 0, [])
         self._strange: list[Finding] = []
         self._open(metadata)
 
@@ -337,10 +338,13 @@ class FlatIndex(NotCopied):
             *(each.damage for each in self.files if each.damage is not None),
         ]
 
-    def items(self, key_hash: int) -> Iterator[IndexItem]:
-        """The items with this hash in all files, those of the newest file first."""
-        for index in self.files:
-            yield from index.items(key_hash)
+    def items(self, key_hash: int) -> list[IndexItem]:
+        """Return the items with this hash in all files, those of the newest file first."""
+        files, last = self.files, self._last
+        if last[0] is not files or last[1] != key_hash:
+            # Kept, as each queue of a topic asks for the same.
+            last = self._last = files, key_hash, [item for index in files for item in index.items(key_hash)]
+        return last[2]
 
     def _close_local(self) -> None:
         for index in self.files:
@@ -399,7 +403,7 @@ class FlatKeys:
         parts: list[Span] = [(queue.min_queue_offset, queue.max_queue_offset)]
         key_hash = flat_index_hash(queue.topic, sought.selection.key)
         if sought.selection.index_type != "T" and key_hash != NO_HASH and key_hash not in self.untrue:
-            items = list(self.index.items(key_hash))
+            items = self.index.items(key_hash)
             if not self.index.problems and all(self._has_queue(item) for item in items):
                 found = {item.log_offset for item in items if self._may_be_here(item)}
                 parts = [(parts[0][0], self.indexed_from), (self.indexed_to, parts[0][1])]

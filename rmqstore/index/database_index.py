@@ -34,7 +34,6 @@ class DatabaseIndex:
     """The index of a store in RocksDB, if it has one, as a `KeySource`; the database is opened at the first question.
 
     - `damage`: why the database is not asked any more: it is damaged, or cannot be read.
-    - `missing`: why it could not be opened.
     """
 
     def __init__(self, root: str, commit_log: CommitLog):

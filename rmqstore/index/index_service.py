@@ -466,10 +466,7 @@ class IndexService(NotCopied, OpenedIndexes):
         return index
 
     def put_hashes(self, hashes: np.ndarray, phy_offsets: np.ndarray, store_timestamps: np.ndarray) -> None:
-        """Put entries in order, rolling to new files as they fill.
-
-        - `hashes`: index hashes (`_core.index_key_hash`).
-        """
+        """Put entries in order, rolling to new files as they fill."""
         done = 0
         while done < len(hashes):
             index = self.current()

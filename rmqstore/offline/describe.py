@@ -126,7 +126,7 @@ class StoreDescription:
     queue_database : QueueDatabaseState or None
         As of `MessageStore`.
     layout : dict of str to str
-        Where it keeps its parts, as of `store_layout`.
+        Part to place, see `store_layout`.
     unseen_queues : tuple of str
         Folders of queues that cannot be looked into, so that it is not known which queues are in them.
     unread : tuple of UnreadPart
@@ -326,7 +326,7 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
         ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress in other
         queues of the topic only), ``max_queue_offset`` and ``lag``: None where the queue is gone or cannot be read, or, the lag,
         where the offset is after the end of the queue.  ``waiting_since`` is when the next message was stored, ms since epoch, or
-        None; ``kind`` as of `progress_kind`.
+        None; ``kind`` is that of `progress_kind`.
     """
     # Imported where it is used, as few programs use it.
     from rmqstore.consumer.system_names import progress_kind

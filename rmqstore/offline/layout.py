@@ -48,7 +48,7 @@ def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> dict[str,
     Parameters
     ----------
     config : StoreConfig
-        What is known of the store, see `StoreConfig.infer`.
+        Options of the store, see `StoreConfig.infer`.
     """
     root = os.fspath(root)
     families = _families(root)

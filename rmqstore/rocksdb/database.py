@@ -64,7 +64,6 @@ class Database:
     - `path`: the directory with the file ``CURRENT``.
     - `skip_damaged`: of a damaged write-ahead log take what follows the damage too, instead of ending there: for databases in
       which one entry has nothing to do with another.  A torn end counts as damage then: it may be a damaged length.
-    - `families`: the column families that are there.
     - `log_damage`: what is wrong with the write-ahead log, so that entries of it are missing here; its torn end, as a kill may
       leave it, is none unless `skip_damaged`.  Or with the MANIFEST, so that an older state is shown.
     - `lost_log`: that there is no write-ahead log, though every broker leaves one, or that what has its name is not a file:

@@ -91,9 +91,7 @@ class Units(NamedTuple):
 class QueueDatabase:
     """The database with the queues of a store, as it was flushed last; read-only.
 
-    - `last`: the last unit of each queue, by topic and queue id.
     - `checkpoint`: phy offset after the furthest record whose units are here; -1 where nothing was flushed yet.
-    - `log_damage`: as of `Database`.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -281,10 +279,7 @@ _LEFT = ("rocksdict-config.json", "LOG", "LOCK")
 
 
 class QueueDatabaseWriter:
-    """A new database of queues; `finish` makes it whole.
-
-    - `path`: a directory that does not exist.
-    """
+    """A new database of queues; `finish` makes it whole."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.path.abspath(os.fspath(path))

@@ -78,10 +78,7 @@ def has_pop_records(root: str | os.PathLike[str]) -> bool:
 
 
 def pop_records(root: str | os.PathLike[str], findings: list[Finding]) -> Iterator[PopRecord]:
-    """The pop records of the store at `root`, by the time when each becomes visible again.
-
-    - `findings`: takes what cannot be read.
-    """
+    """The pop records of the store at `root`, by the time when each becomes visible again."""
     path = os.path.join(root, _POP_FOLDER)
     with Database(path, skip_damaged=True) as database:
         findings += [Finding(path, 0, "damaged_database", problem) for problem in database.problems()]
@@ -148,7 +145,6 @@ class StoredTimers:
     - `scan_offset`: queue offset of ``rmq_sys_wheel_timer``, queue 0, that is taken in next; None where no broker kept timers
       here.
     - `timers`: phy offset by time to fire and UNIQ_KEY.
-    - `problems`: entries that are none.
     """
 
     timeline_checkpoint: int | None = None
@@ -204,7 +200,6 @@ class StoredTransactions:
 
     - `last_phy_offset`: the largest phy offset of a half message that was written; None where no broker kept transactions here.
     - `check_times`: how often each was checked, by the phy offset of its half message.
-    - `problems`: entries that are none.
     """
 
     last_phy_offset: int | None = None

@@ -61,7 +61,6 @@ class _Piece(NamedTuple):
 class TimerLog:
     """The files of ``timerlog/``, in the order of their positions.
 
-    - `folder`: it need not exist.
     - `problems`: what was found damaged so far; the rest is read all the same.
     - `last`: the last unit, of type `UNIT`, as soon as `units` came over it.
     """
@@ -220,7 +219,6 @@ _NAME = "timerwheel"
 class TimerWheel:
     """The used slots of a wheel.
 
-    - `slot_num`: slots of the wheel, used or not.
     - `slots`: those that are not all zero, in the order of the file.
     """
 
@@ -352,7 +350,6 @@ class TimerCheckpoint:
 class WaitingUnits:
     """What the files of a timer say about what waits.
 
-    - `units`: those that have not fired, recalls among them, in the order of their positions.
     - `last_unit`: the last unit of the timer log, waiting or not.
     - `wheel`: the file of the wheel that was compared.
     - `present`: there is a timer log, a wheel or a checkpoint at all.
