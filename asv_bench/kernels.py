@@ -168,7 +168,7 @@ def read(folder: str) -> Iterator[Kernel]:
                 work()
 
         def scan_columns() -> None:
-            for _ in log.scan_columns(log.min_offset, log.max_offset, columns):
+            for _ in log.stretches(log.min_offset, log.max_offset, columns, resume=False):
                 pass
 
         def scan(asked: list[str] | None) -> None:

@@ -126,13 +126,7 @@ class LostLogError(StoreError):
         How many there are: the number to give as ``drop_units`` where they may go.
     """
 
-    def __init__(
-        self,
-        message: str,
-        path: str | os.PathLike[str] | None = None,
-        pos: int | None = None,
-        num: int = 0,
-    ):
+    def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None, num: int = 0):
         super().__init__(message, path, pos)
         self.num = num
 

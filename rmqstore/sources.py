@@ -33,6 +33,7 @@ __all__ = [
     "Places",
     "Pulled",
     "QueueSource",
+    "fill_from",
     "in_one_file",
     "located",
     "without_record",
@@ -49,16 +50,9 @@ OnGone = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of records, as parallel arrays; each array has one value for each unit of a queue.
+    """Places of records, as parallel arrays with a value for each unit of a queue: int64, sizes int32.
 
-    Attributes
-    ----------
-    phy_offsets : array of int64
-        Offset of the record in the log of its queue.
-    queue_offsets : array of int64
-    sizes : array of int32
-        Bytes of the record; 0 or less in a unit that was never written.
-    tags_codes : array of int64
+    `phy_offsets` are places in the log of the queue; `sizes` are 0 or less in units that were never written.
     """
 
     phy_offsets: ndarray
@@ -143,41 +137,20 @@ class QueueSource(Protocol):
         """Report that no record of the queue begins at these places."""
 
     def read(self, selection: Selection, end: int, max_bytes: int) -> Pulled:
-        """Read messages for one get, beginning with the first queue offset of `selection`.
+        """Read messages for one get, by `begin_queue_offset`, `max_num` and tags of `selection`, up to the end of this part.
 
-        Parameters
-        ----------
-        selection : Selection
-            Of it `begin_queue_offset`, `max_num` and the tags.
-        end : int
-            The queue offset at which another part begins, or the queue ends.
-        max_bytes : int
-            Stop before the records together take more; the first message is returned whatever the limits.
+        It stops before the records together take more than `max_bytes`; the first message is returned whatever the limits.
         """
 
     def find_in_times(self, begin: int, end: int, times: Span, *, newest: bool) -> int | None:
         """Return the queue offset of the first message stored in a range of times; of the last with `newest`; None for none.
 
-        Parameters
-        ----------
-        begin, end : int
-            Search from queue offset `begin` up to but not including `end`.
-        times : (int, int)
-            ms since epoch, both included.
+        Searched are queue offsets from `begin` up to but not including `end`; times are ms since epoch, both included.
         """
 
 
 class Pulled(NamedTuple):
-    """Messages of a queue that were read one after the other, and where to go on.
-
-    Attributes
-    ----------
-    messages : list of MessageExt
-    following : int
-        The queue offset to go on at.
-    nothing : str
-        Name of the status where there is no message.
-    """
+    """Messages of a queue in order, the queue offset to continue at, and the name of the status if there is no message."""
 
     messages: list[MessageExt]
     following: int
@@ -185,13 +158,7 @@ class Pulled(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The messages of a queue from queue offset `begin` up to but not including `end`.
-
-    Attributes
-    ----------
-    goes_on : bool
-        Messages that are put in the meantime are read too.
-    """
+    """The messages of a queue from queue offset `begin` up to but not including `end`; with `goes_on`, later ones too."""
 
     queue: QueueSource
     begin: int
@@ -202,12 +169,7 @@ class Part(NamedTuple):
 class Joined:
     """A queue whose messages are in several sources: parts in a row, in which each queue offset is once.
 
-    Parameters
-    ----------
-    parts : sequence of Part
-        Apart; one that is empty tells where the queue ended.
-    on_gap : callable
-        Called with queue offsets that no part has, where a reading passes them.
+    An empty part says where the queue ended.  `on_gap` is called with queue offsets that no part has, where a reading passes them.
     """
 
     __slots__ = ("on_gap", "parts")
@@ -255,14 +217,9 @@ class Joined:
 
 
 def located(files: np.ndarray, region_of: Callable[[int], tuple[Region, int] | None]) -> Iterator[Located]:
-    """Yield offsets in parts as `LogSource.located` does, by the files that they are in.
+    """Yield offsets in parts as `LogSource.located` does, by the numbers of their files; -1 where the log has none.
 
-    Parameters
-    ----------
-    files : array of int
-        For each offset the number of its file in the log, 0 or more; -1 where the log has none.
-    region_of : callable
-        Returns the file with a number and its base offset; None for one that is gone.
+    `region_of` returns the file with a number and its base offset; None for one that is gone.
     """
     used = np.flatnonzero(np.bincount(files + 1)[1:])
     step = max(len(files), 1) if len(used) <= MAX_REGIONS else MAX_REGIONS
@@ -291,10 +248,14 @@ def in_one_file(num: int, found: tuple[Region, int] | None) -> Iterator[Located]
         yield slice(0, num), [found[0]], np.array(found[1:], np.int64), np.zeros(num, np.int32)
 
 
-def without_record(log: LogSource, places: Places) -> np.ndarray:
-    """Return the numbers of the places at which no record of its size begins."""
+def fill_from(log: LogSource, places: Places, out: ArrowColumns) -> np.ndarray:
+    """Fill `out` with the records at places; return as an array of bool which places have a record of their size."""
     taken = np.zeros(len(places), np.uint8)
-    out = ArrowColumns((), 1 << 30)
     for part, regions, bases, numbers in log.located(places.phy_offsets):
         out.fill_at(regions, bases, numbers, places.phy_offsets[part], places.sizes[part], taken[part])
-    return np.flatnonzero(taken == 0)
+    return taken.view(np.bool_)
+
+
+def without_record(log: LogSource, places: Places) -> np.ndarray:
+    """Return the numbers of the places at which no record of its size begins."""
+    return np.flatnonzero(~fill_from(log, places, ArrowColumns((), 1 << 30)))

@@ -92,7 +92,7 @@ class Readers:
 
     def scan(self):
         log, columns = self.store.commit_log, RecordColumns()
-        for _ in log.scan_columns(log.min_offset, log.max_offset, columns):
+        for _ in log.stretches(log.min_offset, log.max_offset, columns, resume=False):
             pass
 
     def track_select_hashes(self, folder):
@@ -127,7 +127,7 @@ class WriterAndReader:
         end = log.max_offset
 
         def scan():
-            for _ in log.scan_columns(0, end, columns):
+            for _ in log.stretches(0, end, columns, resume=False):
                 pass
 
         self.write = {

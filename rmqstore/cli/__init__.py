@@ -48,7 +48,7 @@ _COMMANDS = {
         "import_command",
         "Put the messages of files into a store, after those that are there; a new store is made.",
     ),
-    "info": ("rmqstore.cli.info", "info", "Describe a store: geometry, log, queues, index, checkpoint, consumers."),
+    "info": ("rmqstore.cli.info", "info", "Describe a store: geometry, log, queues, index, checkpoint."),
     "metrics": (
         "rmqstore.cli.metrics",
         "metrics_command",
@@ -151,7 +151,7 @@ def _welcome(commands: list[str]) -> str:
         "PATH is a store's root, the folder that holds commitlog/ (a broker's ~/store).",
         "",
         "First steps:",
-        f"  rmqstore info {path:<22} what the store is: geometry, log, queues, index, consumers",
+        f"  rmqstore info {path:<22} what the store is: geometry, log, queues, index",
         f"  rmqstore topics {path:<20} what it holds",
         f"  rmqstore tail -f {path:<19} the newest messages, and those that come",
         f"  rmqstore query {path} --key KEY{'':<{11 - len(path)}} messages by key, of all topics",

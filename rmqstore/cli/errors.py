@@ -6,11 +6,12 @@ near a wrong one. Programs that ask for JSON get Python's.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -58,6 +59,17 @@ class CannotOpenError(click.ClickException):
 
     def format_message(self) -> str:
         return escape(self.message) + (f"\n{self.hint}" if self.hint else "")
+
+
+@contextlib.contextmanager
+def as_usage() -> Iterator[None]:
+    """Turn a ValueError, which is about an argument, into wrong usage."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(escape(str(error))) from None
 
 
 def of_error(error: Exception) -> CannotOpenError:

@@ -74,28 +74,23 @@ class StoreGroup(click.Group):
             raise click.UsageError(escape(f"there is no command {name!r}. {advice}"), ctx)
         return super().resolve_command(ctx, args)
 
+    def _short(self, ctx: click.Context, name: str) -> tuple[str, bool]:
+        # The help of a command in a line, and whether it writes; lazy commands are not loaded.
+        if name in self.lazy_commands:
+            return self.lazy_commands[name][2], name in self.writing_commands
+        command = self.get_command(ctx, name)
+        assert command is not None
+        return command.get_short_help_str(90), "THIS COMMAND WRITES" in (command.help or "")
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # The names of commands load none of them.
-        items = []
-        for name in self.list_commands(ctx):
-            if name.startswith(incomplete):
-                if name in self.lazy_commands:
-                    short = self.lazy_commands[name][2]
-                else:
-                    command = self.get_command(ctx, name)
-                    short = "" if command is None else command.get_short_help_str(90)
-                items.append(CompletionItem(name, help=short))
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=self._short(ctx, name)[0]) for name in names]
         return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = []
         for name in self.list_commands(ctx):
-            if name in self.lazy_commands:
-                short, writes = self.lazy_commands[name][2], name in self.writing_commands
-            else:
-                command = self.get_command(ctx, name)
-                assert command is not None
-                short, writes = command.get_short_help_str(90), "THIS COMMAND WRITES" in (command.help or "")
+            short, writes = self._short(ctx, name)
             rows.append((name, f"[writes] {short}" if writes else short))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -183,11 +178,7 @@ class _NoteHandler(logging.Handler):
 def orderly_end(clear_away: Callable[[], object] | None = None) -> Iterator[None]:
     """Lets a kill or a closed terminal end a command as Ctrl-C does, so that what is half done is cleared away.
 
-    Parameters
-    ----------
-    clear_away : callable, optional
-        Does that where the command does not come to it soon: no handler runs while a library works on, be it for minutes.
-        Another thread calls it then, and ends the process.
+    No handler runs while a library works, be it for minutes: then another thread calls `clear_away`, and ends the process.
     """
 
     def end(number: int, frame: object) -> None:

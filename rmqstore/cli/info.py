@@ -17,7 +17,6 @@ from rmqstore.cli.group import nothing
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
-from rmqstore.consumer.system_names import progress_kind
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.offline.describe import StoreDescription, describe, queue_rows
 from rmqstore.store.message_store import MessageStore
@@ -31,7 +30,7 @@ _DAMAGED_SHOWN = 20
 @tiered_option
 @store_options
 def info(path: str, given: Given) -> None:
-    """Describe a store: geometry, log, queues, index, checkpoint, consumers."""
+    """Describe a store: geometry, log, queues, index, checkpoint."""
     description = describe(path, given.config(path, read_only=True))
     printer = Printer(given.as_json)
     if not given.tiered:
@@ -139,8 +138,6 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
         "topics": list(description.topics),
         "queues": [queue.as_dict() for queue in description.queues],
         "index_files": [dataclasses.asdict(index) for index in description.index_files],
-        "rocksdb": list(description.rocksdb),
-        "queues_elsewhere": description.queues_elsewhere,
         "queue_database": None
         if description.queue_database is None
         else dataclasses.asdict(description.queue_database),
@@ -185,7 +182,6 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             ("assumed", ", ".join(config.assumed) or "nothing"),
             *([("not dispatched", _undispatched_text(description))] if description.undispatched else []),
             *([("queues in RocksDB", text) for text in _queue_database_texts(description)]),
-            *([("RocksDB", _rocksdb_text(description))] if description.rocksdb else []),
             ("kept in", "; ".join(f"{name}: {where}" for name, where in description.layout.items()) or "nothing is there yet"),
             *_damaged_fields(description),
             *[("not read", escape(str(part))) for part in description.unread],
@@ -224,25 +220,6 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
         ],
         left=2,
     )  # fmt: skip
-    rows = _progress_rows(description)
-    if rows:
-        printer.table(
-            "consumer progress",
-            ("group", "topic", "kind", "queue", "offset", "lag"),
-            [
-                (row[0], row[1], progress_kind(row[0], row[1]), str(row[2]), str(row[3]), _lag_text(description, row))
-                for row in rows
-            ],
-            left=3,
-            optional="kind",
-        )
-
-
-def _lag_text(description: StoreDescription, row: tuple[str, str, int, int, int | None]) -> str | int:
-    lag = row[4]
-    if lag is None:
-        return "unknown" if description.unseen_queues or description.unread_queues else "unknown, no queue"
-    return lag if lag >= 0 else "unknown, beyond the end of the queue"
 
 
 def _undispatched_text(description: StoreDescription) -> str:
@@ -276,13 +253,6 @@ def _damaged_fields(description: StoreDescription) -> list[tuple[str, str]]:
     if len(damaged) > _DAMAGED_SHOWN:
         found.append(("", f"and {len(damaged) - _DAMAGED_SHOWN} more; --json has all"))
     return found
-
-
-def _rocksdb_text(description: StoreDescription) -> str:
-    folders = ", ".join(f"{escape(name)}/" for name in description.rocksdb)
-    if description.queues_elsewhere:
-        return f"{folders}: the queues are probably in there; not read (storeType=defaultRocksDB)"
-    return folders
 
 
 def _checkpoint_value(printer: Printer, name: str, value: int) -> str:

@@ -86,11 +86,6 @@ def uncovered_text(store: MessageStore, uncovered: tuple[tuple[int, int], ...], 
     return f"{size} bytes of the log were not looked at, which the index does not cover: {', '.join(shown)}{rest}; {advice}"
 
 
-def message_object(message: MessageExt, body: str) -> dict[str, Any]:
-    """What ``--json`` prints of a message; `body` is "text", "hex" or "none"."""
-    return message.json_row(body)
-
-
 def message_line(message: MessageExt, time: str) -> str:
     """What identifies a message, on one line; `time` is its store time."""
     parts = [
@@ -111,7 +106,7 @@ def message_line(message: MessageExt, time: str) -> str:
 def print_message(printer: Printer, message: MessageExt, form: MessageForm) -> None:
     """Print a message as a line with its body below, as the line of a format, or as an object."""
     if printer.as_json:
-        printer.json_line(message_object(message, form.body))
+        printer.json_line(message.json_row(form.body))
         return
     if form.line_format is not None:
         printer.line_of(form.line_format(message, form.body))
@@ -174,29 +169,17 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
 class LineFormat:
-    """A format string that was read.
-
-    Raises
-    ------
-    ValueError
-        It has a letter, or an escape, that means nothing.
-    """
+    """A format string that was read; ValueError for a letter, or an escape, that means nothing."""
 
     def __init__(self, text: str):
         self._parts: list[str | tuple[str, Callable[[MessageExt], object]]] = []
+        # A line a message, whether the format ends with one or not.
+        text = re.sub(r"(?<!\\)\\n$|\n$", "", text)
         at = 0
         for found in _PIECE.finditer(text):
             self._parts += [text[at : found.start()], self._piece(found)]
             at = found.end()
         self._parts.append(text[at:])
-        # A line a message, whether the format ends with one or not.
-        last = "".join(part if isinstance(part, str) else part[0] for part in self._parts)
-        if last.endswith("\n"):
-            while not self._parts[-1]:
-                self._parts.pop()
-            end = self._parts.pop()
-            assert isinstance(end, str)
-            self._parts.append(end.removesuffix("\n"))
 
     def _piece(self, found: re.Match[str]) -> str | tuple[str, Callable[[MessageExt], object]]:
         letter, escaped = found[1], found[2]

@@ -16,14 +16,14 @@ from typing import Any
 
 import click
 
-from rmqstore.cli.errors import did_you_mean
+from rmqstore.cli.errors import as_usage, did_you_mean
 from rmqstore.cli.group import StoreGroup, nothing
 from rmqstore.cli.messages import about_queues, about_topic
-from rmqstore.cli.options import Given, gathered, path_argument, store_options
-from rmqstore.cli.paths import complete_group, complete_queue, complete_topic
+from rmqstore.cli.options import Given, gathered, path_argument, queues_option, store_options
+from rmqstore.cli.paths import complete_group, complete_topic
 from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
-from rmqstore.errors import ReadOnlyError, StoreError
+from rmqstore.errors import ReadOnlyError
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.offline.describe import consumer_rows, group_sums
 from rmqstore.store.message_store import MessageStore
@@ -158,14 +158,7 @@ def _quiet_about_going_back() -> Iterator[None]:
 @path_argument
 @click.option("--group", required=True, help="The consumer group.", shell_complete=complete_group)
 @click.option("--topic", required=True, help="The topic.", shell_complete=complete_topic)
-@click.option(
-    "--queue",
-    "queue_ids",
-    type=click.IntRange(min=0, max=2**31 - 1),
-    multiple=True,
-    help="A queue; repeatable, by default all.",
-    shell_complete=complete_queue,
-)
+@queues_option
 @click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time.")
 @click.option("--earliest", is_flag=True, help="The oldest message that is there.")
 @click.option("--latest", is_flag=True, help="After the newest message.")
@@ -208,15 +201,10 @@ def offsets_set(path: str, change: _Change, given: Given) -> None:
             if change.queue_offset is not None and each in known and not low <= after <= high:
                 note(f"note: queue {each} of {topic} holds the queue offsets {low} to {high}, and not {after}")
             changes.append((each, progress.get(group, topic, each), after))
-        try:
-            with _quiet_about_going_back():
-                for each, _, after in changes:
-                    progress.commit(group, topic, each, after)
-        except StoreError:
-            raise
-        except ValueError as error:
-            # A name that the file cannot hold.
-            raise click.UsageError(escape(str(error))) from None
+        # A name that the file cannot hold is wrong usage.
+        with as_usage(), _quiet_about_going_back():
+            for each, _, after in changes:
+                progress.commit(group, topic, each, after)
         progress.persist()
     for each, before, after in changes:
         if given.as_json:

@@ -8,17 +8,20 @@ read-only.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
+import io
+import itertools
+import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any, TypeAlias
 
 import click
 
-from rmqstore.arguments import IndexType
-from rmqstore.cli.errors import did_you_mean
+from rmqstore.cli.errors import as_usage, did_you_mean
 from rmqstore.cli.paths import (
     FILE_THERE,
     FOLDER_THERE,
@@ -30,13 +33,13 @@ from rmqstore.cli.paths import (
 )
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, escape, note
 from rmqstore.config import StoreConfig
-from rmqstore.config.broker_conf import read_java_properties, values_of_lines
-from rmqstore.config.log_folder import refuse_other_log
-from rmqstore.errors import StoreError
-from rmqstore.files.again import ask_again
+from rmqstore.config.places import refuse_other_log
+from rmqstore.config.store_config import read_java_properties, values_of_lines
+from rmqstore.files.listing import ask_again
 from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
+from rmqstore.texts import harmless_cell
 
 # A function that becomes a command, called with the arguments and options of a line.
 _Command: TypeAlias = Callable[..., Any]
@@ -76,44 +79,6 @@ def _option_value(name: str, text: str) -> tuple[str, Any]:
             raise click.BadParameter(f"{name} is {text!r}: write a whole number", param_hint="-o")
         return item.name, int(text)
     return item.name, text
-
-
-def _overrides(told: Mapping[str, Any], options: Sequence[str]) -> dict[str, Any]:
-    values = dict(told)
-    for option in options:
-        name, separator, text = option.partition("=")
-        if not separator:
-            raise click.BadParameter(f"{option!r} has no '=': write NAME=VALUE", param_hint="-o")
-        field, value = _option_value(name.strip(), text)
-        values[field] = value
-    return values
-
-
-def _config(
-    path: str, overrides: Mapping[str, Any], with_conf: bool, read_only: bool, tiered: str | None
-) -> StoreConfig:
-    """The store's config: what its files say, overridden by the broker.conf and then by the options.
-
-    With tiered storage, which may have all messages, there need be no local log.
-    """
-    refuse_other_log(path, overrides.get("unknown", {}))
-    if tiered and os.path.isdir(path) and not os.path.isdir(os.path.join(path, "commitlog")):
-        return StoreConfig(**overrides)
-    check_store_path(path)
-    try:
-        config = StoreConfig.infer(path, read_only=read_only, **overrides)
-    except StoreError:
-        raise
-    except ValueError as error:
-        raise click.UsageError(escape(str(error))) from None
-    if with_conf:
-        # An option that neither the files nor broker.conf have gets RocketMQ's default, as in a broker. The default of enable_lmq
-        # would drop light queues from a rebuild.
-        kept = ("index_tags", "enable_lmq")
-        rocketmq = StoreConfig.from_properties({})
-        known = {name: getattr(rocketmq, name) for name in config.assumed if name not in kept}
-        config = config.replace(**known)
-    return config
 
 
 def note_assumed(config: StoreConfig, names: Iterable[str]) -> None:
@@ -159,12 +124,35 @@ class Given:
 
     def overrides(self) -> dict[str, Any]:
         """dict: the fields of StoreConfig that the options say, of the broker.conf and of each ``-o``."""
-        return _overrides(self._told, self.options)
+        values = dict(self._told)
+        for option in self.options:
+            name, separator, text = option.partition("=")
+            if not separator:
+                raise click.BadParameter(f"{option!r} has no '=': write NAME=VALUE", param_hint="-o")
+            field, value = _option_value(name.strip(), text)
+            values[field] = value
+        return values
 
     def config(self, path: str, *, read_only: bool = False) -> StoreConfig:
-        """StoreConfig: that of the store in `path`; for whoever only reads also where the index does not tell its own."""
-        with_conf = self.config_file is not None
-        return _config(path, self.overrides(), with_conf, read_only, self.tiered)
+        """StoreConfig: what the files of the store say, overridden by the broker.conf and then by the options.
+
+        Readers get one also where the index does not tell its own.  With tiered storage, which may have all messages, there
+        need be no local log.
+        """
+        overrides = self.overrides()
+        refuse_other_log(path, overrides.get("unknown", {}))
+        if self.tiered and os.path.isdir(path) and not os.path.isdir(os.path.join(path, "commitlog")):
+            return StoreConfig(**overrides)
+        check_store_path(path)
+        with as_usage():
+            config = StoreConfig.infer(path, read_only=read_only, **overrides)
+        if self.config_file is not None:
+            # An option that neither the files nor broker.conf have gets RocketMQ's default, as in a broker. The default of
+            # enable_lmq would drop light queues from a rebuild.
+            kept = ("index_tags", "enable_lmq")
+            rocketmq = StoreConfig.from_properties({})
+            config = config.replace(**{name: getattr(rocketmq, name) for name in config.assumed if name not in kept})
+        return config
 
     def open(self, path: str) -> MessageStore:
         """Open the store at `path` read-only with these options."""
@@ -179,17 +167,7 @@ class Given:
 
 
 def gathered(kind: Callable[..., object], argument: str, *names: str) -> Callable[[_Command], _Command]:
-    """Have the command get several options as one argument.
-
-    Parameters
-    ----------
-    kind : callable
-        Makes the argument of the options, which are its keyword arguments; as a rule a dataclass.
-    argument : str
-        The argument's name.
-    *names : str
-        The options; by default the fields of the dataclass.
-    """
+    """Have the command get several options, by default the fields of the dataclass `kind`, as one argument made by `kind`."""
     taken = names or tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
 
     def decorated(function: _Command) -> _Command:
@@ -247,32 +225,16 @@ optional_topic_argument = click.argument("topic", required=False, shell_complete
 begin_option = click.option("--begin", type=TIME, help=BEGIN_HELP)
 end_option = click.option("--end", type=END_TIME, help=END_HELP)
 tags_option = click.option("--tags", help="Only these tags: 'a || b'.")
+queues_option = click.option(
+    "--queue", "queue_ids", type=click.IntRange(0, 2**31 - 1), multiple=True, help="Only this queue; repeatable."
+)
 topics_option = click.option(
     "--topic", "topics", multiple=True, help="Only this topic; repeatable.", shell_complete=complete_topic
 )
-_KEY_TYPES: dict[str, IndexType] = {"key": "K", "unique": "U", "tag": "T"}
-KEY_TYPE_NAMES: dict[IndexType | None, str] = {None: "key", "K": "key", "U": "unique", "T": "tag"}
-
-
-def key_type_option(help_text: str) -> Callable[[_Command], _Command]:
-    """Return the option ``--type``, which says what keys are: the `Selection.index_type`."""
-    return click.option(
-        "--type",
-        "index_type",
-        type=click.Choice(list(_KEY_TYPES)),
-        callback=lambda ctx, param, value: None if value is None else _KEY_TYPES[value],
-        help=help_text,
-    )
 
 
 def selecting(*names: str) -> Callable[[_Command], _Command]:
-    """Have the command get the options that say which messages as one `Selection`, the argument `selection`.
-
-    Parameters
-    ----------
-    *names : str
-        The options, each named like a field of `Selection`, or in the singular where it is given once.
-    """
+    """Have the command get options as one `Selection`; each is named like a field of it, in the singular where it is given once."""
     return gathered(_selection, "selection", *names)
 
 
@@ -286,12 +248,8 @@ def _selection(**values: Any) -> Selection:
             value = (value,)
         # An option that can be repeated and was not given is no condition.
         fields[_SINGULAR.get(name, name)] = None if value == () else value
-    try:
+    with as_usage():
         return Selection(**fields)
-    except StoreError:
-        raise
-    except ValueError as error:
-        raise click.UsageError(escape(str(error))) from None
 
 
 # ------------------------------------------------------------------------------------------------ where an answer goes
@@ -322,6 +280,20 @@ class TableFile:
     def make(self, store: str) -> OutputFile | None:
         """Return the file that will be made, None without one; it must not be in the store."""
         return None if self.output is None else OutputFile(self.output, force=self.force, outside=[store])
+
+    def write_rows(self, file: IO[bytes], kind: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write rows of values that JSON can hold as CSV or JSON lines."""
+        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        if kind == "csv":
+            table = csv.writer(text)
+            for row in itertools.chain([names], rows):
+                cells = [encode(each) if isinstance(each, (list, dict)) else each for each in row]
+                table.writerow([harmless_cell(each) if self.safe_csv and isinstance(each, str) else each for each in cells])
+        else:
+            for row in rows:
+                text.write(encode(dict(zip(names, row))) + "\n")
+        text.detach()
 
 
 def table_file_options(help_text: str) -> Callable[[_Command], _Command]:

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from rmqstore.cli.errors import CannotOpenError, of_error
-from rmqstore.config.dledger import without_log
+from rmqstore.config.places import without_log
 from rmqstore.files.listing import is_empty, listing
 from rmqstore.files.open_file import is_directory
 
@@ -61,14 +61,9 @@ def is_vhost(path: str) -> bool:
 
 
 def check_store_path(path: str) -> None:
-    """Nothing, if `path` is a directory with parts of a RocketMQ store.
+    """Raise CannotOpenError, with the path to give, unless `path` is a directory with parts of a RocketMQ store.
 
-    Raises
-    ------
-    CannotOpenError
-        It is something else; the error says what, and which path to give.
-    PermissionError
-        This user may not look.
+    PermissionError where this user may not look.
     """
     if is_store(path):
         return
@@ -112,13 +107,7 @@ def check_store_path(path: str) -> None:
 
 
 def check_vhost_path(path: str) -> None:
-    """Nothing, unless `path` is plainly a RocketMQ store.
-
-    Raises
-    ------
-    CannotOpenError
-        It is one.
-    """
+    """Raise CannotOpenError if `path` is plainly a RocketMQ store."""
     if is_store(path) and not is_vhost(path):
         raise CannotOpenError(
             f"this is a RocketMQ store and no RabbitMQ directory [{path}]", f"Try: rmqstore info {_shown(path)}"
@@ -196,7 +185,7 @@ def _items(names: set[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _argument(ctx: click.Context, name: str, place: int) -> str | None:
-    # After an option that still lacks its value click has not given out the arguments.
+    # After an option that still lacks its value click has not assigned the arguments.
     value = ctx.params.get(name)
     if not value and place < len(ctx.args):
         value = ctx.args[place]
@@ -214,26 +203,12 @@ def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) 
     )
 
 
-def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The queue ids of ``TOPIC`` in the store of ``PATH``."""
-    path, topic = _argument(ctx, "path", 0), _argument(ctx, "topic", 1)
-    if not path or not topic or os.sep in topic:
-        return []
-    found = {
-        name
-        for kind in ("consumequeue", "batchconsumequeue")
-        for name in _names_in(os.path.join(path, kind, topic))
-        if name.isdigit()
-    }
-    return _items(found, incomplete)
-
-
 def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The consumer groups that have progress in the store of ``PATH``."""
     path = _argument(ctx, "path", 0)
     if not path:
         return []
-    from rmqstore.config.progress_files import progress_file
+    from rmqstore.config.places import progress_file
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.errors import StoreError
 

@@ -6,10 +6,8 @@ Invariant: an output file is whole or not there, and none is replaced without --
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -20,7 +18,6 @@ from rmqstore.cli.options import Given, TableFile, gathered, path_argument, stor
 from rmqstore.cli.terminal import TIME, Printer, format_number, format_size, note
 from rmqstore.files.output_file import OutputFile
 from rmqstore.offline.pending import KINDS, Pending, pending
-from rmqstore.texts import harmless_cell
 
 _TEXT_SHOWN = 60
 
@@ -64,7 +61,7 @@ def pending_command(path: str, asked: _Asked, file: TableFile, given: Given) -> 
         rows = found.unordered
         found.unordered = rows.filter(pc.fill_null(rows.column("overdue"), False))
     if made is not None and kind is not None:
-        size = _write(found, made, kind, file.safe_csv)
+        size = _write(found, made, kind, file)
         note(f"wrote {format_number(len(found))} messages to {file.output} ({format_size(size)})")
     else:
         _show(found, Printer(given.as_json), asked.max_num)
@@ -161,7 +158,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}..."
 
 
-def _write(found: Pending, made: OutputFile, kind: str, safe_csv: bool) -> int:
+def _write(found: Pending, made: OutputFile, kind: str, table: TableFile) -> int:
     # The bytes that were written.
     with orderly_end(), made as file:
         if kind == "parquet":
@@ -174,23 +171,11 @@ def _write(found: Pending, made: OutputFile, kind: str, safe_csv: bool) -> int:
             with pyarrow.ipc.new_file(file, found.table.schema) as writer:
                 writer.write_table(found.table)
         else:
-            text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-            _write_text(found, text, kind, safe_csv)
-            text.detach()
+            rows: Iterable[list[Any]] = ([*message.as_dict().values()] for message in found)
+            if kind == "csv":
+                rows = ([" ".join(each) if isinstance(each, list) else each for each in row] for row in rows)
+            table.write_rows(file, kind, found.table.column_names, rows)
         return file.tell()
-
-
-def _write_text(found: Pending, text: io.TextIOWrapper, kind: str, safe_csv: bool) -> None:
-    table: Any = csv.writer(text)
-    if kind == "csv":
-        table.writerow(found.table.column_names)
-    for message in found:
-        value = message.as_dict()
-        if kind == "csv":
-            row = [" ".join(each) if isinstance(each, list) else each for each in value.values()]
-            table.writerow([harmless_cell(each) if safe_csv and isinstance(each, str) else each for each in row])
-        else:
-            text.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def _checks_text(times: int | None) -> str:

@@ -18,12 +18,10 @@ from rmqstore.cli.errors import error_text
 from rmqstore.cli.group import FOUND_NOTHING, nothing
 from rmqstore.cli.messages import MessageForm, about_queues, about_topic, form_options, print_message, uncovered_text
 from rmqstore.cli.options import (
-    KEY_TYPE_NAMES,
     Given,
     begin_option,
     end_option,
     gathered,
-    key_type_option,
     note_assumed,
     optional_topic_argument,
     path_argument,
@@ -33,11 +31,10 @@ from rmqstore.cli.options import (
     tiered_option,
     topic_argument,
 )
-from rmqstore.cli.paths import complete_queue
 from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
-from rmqstore.flatfile.metadata import METADATA_FILE
+from rmqstore.flatfile.flat_files import METADATA_FILE
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
@@ -47,6 +44,8 @@ from rmqstore.store.message_store import MessageStore
 from rmqstore.store.querying import LogLook
 from rmqstore.store.results import GetMessageResult
 
+_KEY_TYPES = {"key": "K", "unique": "U", "tag": "T"}
+_KEY_TYPE_NAMES = {None: "key", "K": "key", "U": "unique", "T": "tag"}
 # So many units that lead to no message are looked for at most.
 _UNREADABLE = 1000
 
@@ -106,7 +105,13 @@ class _Asked:
 @click.argument("more_keys", metavar="[KEY]...", nargs=-1)
 @click.option("--key", "keys", multiple=True, help="A key, of all topics where TOPIC is not given; repeatable.")
 @click.option("--keys-from", type=click.File("rb"), help="More keys, one a line of this file; - is stdin.")
-@key_type_option("What KEY is; by default a key or unique key.")
+@click.option(
+    "--type",
+    "index_type",
+    type=click.Choice(list(_KEY_TYPES)),
+    callback=lambda ctx, param, value: None if value is None else _KEY_TYPES[value],
+    help="What KEY is; by default a key or unique key.",
+)
 @begin_option
 @end_option
 @click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many.")
@@ -153,25 +158,23 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
                     continue
                 if topic is None:
                     question = dataclasses.replace(selection, keys=(key,))
-                    everywhere = find_in_all_topics(store, question, LogLook(asked.max_log_bytes, progress), every)
-                    messages, truncated, uncovered = everywhere.messages, everywhere.truncated, everywhere.uncovered
-                    what = f"no message of {_topics_text(everywhere.topics)}"
+                    found = find_in_all_topics(store, question, LogLook(asked.max_log_bytes, progress), every)
                 else:
                     found = store.query_message(
                         topic, key, max_num, selection.begin, selection.end, index_type=selection.index_type,
                         compat=asked.compat, max_log_bytes=asked.max_log_bytes, progress=progress,
                     )  # fmt: skip
-                    messages, truncated, uncovered = found, found.truncated, found.uncovered
-                    what = f"no message of topic {topic}"
-                for message in messages:
+                uncovered = found.uncovered
+                for message in found:
                     print_message(printer, message, form)
                     corrupt += message.corrupt
-                if not messages:
+                if not found:
                     absent += 1
                     about = "" if topic is None else about_topic(store, topic)
                     where = " in what was searched" if uncovered else about
-                    note(f"{what} has {KEY_TYPE_NAMES[selection.index_type]} {key}{where}")
-                if truncated:
+                    what = "any topic" if topic is None else f"topic {topic}"
+                    note(f"no message of {what} has {_KEY_TYPE_NAMES[selection.index_type]} {key}{where}")
+                if found.truncated:
                     of_key = f" of {key}" if asked.several else ""
                     note(f"there are more than {max_num}{of_key}; give --max-num or a time range")
         if store.older.one_log and os.path.exists(os.path.join(path, METADATA_FILE)):
@@ -208,12 +211,6 @@ def _places_text(places: list[int]) -> str:
     return ", ".join(map(str, places[:5])) + rest
 
 
-def _topics_text(topics: int | None) -> str:
-    if topics is None:
-        return "any topic"
-    return "the only topic" if topics == 1 else f"the {topics} topics"
-
-
 def _message_at(store: MessageStore, asked: _Asked, topic: str | None) -> MessageExt:
     msg_id, phy_offset = asked.msg_id, asked.phy_offset
     try:
@@ -237,7 +234,7 @@ def _message_at(store: MessageStore, asked: _Asked, topic: str | None) -> Messag
 @click.command()
 @path_argument
 @topic_argument
-@click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0), shell_complete=complete_queue)
+@click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0))
 @click.option(
     "--begin-queue-offset", "begin_queue_offset", type=int, help="Queue offset to begin with; by default the first there is."
 )

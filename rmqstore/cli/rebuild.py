@@ -21,16 +21,15 @@ from rmqstore.cli.options import Given, gathered, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.commitlog.log_walk import VERDICT_WORDS
-from rmqstore.config.dledger import without_log
-from rmqstore.config.log_folder import refuse_other_log
+from rmqstore.config.places import refuse_other_log, without_log
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_config, rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.offline.timeline import LostMessages, messages_behind
 from rmqstore.rocksdb.places import PLACES, queue_databases
+from rmqstore.store.dispatch_rules import gone_text
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_lives import gone_text
 from rmqstore.store.recovery import RECOVERY_MODES
 
 drop_units_option = click.option(
@@ -117,13 +116,16 @@ def rebuild_command(path: str, task: Task, rocksdb: bool, given: Given) -> None:
 
 def agree_to_replace(path: str, kinds: tuple[str, ...], task: Task) -> None:
     """Ask whether a rebuild shall replace files of the store, unless that was answered before; a No ends the command."""
-    if task.output is not None or task.yes:
-        return
+    if task.output is None and not task.yes:
+        what = f"{' and '.join(kinds)} of {path} will be replaced by what the commit log says."
+        _agree("this replaces files of the store", "give --yes (or --output DIR)", what)
+
+
+def _agree(does: str, otherwise: str, what: str = "") -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError(
-            "this replaces files of the store; without a terminal to ask on give --yes (or --output DIR)"
-        )
-    note(f"{' and '.join(kinds)} of {path} will be replaced by what the commit log says.")
+        raise click.UsageError(f"{does}; without a terminal to ask on {otherwise}")
+    if what:
+        note(what)
     if not click.confirm("Go on?", err=True):
         nothing("nothing was changed")
 
@@ -217,7 +219,8 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
             raise told from None
         note(typed(error.what))
         note(text)
-        agree_to_cut(yes)
+        if not yes:
+            _agree("--mode truncate deletes that", "give --yes")
         with MessageStore.open(path, config=config, recovery=mode, drop_units=drop_units) as store:
             report = store.recovery_report
     assert report is not None
@@ -262,13 +265,3 @@ def _lost_text(lost: LostMessages) -> str:
         f"{format_time(lost.first_store_timestamp)} to {format_time(lost.last_store_timestamp)}, of {', '.join(topics[:8])}"
         f"{rest}; --mode skip keeps them."
     )
-
-
-def agree_to_cut(yes: bool) -> None:
-    """Ask whether the log shall be cut, unless that was answered before; a No ends the command."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError("--mode truncate deletes that; without a terminal to ask on give --yes")
-    if not click.confirm("Go on?", err=True):
-        nothing("nothing was changed")

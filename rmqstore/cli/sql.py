@@ -6,15 +6,10 @@ are `rmqstore.polars`; SQL itself is Polars', which is loaded when the command r
 
 from __future__ import annotations
 
-import csv
 import decimal
-import io
-import itertools
-import json
 import math
 import os
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -33,10 +28,8 @@ from rmqstore.cli.options import (
 )
 from rmqstore.cli.terminal import Printer, escape, format_size, note
 from rmqstore.files.output_file import OutputFile
-from rmqstore.polars.scan import import_polars
-from rmqstore.polars.tables import scan_tables
+from rmqstore.polars.scan import import_polars, scan_tables
 from rmqstore.selection import Selection
-from rmqstore.texts import harmless_cell
 
 if TYPE_CHECKING:
     import polars as pl
@@ -85,7 +78,7 @@ def sql(path: str, query: str, selection: Selection, file: TableFile, given: Giv
         try:
             answer = polars.SQLContext(tables).execute(query)
             if made is not None and kind is not None:
-                size = _write(answer, made, kind, file.safe_csv)
+                size = _write(answer, made, kind, file)
                 note(f"wrote {file.output} ({format_size(size)})")
                 return
             frame = answer.collect(engine="streaming")
@@ -117,7 +110,7 @@ def _refuse(error: Exception, tables: list[str]) -> NoReturn:
     raise click.UsageError(escape(text)) from None
 
 
-def _write(answer: pl.LazyFrame, made: OutputFile, kind: str, safe_csv: bool) -> int:
+def _write(answer: pl.LazyFrame, made: OutputFile, kind: str, table: TableFile) -> int:
     # The bytes that were written.
     with orderly_end(made.abandon), made as file:
         if kind == "parquet":
@@ -127,25 +120,15 @@ def _write(answer: pl.LazyFrame, made: OutputFile, kind: str, safe_csv: bool) ->
             answer.sink_ipc(file)
         else:
             frame = answer.collect(engine="streaming")
-            text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-            if kind == "csv":
-                table = csv.writer(text)
-                for row in itertools.chain([frame.columns], _plain(frame).iter_rows()):
-                    cells = [_json(value) if isinstance(value, (list, dict)) else _value(value) for value in row]
-                    table.writerow(
-                        [harmless_cell(each) if safe_csv and isinstance(each, str) else each for each in cells]
-                    )
-            else:
-                for value in _objects(frame):
-                    text.write(_json(value) + "\n")
-            text.detach()
+            rows = ([_value(each) for each in row] for row in _plain(frame).iter_rows())
+            table.write_rows(file, kind, frame.columns, rows)
         return file.tell()
 
 
 def _show(frame: pl.DataFrame, printer: Printer) -> None:
     if printer.as_json:
-        for value in _objects(frame):
-            printer.json_line(value)
+        for row in _plain(frame).iter_rows():
+            printer.json_line({name: _value(value) for name, value in zip(frame.columns, row)})
         return
     left = {place for place, each in enumerate(frame.dtypes) if not each.is_numeric()}
     times = {place for place, each in enumerate(frame.dtypes) if getattr(each, "time_zone", None)}
@@ -184,15 +167,6 @@ def _plain(frame: pl.DataFrame) -> pl.DataFrame:
         return polars.String if dtype.is_temporal() else dtype
 
     return polars.DataFrame([each.cast(nested(each.dtype, in_ms)).cast(nested(each.dtype, plain)) for each in frame])
-
-
-def _objects(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    for row in _plain(frame).iter_rows():
-        yield {name: _value(value) for name, value in zip(frame.columns, row)}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(_value(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def _value(value: Any) -> Any:

@@ -29,17 +29,17 @@ from rmqstore.cli.options import (
     Given,
     optional_topic_argument,
     path_argument,
+    queues_option,
     selecting,
     store_options,
     tags_option,
 )
-from rmqstore.cli.paths import complete_queue
 from rmqstore.cli.terminal import Progress, note
 from rmqstore.commitlog.log_walk import VERDICT_WORDS, Blank, Damage
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
-from rmqstore.files.again import ask_again
+from rmqstore.files.listing import ask_again
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
@@ -57,14 +57,7 @@ _PATIENCE = 3
 @path_argument
 @optional_topic_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option(
-    "--queue",
-    "queue_ids",
-    type=click.IntRange(min=0),
-    multiple=True,
-    help="Only this queue; repeatable.",
-    shell_complete=complete_queue,
-)
+@queues_option
 @tags_option
 @click.option("--key", help="Only messages with this key or unique key.")
 @click.option(

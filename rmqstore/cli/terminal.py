@@ -241,12 +241,7 @@ def format_number(number: int) -> str:
 class Progress:
     """A bar on stderr, drawn only if that is a terminal; until it is called it shows that something goes on.
 
-    Parameters
-    ----------
-    what : str
-        What is being done.
-    unit : str
-        What `done` and `total` count: "bytes" shows a rate in sizes a second, another word in that many a second, "" none.
+    `unit` is what `done` and `total` count: "bytes" shows a rate in sizes a second, another word in that many a second, "" none.
     """
 
     def __init__(self, what: str, unit: str = ""):

@@ -14,7 +14,7 @@ import sys
 
 import click
 
-from rmqstore.cli.errors import of_error
+from rmqstore.cli.errors import as_usage, of_error
 from rmqstore.cli.group import FOUND_NOTHING, orderly_end
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import (
@@ -26,6 +26,7 @@ from rmqstore.cli.options import (
     gathered,
     note_assumed,
     path_argument,
+    queues_option,
     safe_csv_option,
     selecting,
     store_options,
@@ -67,13 +68,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     help="By default what FILE's ending says, jsonl for standard output.",
 )
 @topics_option
-@click.option(
-    "--queue",
-    "queue_ids",
-    type=click.IntRange(min=0, max=2**31 - 1),
-    multiple=True,
-    help="Only this queue; repeatable.",
-)
+@queues_option
 @tags_option
 @click.option("--key", "keys", multiple=True, help="Only messages with this key or unique key; repeatable.")
 @begin_option
@@ -132,13 +127,8 @@ def export_command(path: str, output: str, options: ExportOptions, selection: Se
     )  # fmt: skip
     # A bar would be among the lines.
     bar = contextlib.nullcontext() if shown else Progress("exporting", "bytes")
-    try:
-        with orderly_end(), bar as progress:
-            report = export(path, sys.stdout.buffer if to_stdout else output, selection, options, progress)
-    except StoreError:
-        raise
-    except ValueError as error:
-        raise click.UsageError(escape(str(error))) from None
+    with as_usage(), orderly_end(), bar as progress:
+        report = export(path, sys.stdout.buffer if to_stdout else output, selection, options, progress)
     _tell_export(report, to_stdout, given)
     if not report.messages:
         _tell_near_topics(path, selection.topics or (), given)
@@ -222,12 +212,8 @@ def import_command(path: str, files: tuple[str, ...], options: ImportOptions, gi
             config, ("max_hash_slot_num", "max_index_num", "mapped_file_size_consume_queue", "message_delay_level")
         )
     else:
-        try:
+        with as_usage():
             config = StoreConfig(**given.overrides())
-        except StoreError:
-            raise
-        except ValueError as error:
-            raise click.UsageError(escape(str(error))) from None
 
     options = dataclasses.replace(options, config=config, keys=options.keys or None)
 

@@ -23,6 +23,7 @@ from rmqstore.cli.terminal import Printer, Progress, escape, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import Finding, GeometryError
 from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.flatfile.flat_verify import verify_flat
 from rmqstore.offline.verify import verify
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.message_store import MessageStore
@@ -44,7 +45,7 @@ def _findings(path: str, config: StoreConfig | None, given: Given, progress: Pro
         with contextlib.closing(FlatStore(given.tiered, path)) as flat_store:
             for text in flat_store.notes:
                 note(f"note: tiered storage: {text}")
-            yield from flat_store.verify(progress)
+            yield from verify_flat(flat_store, progress)
             if config is not None and has_log:
                 with MessageStore.open(path, config=config, read_only=True) as store:
                     begins = {key: store.min_queue_offset(*key) for key in store.queues.keys()}
@@ -200,7 +201,7 @@ def _lasting(config_file: str) -> str:
 
 
 def _is_closed(path: str) -> bool:
-    # A folder that is listed only does not say what its entries are: the one below it is no more to be had.
+    # What is below a folder that may only be listed cannot be seen: the folder counts.
     while not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     needed = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
@@ -212,17 +213,9 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 class NextSteps:
-    """Collects the kinds of findings, and says what to do about each.
+    """Collects the kinds of findings of the store at `path`, and says what to do about each.
 
-    Parameters
-    ----------
-    path : str
-        The store's root.
-    options : sequence of str
-        What was given as ``-o``; the commands to come need it too.
-    config_file : str, optional
-    tiered : str, optional
-        The folder of tiered storage.
+    The commands to come need what was given as ``-o``, ``--config`` and ``--tiered`` too.
     """
 
     def __init__(

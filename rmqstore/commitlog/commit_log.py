@@ -1,7 +1,7 @@
 """The commit log: every message of a store, one record after the other, in segments of fixed size.
 
-Owns appending (a record that does not fit closes the segment with a blank record) and reading a record at its offset; going
-over the log is in `log_walk`, where it ends in `log_end`.  It never decides what a damaged log means (recovery and verify do)
+Owns appending (a record that does not fit closes the segment with a blank record) and reading a record at its offset; its bases
+scan the log (`log_walk`) and find its end (`log_end`).  It never decides what a damaged log means (recovery and verify do)
 and never builds a queue or an index.  A record is taken for one only if magic, lengths and its own physical offset agree.
 """
 
@@ -10,20 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rmqstore import _core, _read
 from rmqstore import _numpy as np
-from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
-from rmqstore._dispatch import RecordColumns
 from rmqstore._rows import RowBatch
 from rmqstore._shown import shows
 from rmqstore.commitlog.log_end import LogEnd
-from rmqstore.commitlog.log_walk import Blank, Damage, LogWalk, Stretch
 from rmqstore.config import AssumedSizes, StoreConfig, is_usual_size
-from rmqstore.config.log_folder import refuse_other_log
+from rmqstore.config.places import refuse_other_log
 from rmqstore.errors import (
     ChecksumError,
     CorruptionError,
@@ -31,10 +27,9 @@ from rmqstore.errors import (
     OffsetOutOfRangeError,
     StoreError,
 )
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, name_of_offset
-from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
+from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
 from rmqstore.files.open_file import is_directory
-from rmqstore.files.stream_files import Handling
 from rmqstore.message import MessageExt
 from rmqstore.remedies import Sentence
 from rmqstore.sources import Located, in_one_file, located
@@ -50,7 +45,7 @@ _BLANK_SIZE = int(_core.RecordLayout.BLANK_SIZE)
     "config", "entries", "last_store_timestamp", "look_up", "max_offset", "message_at", "min_offset", "pages",
     "path", "segment", "segment_size", "store_timestamp_at", "stretches", "times_of",
 )  # fmt: skip
-class CommitLog(NotCopied):
+class CommitLog(NotCopied, LogEnd):
     """The commit log below a store's root directory.
 
     Parameters
@@ -61,11 +56,6 @@ class CommitLog(NotCopied):
         `mapped_file_size_commit_log` is the size of a segment in bytes.
     pool : MappedFilePool
     read_only : bool
-
-    Attributes
-    ----------
-    segment_size : int
-        Bytes of each segment.
     """
 
     def __init__(
@@ -77,34 +67,19 @@ class CommitLog(NotCopied):
         read_only: bool = False,
     ):
         refuse_other_log(root, config.unknown)
-        self.config = config
-        self.files = MappedFileQueue(
+        files = MappedFileQueue(
             os.path.join(root, "commitlog"),
             config.mapped_file_size_commit_log,
             pool,
             read_only=read_only,
             handling=Handling(root, lambda: is_usual_size(root, "commitlog", self.segment_size)),
         )
-        self.delays = array("q", config.delay_levels)
-        # How CRCs are checked, see `_core.decode_record`.
-        self.crc_check = 2 if config.force_verify_prop_crc else 1
-        self._walk = LogWalk(self.files, config, self.delays, self.crc_check)
-        self._end = LogEnd(self.files, self.crc_check)
-        self._warned_of: set[int] = set()
-
-    @property
-    def segment_size(self) -> int:
-        """int: bytes of each segment."""
-        return self.files.mapped_file_size
+        super().__init__(files, config)
 
     def take_config(self, config: StoreConfig) -> None:
         """Go on with the size of a segment that files tell by now; it was assumed, and no segment was there."""
         self.config = config
         self.files.mapped_file_size = config.mapped_file_size_commit_log
-
-    def renew_lock(self) -> None:
-        """Give up the lock that another thread of a parent process may have held at a fork."""
-        self._end.renew_lock()
 
     def load(self) -> None:
         """List the segments.  The end of the log is not known yet: see `find_end` and `set_end`."""
@@ -117,95 +92,22 @@ class CommitLog(NotCopied):
                 path,
             )
 
-    @property
-    def path(self) -> str:
-        """str: the directory of the segments."""
-        return self.files.path
-
-    @property
-    def min_offset(self) -> int:
-        """int: offset of the oldest byte that is there, 0 for an empty log."""
-        low = self.files.min_offset
-        return low if low > 0 else 0
-
-    @property
-    def max_offset(self) -> int:
-        """int: offset after the last record."""
-        return self.files.wrote_where
-
     def set_end(self, offset: int) -> None:
         """Say where the log ends."""
         self.files.wrote_where = offset
-
-    def find_end(self) -> int:
-        """int: offset after the last record that can be reached from the start of the newest segment that holds any.
-
-        Reads only record headers; nothing is changed.  This is where a broker that was shut down in order would go on.
-        """
-        return self._end.find_end()
-
-    def last_store_timestamp(self) -> int | None:
-        """int or None: store time of the last record in the newest segment that holds any, ms since epoch.
-
-        Up to the end of the log, past what is damaged.
-        """
-        return self._end.last_store_timestamp()
-
-    def find_end_behind_damage(self, reached: int = -1) -> int:
-        """int: as `find_end`, but after damage in the newest segment if whole records follow it there.
-
-        Old records that a truncation of RocketMQ left after the end do not count: they are older than the record before, and
-        the checkpoint does not say that the log went so far.
-
-        Parameters
-        ----------
-        reached : int
-            Where whole records that follow each other from the oldest one on came to nothing (`Verdict.EMPTY`), if that is
-            known: where no later segment holds any, this is what `find_end` would find once more.
-        """
-        return self._end.find_end_behind_damage(reached)
-
-    def known_end(self) -> int:
-        """int: the end for a reader that wants everything: after damage in the newest segment if records follow it there.
-
-        After `follow`; beside a writer it is the end that `follow` or `refresh` found.
-        """
-        return self._end.known_end()
 
     def refresh(self) -> None:
         """Take in what another process appended since (read-only use)."""
         if not self.files.file_offsets and "mapped_file_size_commit_log" in self.config.assumed:
             self.take_config(AssumedSizes(os.path.dirname(self.path)).learn(self.config))
-        self._end.refresh()
-
-    def follow(self) -> None:
-        """Find the end, and remember what is there, so that `refresh` notices when a writer cuts it (read-only use).
-
-        Damage in the newest segment is not an end where whole records follow it, as of `known_end`.
-        """
-        self._end.follow()
+        super().refresh()
 
     # ------------------------------------------------------------------------------------------------------ writing
 
     def append_rows(self, batch: RowBatch, *, together: bool = False) -> int:
         """Encode numbered rows at the end; a segment is closed where one does not fit.
 
-        Parameters
-        ----------
-        together : bool
-            All in one segment, as RocketMQ stores a classic batch.
-
-        Returns
-        -------
-        int
-            phy offset after the last record.
-
-        Raises
-        ------
-        InvalidMessageError
-            A record (or the batch) does not fit an empty segment; nothing was written.
-        OSError
-            A segment could not be made; nothing was written.
+        - `together`: all in one segment, as RocketMQ stores a classic batch.
         """
         last = self.files.last()
         room = last.file_from_offset + self.segment_size - self.files.wrote_where if last is not None else 0
@@ -311,10 +213,8 @@ class CommitLog(NotCopied):
     def region_of(self, phy_offset: int) -> tuple[_core.Region, int, int, int] | None:
         """The mapped segment that holds `phy_offset`, None where `look_up` finds none.
 
-        Returns
-        -------
-        (Region, int, int, int)
-            The segment, the offset of its first byte, and the bounds of what the log holds, in bytes.
+        - Returns (Region, int, int, int): the segment, the offset of its first byte, and the bounds of what the log holds, in
+          bytes.
         """
         files = self.files
         known = files.recent(phy_offset)
@@ -378,132 +278,6 @@ class CommitLog(NotCopied):
         finally:
             self.files.advise("normal")
 
-    def stretches(
-        self,
-        begin: int,
-        end: int,
-        columns: RecordColumns | None = None,
-        *,
-        check_crc: bool = True,
-        keys: bool = True,
-        resume: bool = True,
-    ) -> Iterator[Stretch]:
-        """Go over the log from `begin` to `end`, stretch by stretch; whatever reads all of it reads it through this.
-
-        Parameters
-        ----------
-        begin, end : int
-            Offsets; a record must begin at the first one.
-        columns : RecordColumns, optional
-            Filled with the records of each stretch of records, and emptied at every other one; without them the records are
-            only stepped over.
-        check_crc : bool
-            A record whose CRC fails is a stretch of its own, with the verdict on it.
-        keys : bool
-            Compute index hashes (`_dispatch.scan`).
-        resume : bool
-            Go on after what cannot be read, at the next whole record, which is recognised by magic, lengths, its own offset
-            and CRC.  Otherwise it is the last stretch; how far it goes is not looked for, so its end is its begin.
-
-        Yields
-        ------
-        Stretch
-            In order, without a gap between them.  They keep a constant working set however long the log is.
-        """
-        return self._walk.stretches(begin, end, columns, check_crc=check_crc, keys=keys, resume=resume)
-
-    def scans(
-        self, begin: int, end: int, *, check_crc: bool = True, keys: bool = True, resume: bool = True
-    ) -> Iterator[tuple[Stretch, RecordColumns]]:
-        """As `stretches` with columns, which further threads fill ahead of the caller where that is worth it.
-
-        The stretches are the same whether there are such threads or not, but not those of `stretches`.
-
-        Yields
-        ------
-        (Stretch, RecordColumns)
-            The columns hold the records of the stretch until the next one is asked for, and each of them has topics of its
-            own; there are not more than a handful.
-        """
-        return self._walk.scans(begin, end, check_crc=check_crc, keys=keys, resume=resume)
-
-    def scan_columns(
-        self, begin: int, end: int, columns: RecordColumns, *, check_crc: bool = True
-    ) -> Iterator[tuple[int, Verdict | None]]:
-        """Fill `columns` again and again with the records from `begin` to `end`; `stretches` up to the first damage.
-
-        Yields
-        ------
-        (int, Verdict or None)
-            Where the stretch ends, and the verdict on it.
-        """
-        return self._walk.scan_columns(begin, end, columns, check_crc=check_crc)
-
-    def entries(
-        self,
-        begin: int | None = None,
-        end: int | None = None,
-        *,
-        on_gone: Callable[[int, int], object] | None = None,
-    ) -> Iterator[MessageExt | Blank | Damage]:
-        """Everything in the log in order: messages, blanks, and stretches in which nothing could be read.
-
-        A damaged stretch ends at the next whole record, which is recognised by magic, lengths, its own offset and CRC.
-        A message whose CRC fails is yielded with `corrupt` set.  Up to 64 messages, or 1 MiB of records, are read ahead.
-
-        Parameters
-        ----------
-        begin, end : int, optional
-            Offsets of a record to begin with and of where to stop; by default the whole log.
-        on_gone : callable, optional
-            Told of offsets, the first and the one after the last, whose segment was deleted since it was listed and which
-            are passed over; by default that is a warning.
-        """
-        return self._walk.entries(begin, end, on_gone or self.warn_of_missing)
-
-    def pages(
-        self,
-        begin: int | None = None,
-        end: int | None = None,
-        *,
-        on_missing: Callable[[int, int], object] | None = None,
-    ) -> Iterator[list[MessageExt] | Blank | Damage]:
-        """As `entries`, with messages that follow each other in lists, as they are read ahead.
-
-        Parameters
-        ----------
-        begin, end : int, optional
-            As of `entries`.
-        on_missing : callable, optional
-            Told of offsets that no segment holds, before they come as damage.
-        """
-        return self._walk.pages(begin, end, self.warn_of_missing, on_missing)
-
-    def fill(
-        self,
-        columns: ArrowColumns,
-        begin: int | None = None,
-        end: int | None = None,
-        on_damage: Callable[[int, int, Verdict | None], None] | None = None,
-    ) -> Iterator[int]:
-        """Fill `columns` with the chosen records of the log; what `entries` passes over as damage has no row.
-
-        Parameters
-        ----------
-        columns : ArrowColumns
-        begin, end : int, optional
-            As of `entries`.
-        on_damage : callable, optional
-            Told of each stretch that is passed over: its begin, its end (maybe after `end`), and what was found at its
-            begin; None where no segment holds it, also in front of the oldest one.  It may take the columns, and raise.
-
-        Yields
-        ------
-        int
-            Where the pass goes on, whenever the columns are full and at the end; they must be taken by then.
-        """
-        return self._walk.fill(columns, begin, end, on_damage)
-
     def located(self, phy_offsets: np.ndarray) -> Iterator[Located]:
         """Yield phy offsets in parts that are in few segments each, see `rmqstore.sources.LogSource`.
 
@@ -535,47 +309,6 @@ class CommitLog(NotCopied):
         self.warn_of_missing(offset, offset + self.segment_size)
         return None
 
-    def warn_of_missing(self, begin: int, end: int) -> None:
-        """Say, once for each segment that is not there, that somebody reads past what it held.
-
-        Parameters
-        ----------
-        begin, end : int
-            Offsets that the log had when the reading began, or has a gap at; whole segments of them are named.
-        """
-        base, end = begin - begin % self.segment_size, -(-end // self.segment_size) * self.segment_size
-        if base not in self._warned_of:
-            self._warned_of.add(base)
-            logger.warning(
-                "%s: no segment holds phy offsets %d to %d, retention deleted it or it is lost; what lay there is "
-                "left out",
-                os.path.join(self.path, name_of_offset(base)), base, end,
-            )  # fmt: skip
-
-    def step_to(self, begin: int, goal: int) -> int:
-        """Step over record headers, and over damage as `fill` does, to the first place at or after `goal`.
-
-        Parameters
-        ----------
-        begin : int
-            Where a record begins, or a segment.
-        goal : int
-
-        Returns
-        -------
-        int
-            Where `fill` goes on when it began at `begin`: a record, a blank record, a damaged stretch, or the segment's end.
-        """
-        return self._walk.step_to(begin, goal)
-
-    def step_before(self, begin: int, goal: int) -> int:
-        """Step as `step_to` does, to the last place at or before `goal`; at least `begin`, or its segment's start."""
-        return self._walk.step_before(begin, goal)
-
-    def step_over(self, begin: int, goal: int, num: int) -> int:
-        """Step as `step_to` does, over `num` records, but not past `goal`."""
-        return self._walk.step_over(begin, goal, num)
-
     def flush(self) -> None:
         """Force everything written to the disk."""
         self.files.flush()
@@ -586,13 +319,7 @@ class CommitLog(NotCopied):
 
 
 def check_store_root(path: str | os.PathLike[str]) -> str:
-    """str: `path`, if it is a directory that a store can be read from.
-
-    Raises
-    ------
-    StoreError
-        It does not exist or is not a directory.
-    """
+    """str: `path`, if it is a directory that a store can be read from."""
     root = os.fspath(path)
     if not is_directory(root):
         kind = "is not a directory" if os.path.exists(root) else "does not exist"

@@ -12,6 +12,8 @@ import time
 
 from rmqstore import _core, _dispatch
 from rmqstore._core import Verdict
+from rmqstore.commitlog.log_walk import LogWalk
+from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
 from rmqstore.files.checkpoint import marked_end
 from rmqstore.files.mapped_file_queue import MappedFileQueue
@@ -26,21 +28,16 @@ _HEAD_SIZE = 64
 _COPIED_WITHIN = 5000
 
 
-class LogEnd:
-    """Where the segments in `files` end; `crc_check` as of `_core.decode_record`."""
+class LogEnd(LogWalk):
+    """Finds where the segments end."""
 
-    def __init__(self, files: MappedFileQueue, crc_check: int):
-        self.files, self.crc_check = files, crc_check
+    def __init__(self, files: MappedFileQueue, config: StoreConfig):
+        super().__init__(files, config)
         self._refreshing = threading.Lock()
         # The newest record that a reader beside a writer saw: its phy offset and first bytes.
         self._last_seen: tuple[int, bytes] = (-1, b"")
         # The segment that was walked last: its offset, its records, the position and the first bytes of the last of them.
         self._walked: tuple[int, int, int, bytes] = (-1, 0, 0, b"")
-
-    @property
-    def segment_size(self) -> int:
-        """int: bytes of each segment."""
-        return self.files.mapped_file_size
 
     def renew_lock(self) -> None:
         """Give up the lock that another thread of a parent process may have held at a fork."""
@@ -62,7 +59,10 @@ class LogEnd:
         return pos, verdict, num, last
 
     def find_end(self) -> int:
-        """See `CommitLog.find_end`."""
+        """int: offset after the last record that can be reached from the start of the newest segment that holds any.
+
+        Reads only record headers; nothing is changed.  This is where a broker that was shut down in order would go on.
+        """
         for base in reversed(self.files.offsets):
             pos, verdict, num, _ = self._walk_from_start(base)
             if verdict == Verdict.BLANK:
@@ -72,7 +72,10 @@ class LogEnd:
         return max(self.files.min_offset, 0)
 
     def last_store_timestamp(self) -> int | None:
-        """See `CommitLog.last_store_timestamp`."""
+        """int or None: store time of the last record in the newest segment that holds any, ms since epoch.
+
+        Up to the end of the log, past what is damaged.
+        """
         for base in reversed(self.files.offsets):
             pos, verdict, num, last = self._walk_from_start(base)
             limit = min(self.files.wrote_where - base, self.segment_size)
@@ -86,7 +89,14 @@ class LogEnd:
         return None
 
     def find_end_behind_damage(self, reached: int = -1) -> int:
-        """See `CommitLog.find_end_behind_damage`."""
+        """int: as `find_end`, but after damage in the newest segment if whole records follow it there.
+
+        Old records that a truncation of RocketMQ left after the end do not count: they are older than the record before, and
+        the checkpoint does not say that the log went so far.
+
+        - `reached`: where whole records that follow each other from the oldest one on came to nothing (`Verdict.EMPTY`), if
+          that is known: where no later segment holds any, this is what `find_end` would find once more.
+        """
         later = [base for base in self.files.offsets if base > reached]
         if reached >= 0 and all(self._begins_empty(base) for base in later):
             end = reached
@@ -111,7 +121,10 @@ class LogEnd:
                     break
                 if newest < 0:
                     newest = self._newest_before(end)
-                if _core.check_record(region, found, base, 0)[2] < newest and base + found >= self._marked_end():
+                # What RocketMQ left behind a cut is older than what comes before it.  So is what was put after the clock was set
+                # back: of that the mark in the checkpoint says how far the log went.
+                is_older = _core.check_record(region, found, base, 0)[2] < newest
+                if is_older and base + found >= marked_end(os.path.dirname(self.files.path)):
                     return end
                 pos, verdict, num, last = _dispatch.walk(region, found, region.size, base)
                 if num:
@@ -120,16 +133,14 @@ class LogEnd:
                 after = end + (verdict != Verdict.BLANK)
         return end
 
-    def _marked_end(self) -> int:
-        # What RocketMQ left behind a cut is older than what comes before it.  So is what was put after the clock was set back:
-        # that is told by whoever had the log so far, and leaves nothing behind a cut.
-        return marked_end(os.path.dirname(self.files.path))
-
     def _begins_empty(self, base: int) -> bool:
         return _core.check_record(self.files.file(base).region, 0, base, 0)[0] is Verdict.EMPTY
 
     def known_end(self) -> int:
-        """See `CommitLog.known_end`."""
+        """int: the end for a reader that wants everything: after damage in the newest segment if records follow it there.
+
+        After `follow`; beside a writer it is the end that `follow` or `refresh` found.
+        """
         return self._known_end(self.find_end())
 
     def _known_end(self, reached: int) -> int:
@@ -166,7 +177,7 @@ class LogEnd:
         return newest
 
     def refresh(self) -> None:
-        """See `CommitLog.refresh`."""
+        """Pick up what another process appended (read-only use)."""
         with self._refreshing:
             self._check_last_seen()
             self.files.refresh()
@@ -187,7 +198,10 @@ class LogEnd:
             self.files.wrote_where = end
 
     def follow(self) -> None:
-        """See `CommitLog.follow`."""
+        """Find the end, and remember what is there, so that `refresh` notices when a writer cuts it (read-only use).
+
+        Damage in the newest segment is not an end where whole records follow it, as of `known_end`.
+        """
         end = reached = self.find_end()
         for base in reversed(self.files.offsets):
             region = self.files.file(base).region

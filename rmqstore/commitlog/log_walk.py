@@ -6,6 +6,8 @@ and CRC.  It never decides what damage means, and keeps a constant working set h
 
 from __future__ import annotations
 
+import logging
+import os
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,10 +20,13 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.pieces import SCAN_WINDOW, Division, Pieces, ScanProgress, search_in
 from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MessageExt
 
 __all__ = ["Blank", "Damage", "LogWalk", "Stretch"]
+
+logger = logging.getLogger(__name__)
 
 # A log that is scanned ahead is cut in pieces of about so many bytes; how far after that the next record is looked for, how many
 # rows one may have before it is too many for the columns, how many are waiting, and how many threads work at them.
@@ -70,17 +75,9 @@ class Damage:
 class Stretch(NamedTuple):
     """A part of the log, as `CommitLog.stretches` finds it.
 
-    Attributes
-    ----------
-    begin, end : int
-        Offsets in bytes.
-    verdict : Verdict or None
-        RECORD: whole records, one after the other.  BLANK: the record that closes a segment, and the rest of it.  None: no
-        segment holds these offsets.  Anything else: what was found at `begin` is not a whole record.
-    records : int
-        How many records.
-    last_record : int
-        Offset of the last of them, -1 if there is none.
+    - `verdict`: RECORD: whole records, one after the other.  BLANK: the record that closes a segment, and the rest of it.
+      None: no segment holds these offsets.  Anything else: what was found at `begin` is not a whole record.
+    - `last_record`: offset of the last of them, -1 if there is none.
     """
 
     begin: int
@@ -145,18 +142,7 @@ class _Scan:
 
 
 class _ScanAhead(_Scan):
-    """Fills columns with `Pieces` of the log, which further threads do ahead of the caller.
-
-    Parameters
-    ----------
-    log : LogWalk
-    end : int
-        Where the caller will stop.
-    crc_check : int
-    keys : bool
-    worth_it : bool
-        Cut the log in pieces at all.
-    """
+    """Fills columns with `Pieces` of the log, which further threads do ahead of the caller."""
 
     def __init__(self, log: LogWalk, end: int, crc_check: int, keys: bool, *, worth_it: bool):
         super().__init__(log, RecordColumns(_PIECE_ROWS), crc_check, keys)
@@ -197,19 +183,46 @@ class LogWalk:
     ----------
     files : MappedFileQueue
     config : StoreConfig
-    delays : array of int64
-        Delay of level 1, 2, …, in ms.
-    crc_check : int
-        As of `_core.decode_record`.
     """
 
-    def __init__(self, files: MappedFileQueue, config: StoreConfig, delays: array[int], crc_check: int):
-        self.files, self.config, self.delays, self.crc_check = files, config, delays, crc_check
+    def __init__(self, files: MappedFileQueue, config: StoreConfig):
+        self.files, self.config = files, config
+        self.delays = array("q", config.delay_levels)
+        # How CRCs are checked, see `_core.decode_record`.
+        self.crc_check = 2 if config.force_verify_prop_crc else 1
+        self._warned_of: set[int] = set()
 
     @property
     def segment_size(self) -> int:
         """int: bytes of each segment."""
         return self.files.mapped_file_size
+
+    @property
+    def path(self) -> str:
+        """str: the directory of the segments."""
+        return self.files.path
+
+    @property
+    def min_offset(self) -> int:
+        """int: offset of the oldest byte that is there, 0 for an empty log."""
+        low = self.files.min_offset
+        return low if low > 0 else 0
+
+    @property
+    def max_offset(self) -> int:
+        """int: offset after the last record."""
+        return self.files.wrote_where
+
+    def _segment_of(self, at: int, stop: int) -> tuple[_core.Region | None, int, bool]:
+        # The segment that holds `at`, and its first offset.  Or None, where the next one that is there begins, and whether the
+        # segment was deleted since it was listed; then what is older went too.
+        mapped_file = self.files.find(at)
+        if mapped_file is None:
+            return None, min([base for base in self.files.offsets if base > at] + [stop]), False
+        try:
+            return mapped_file.region, mapped_file.file_from_offset, False
+        except OffsetOutOfRangeError:
+            return None, max(mapped_file.file_from_offset + self.segment_size, self.files.min_offset), True
 
     def _bounds(self, begin: int | None, end: int | None) -> tuple[int, int]:
         # Where a pass begins and stops that was asked for these offsets.
@@ -226,7 +239,28 @@ class LogWalk:
         keys: bool = True,
         resume: bool = True,
     ) -> Iterator[Stretch]:
-        """See `CommitLog.stretches`."""
+        """Go over the log from `begin` to `end`, stretch by stretch; whatever reads all of it reads it through this.
+
+        Parameters
+        ----------
+        begin, end : int
+            Offsets; a record must begin at the first one.
+        columns : RecordColumns, optional
+            Filled with the records of each stretch of records, and emptied at every other one; without them the records are
+            only stepped over.
+        check_crc : bool
+            A record whose CRC fails is a stretch of its own, with the verdict on it.
+        keys : bool
+            Compute index hashes (`_dispatch.scan`).
+        resume : bool
+            Go on after what cannot be read, at the next whole record, which is recognised by magic, lengths, its own offset
+            and CRC.  Otherwise it is the last stretch; how far it goes is not looked for, so its end is its begin.
+
+        Yields
+        ------
+        Stretch
+            In order, without a gap between them.  They keep a constant working set however long the log is.
+        """
         crc_check = self.crc_check if check_crc else 0
         if columns is None:
             return self._stretches(begin, end, _Walk(crc_check), resume)
@@ -235,7 +269,13 @@ class LogWalk:
     def scans(
         self, begin: int, end: int, *, check_crc: bool = True, keys: bool = True, resume: bool = True
     ) -> Iterator[tuple[Stretch, RecordColumns]]:
-        """See `CommitLog.scans`."""
+        """As `stretches` with columns, which further threads fill ahead of the caller where that is worth it.
+
+        The stretches are the same whether there are such threads or not, but not those of `stretches`.
+
+        - Yields (Stretch, RecordColumns): the columns hold the records of the stretch until the next one is asked for, and each
+          of them has topics of its own; there are not more than a handful.
+        """
         scan = _ScanAhead(self, end, self.crc_check if check_crc else 0, keys, worth_it=end - begin >= 2 * _PIECE)
         try:
             for stretch in self._stretches(begin, end, scan, resume):
@@ -282,18 +322,27 @@ class LogWalk:
                 return
             at = until
 
-    def scan_columns(
-        self, begin: int, end: int, columns: RecordColumns, *, check_crc: bool = True
-    ) -> Iterator[tuple[int, Verdict | None]]:
-        """See `CommitLog.scan_columns`."""
-        for stretch in self.stretches(begin, end, columns, check_crc=check_crc, resume=False):
-            yield stretch.end, stretch.verdict
-
     def entries(
-        self, begin: int | None, end: int | None, on_gone: Callable[[int, int], object]
+        self,
+        begin: int | None = None,
+        end: int | None = None,
+        *,
+        on_gone: Callable[[int, int], object] | None = None,
     ) -> Iterator[MessageExt | Blank | Damage]:
-        """See `CommitLog.entries`."""
-        for page in self.pages(begin, end, on_gone):
+        """Everything in the log in order: messages, blanks, and stretches in which nothing could be read.
+
+        A damaged stretch ends at the next whole record, which is recognised by magic, lengths, its own offset and CRC.
+        A message whose CRC fails is yielded with `corrupt` set.  Up to 64 messages, or 1 MiB of records, are read ahead.
+
+        Parameters
+        ----------
+        begin, end : int, optional
+            Offsets of a record to begin with and of where to stop; by default the whole log.
+        on_gone : callable, optional
+            Told of offsets, the first and the one after the last, whose segment was deleted since it was listed and which
+            are passed over; by default that is a warning.
+        """
+        for page in self._pages(begin, end, on_gone or self.warn_of_missing):
             if isinstance(page, list):
                 yield from page
             else:
@@ -301,35 +350,44 @@ class LogWalk:
 
     def pages(
         self,
+        begin: int | None = None,
+        end: int | None = None,
+        *,
+        on_missing: Callable[[int, int], object] | None = None,
+    ) -> Iterator[list[MessageExt] | Blank | Damage]:
+        """As `entries`, with messages that follow each other in lists, as they are read ahead.
+
+        Parameters
+        ----------
+        begin, end : int, optional
+            As of `entries`.
+        on_missing : callable, optional
+            Told of offsets that no segment holds, before they come as damage.
+        """
+        return self._pages(begin, end, self.warn_of_missing, on_missing)
+
+    def _pages(
+        self,
         begin: int | None,
         end: int | None,
         on_gone: Callable[[int, int], object],
         on_missing: Callable[[int, int], object] | None = None,
     ) -> Iterator[list[MessageExt] | Blank | Damage]:
-        """See `CommitLog.pages`."""
         at, stop = self._bounds(begin, end)
         passed = ScanProgress(self.files)
         # Whoever wants the first message only is not to wait for many.
         num, search = 1, None
         while at < stop:
             passed.reach(at)
-            mapped_file = self.files.find(at)
-            if mapped_file is None:
-                following = [base for base in self.files.offsets if base > at]
-                until = min(following[0], stop) if following else stop
+            region, base, is_gone = self._segment_of(at, stop)
+            if region is None and is_gone:
+                on_gone(at, min(base, stop))
+            elif region is None:
                 if on_missing is not None:
-                    on_missing(at, until)
-                yield Damage(at, until - at, Verdict.EMPTY)
-                at = until
-                continue
-            base = mapped_file.file_from_offset
-            try:
-                region = mapped_file.region
-            except OffsetOutOfRangeError:
-                # It expired meanwhile, and so did what is older.
-                until = max(base + self.segment_size, self.files.min_offset)
-                on_gone(at, min(until, stop))
-                at = until
+                    on_missing(at, base)
+                yield Damage(at, base - at, Verdict.EMPTY)
+            if region is None:
+                at = base
                 continue
             messages, pos = _read.read_messages(
                 region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check
@@ -360,7 +418,12 @@ class LogWalk:
         end: int | None = None,
         on_damage: Callable[[int, int, Verdict | None], None] | None = None,
     ) -> Iterator[int]:
-        """See `CommitLog.fill`."""
+        """Fill `columns` with the chosen records of the log; what `entries` passes over as damage has no row.
+
+        - `on_damage`: told of each stretch that is passed over: its begin, its end (maybe after `end`), and what was found at
+          its begin; None where no segment holds it, also in front of the oldest one.  It may take the columns, and raise.
+        - Yields int: where the pass goes on, whenever the columns are full and at the end; they must be taken by then.
+        """
         at, stop = self._bounds(begin, end)
         if on_damage is not None and begin is not None and begin < min(at, stop):
             on_damage(begin, min(at, stop), None)
@@ -368,22 +431,11 @@ class LogWalk:
         search = None
         while at < stop:
             passed.reach(at)
-            mapped_file = self.files.find(at)
-            if mapped_file is None:
-                until = min((base for base in self.files.offsets if base > at), default=stop)
+            region, base, _ = self._segment_of(at, stop)
+            if region is None:
                 if on_damage is not None:
-                    on_damage(at, until, None)
-                at = until
-                continue
-            base = mapped_file.file_from_offset
-            try:
-                region = mapped_file.region
-            except OffsetOutOfRangeError:
-                # It expired meanwhile, and so did what is older.
-                until = max(base + self.segment_size, self.files.min_offset)
-                if on_damage is not None:
-                    on_damage(at, until, None)
-                at = until
+                    on_damage(at, base, None)
+                at = base
                 continue
             limit = min(stop, at + SCAN_WINDOW) - base
             pos, verdict = columns.fill(region, at - base, limit, base)
@@ -402,7 +454,12 @@ class LogWalk:
         yield at
 
     def step_to(self, begin: int, goal: int) -> int:
-        """See `CommitLog.step_to`."""
+        """Step over record headers, and over damage as `fill` does, to the first place at or after `goal`.
+
+        - `begin`: where a record begins, or a segment.
+        - Returns int: where `fill` goes on when it began at `begin`: a record, a blank record, a damaged stretch, or the
+          segment's end.
+        """
         # Every walk passes the start of every segment.
         at = max(begin, goal - goal % self.segment_size)
         mapped_file = self.files.find(at)
@@ -423,7 +480,7 @@ class LogWalk:
         return at
 
     def step_before(self, begin: int, goal: int) -> int:
-        """See `CommitLog.step_before`."""
+        """Step as `step_to` does, to the last place at or before `goal`; at least `begin`, or its segment's start."""
         answer = at = max(begin, goal - goal % self.segment_size)
         mapped_file = self.files.find(at)
         while mapped_file is not None and at < goal:
@@ -439,7 +496,7 @@ class LogWalk:
         return answer
 
     def step_over(self, begin: int, goal: int, num: int) -> int:
-        """See `CommitLog.step_over`."""
+        """Step as `step_to` does, over `num` records, but not past `goal`."""
         at = begin
         while at < goal and num > 0:
             mapped_file = self.files.find(at)
@@ -452,3 +509,17 @@ class LogWalk:
             if verdict != Verdict.LIMIT:
                 at = self.step_to(at, at + 1)
         return min(at, goal)
+
+    def warn_of_missing(self, begin: int, end: int) -> None:
+        """Say, once for each segment that is not there, that somebody reads past what it held.
+
+        - `begin`, `end`: offsets that the log had when the reading began, or has a gap at; whole segments of them are named.
+        """
+        base, end = begin - begin % self.segment_size, -(-end // self.segment_size) * self.segment_size
+        if base not in self._warned_of:
+            self._warned_of.add(base)
+            logger.warning(
+                "%s: no segment holds phy offsets %d to %d, retention deleted it or it is lost; what lay there is "
+                "left out",
+                os.path.join(self.path, name_of_offset(base)), base, end,
+            )  # fmt: skip

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -73,18 +73,11 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece(Generic[Job, Result]):
     """A piece of the log that another thread works at, from a place where a whole record seems to begin.
 
-    Attributes
-    ----------
-    begin : int
-        Offset in bytes.
-    job : object
-        What the work is done with.
-    work : callable
-        Does it, in whichever thread it is called.
+    - `work`: does it, in whichever thread it is called.
     """
 
     begin: int
@@ -101,19 +94,19 @@ class Piece(Generic[Job, Result]):
         """object or None: what the work gave, waited for; None if it raised, as it will again in the caller, or will not."""
         return None if self._done.exception() is not None else self._done.result()
 
-    def worked_at_here(self) -> Piece[Job, Result] | None:
-        """Piece or None: this one with the work done in the thread of the caller; None if another has begun."""
+    def work_here(self) -> bool:
+        """Do the work in the thread of the caller; False where it is done, or another thread has begun."""
         if not self._done.cancel():
-            return None
+            return False
         # Imported here for the same reason as in `Pieces._executor`.
         from concurrent.futures import Future
 
-        done: Future[Result] = Future()
+        self._done = Future()
         try:
-            done.set_result(self.work())
+            self._done.set_result(self.work())
         except Exception as error:
-            done.set_exception(error)
-        return replace(self, _done=done)
+            self._done.set_exception(error)
+        return True
 
     def abandon(self) -> None:
         """See that nobody works at it any more; who does is waited for."""
@@ -124,16 +117,10 @@ class Piece(Generic[Job, Result]):
 class Division(NamedTuple):
     """How a log is cut into pieces, and who works at them.
 
-    Attributes
-    ----------
-    size, search : int
-        About how long a piece is, and how far after that the next record is searched for, in bytes.
-    threads : int
-        How many threads work at most, on as many usable processors.
-    caller_works : bool
-        The caller is one of them: it waits by `result_of`.
-    ahead : int or None
-        How many pieces are worked at or wait for the caller; None for one more than there are threads.
+    - `size`, `search`: about how long a piece is, and how far after that the next record is searched for, in bytes.
+    - `threads`: how many threads work at most, on as many usable processors.
+    - `caller_works`: the caller is one of them: it waits by `result_of`.
+    - `ahead`: how many pieces are worked at or wait for the caller; None for one more than there are threads.
     """
 
     size: int
@@ -150,23 +137,8 @@ class Pieces(Generic[Job, Result]):
     certain only once the way from record to record comes by, so that the work at a piece counts if the caller comes to its
     begin, and is thrown away otherwise.  No piece goes beyond a segment.
 
-    Parameters
-    ----------
-    files : MappedFileQueue
-        The segments.
-    end : int
-        Where the caller will stop.
-    make : callable
-        Makes a job; only one piece at a time has it.
-    division : Division
-        How the log is cut, and how many threads work.
-    worth_it : bool
-        Cut the log in pieces at all.
-
-    Attributes
-    ----------
-    thread_num : int
-        How many threads may work; with one there are none, but pieces begin in the same places.
+    - `make`: makes a job; only one piece at a time has it.
+    - `thread_num`: how many threads may work; with one there are none, but pieces begin in the same places.
     """
 
     def __init__(
@@ -216,15 +188,11 @@ class Pieces(Generic[Job, Result]):
         """object or None: `Piece.result` of a piece that `come_to` gave; while another thread works at it, so does the
         caller at a later one.
         """
-        here = piece.worked_at_here()
-        if here is not None:
-            return here.result()
-        for place, later in enumerate(self._pieces):
-            if piece.is_done:
-                break
-            worked_at = later.worked_at_here()
-            if worked_at is not None:
-                self._pieces[place] = worked_at
+        if not piece.work_here():
+            for later in self._pieces:
+                if piece.is_done:
+                    break
+                later.work_here()
         return piece.result()
 
     def put_back(self, job: Job) -> None:
@@ -265,11 +233,8 @@ class Pieces(Generic[Job, Result]):
     def launch(self, work: Callable[[Job, _core.Region, int, int, int], Result]) -> None:
         """Let threads work at what lies ahead.
 
-        Parameters
-        ----------
-        work : callable
-            Called with a job, the region of a segment, the bounds of a piece as positions in it, and the offset of the
-            region's first byte.
+        - `work`: called with a job, the region of a segment, the bounds of a piece as positions in it, and the offset of the
+          region's first byte.
         """
         self._read_ahead()
         while self.thread_num > 1 and self._next >= 0 and len(self._pieces) < self._ahead:

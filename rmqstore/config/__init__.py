@@ -1,19 +1,15 @@
 """StoreConfig: the options of a store, where they come from, and what a store's own files say about them.
 
 Owns RocketMQ's option names with its defaults, the reading of a broker.conf, and finding the geometry of a store from its files
-alone.  It never writes, locks or maps anything.
+alone.  It never writes or locks anything.
 
-- `store_config`: `StoreConfig`, every option with its default and its rule
-- `broker_conf`: the names and values of a broker.conf
+- `store_config`: `StoreConfig`, every option with its default and its rule; the names and values of a broker.conf
 - `infer`: what a store's own files say
-- `progress_files`: which of two files has the progress of consumer groups
-- `dledger`: a commit log that is DLedger's, which is not read
-- `log_folder`: options that place the log elsewhere, which are refused
+- `places`: options that place the log elsewhere, DLedger's log, which are refused; which of two files has the progress of groups
 """
 
-from rmqstore.config.broker_conf import fields_by_option, parse_java_properties
 from rmqstore.config.infer import AssumedSizes, is_usual_size, own_size
-from rmqstore.config.store_config import StoreConfig, system_clock
+from rmqstore.config.store_config import StoreConfig, fields_by_option, parse_java_properties, system_clock
 
 __all__ = [
     "AssumedSizes",

@@ -1,7 +1,7 @@
 """The geometry of a store, and a few of its options, found from its files alone.
 
-Nothing is written, locked or mapped, and no size is taken for granted that the files contradict.  Numbers from files are hostile:
-every read is bounded and every walk ends.
+Nothing is written or locked, and no size is taken for granted that the files contradict.  Numbers from files are hostile: every
+read is bounded and every walk ends.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqstore import _numpy as np
-from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
-from rmqstore.config.dledger import without_log
-from rmqstore.config.log_folder import refuse_other_log
-from rmqstore.config.progress_files import is_named, other_progress_file, progress_file
-from rmqstore.errors import GeometryError, StoreError
-from rmqstore.files.again import ask_again
+from rmqstore._core import BatchUnitLayout, IndexLayout, Region, UnitLayout, decode_record, index_key_hash
+from rmqstore.config.places import is_named, other_progress_file, progress_file, refuse_other_log, without_log
+from rmqstore.errors import GeometryError, StoreChangedError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.listing import listing
+from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.open_file import is_directory, last_nonzero, open_regular, why_unreadable, written_extents
 from rmqstore.files.os_errors import is_unreadable, naming_errors
-from rmqstore.message import SysFlag, decode_java_utf8, host_from_bytes, host_to_bytes, parse_properties
+from rmqstore.message import MessageExt, SysFlag, host_to_bytes
 from rmqstore.remedies import GiveOptions, Sentence
 
 if TYPE_CHECKING:
@@ -86,16 +83,15 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
         if name not in found:
             assumed.append(name)
     config = cls(**found)
-    first = next(_first_records(segments, config.mapped_file_size_commit_log, read_only), None) if segments else None
+    records = (_records(segment, config.mapped_file_size_commit_log, read_only) for segment in segments[:2])
+    first = next(itertools.chain.from_iterable(records), None)
     if first is not None:
         if "enabled_append_prop_crc" not in found:
-            found["enabled_append_prop_crc"] = bool(_PROPERTIES_CRC.search(first.properties))
+            found["enabled_append_prop_crc"] = bool(_PROPERTIES_CRC.search(first.properties_stored))
         if "store_host" not in found:
-            try:
-                found["store_host"] = host_from_bytes(first.store_host)
-                host_to_bytes(found["store_host"])
-            except (StoreError, ValueError):
-                del found["store_host"]
+            with contextlib.suppress(StoreError, ValueError):
+                host_to_bytes(first.store_host)
+                found["store_host"] = first.store_host
     if "index_tags" not in found:
         whole = [file for file in index_files if file.size == config.index_file_size]
         index_tags = _infer_index_tags(whole, segments, config, read_only)
@@ -185,12 +181,7 @@ def _usual_index_size(files: list[_File]) -> int:
 def is_usual_size(root: str | os.PathLike[str], kind: str, size: int) -> bool:
     """bool: the files of one kind in a store were made with `size` bytes each, whatever became of some of them.
 
-    Parameters
-    ----------
-    root : path-like
-        The store's directory.
-    kind : str
-        The directory's name: "commitlog", "index", "consumequeue", "batchconsumequeue" or "consumequeue_ext".
+    - `kind`: the directory's name: "commitlog", "index", "consumequeue", "batchconsumequeue" or "consumequeue_ext".
     """
     directory = os.path.join(root, kind)
     if kind == "index":
@@ -218,9 +209,14 @@ def _common_size(files: list[_File], kind: str, *options: str) -> int:
     """As `_usual_size`; GeometryError if the files do not tell."""
     size = _usual_index_size(files) if kind == "an index file" else _usual_size(files)
     if not size:
-        remedy = GiveOptions(tuple(f"{name}=..." for name in options), infer=False)
-        raise GeometryError(Sentence(f"{kind} of 0 bytes: the size cannot be told; give ", remedy), files[0].path)
+        raise _cannot_tell(files[0].path, f"{kind} of 0 bytes: the size cannot be told; give ", *options)
     return size
+
+
+def _cannot_tell(path: str, text: str, *options: str, after: str = "") -> GeometryError:
+    # `text` ends before the options to give.
+    give = GiveOptions(tuple(f"{name}=..." for name in options), infer=False)
+    return GeometryError(Sentence(text, give, *([after] if after else [])), path)
 
 
 def _infer_sizes(
@@ -228,17 +224,17 @@ def _infer_sizes(
 ) -> None:
     if "mapped_file_size_commit_log" not in found:
         if segments:
-            found["mapped_file_size_commit_log"] = _segment_size(segments)
+            found["mapped_file_size_commit_log"] = _common_size(
+                segments, "a commit log segment", "mapped_file_size_commit_log"
+            )
         else:
             without_log(root)
             if not (read_only and _is_new(root)):
-                raise GeometryError(
-                    Sentence(
-                        "the store has no commit log segment, so that its geometry cannot be told: give the options (",
-                        GiveOptions(("mapped_file_size_commit_log=...",), infer=False),
-                        " at least) or the broker.conf",
-                    ),
+                raise _cannot_tell(
                     os.path.join(root, "commitlog"),
+                    "the store has no commit log segment, so that its geometry cannot be told: give the options (",
+                    "mapped_file_size_commit_log",
+                    after=" at least) or the broker.conf",
                 )
             assumed.append("mapped_file_size_commit_log")
     _infer_queue_sizes(root, read_only, found, assumed)
@@ -255,10 +251,6 @@ def _infer_sizes(
     if found["enable_lmq"]:
         # The records say which of them are in light queues.
         found.setdefault("enable_multi_dispatch", True)
-
-
-def _segment_size(segments: list[_File]) -> int:
-    return _common_size(segments, "a commit log segment", "mapped_file_size_commit_log")
 
 
 def _is_new(root: str) -> bool:
@@ -280,9 +272,7 @@ def _infer_queue_sizes(root: str, read_only: bool, found: dict[str, Any], assume
         ("batchconsumequeue", "mapper_file_size_batch_consume_queue", BATCH_UNIT_SIZE),
         ("consumequeue_ext", "mapped_file_size_consume_queue_ext", 1),
     ):
-        if directory == "consumequeue_ext" and option in found and "enable_consume_queue_ext" in found:
-            continue
-        if directory != "consumequeue_ext" and option in found:
+        if option in found and (directory != "consumequeue_ext" or "enable_consume_queue_ext" in found):
             continue
         listed = _queue_files(os.path.join(root, directory), pass_over=read_only)
         files = list(itertools.islice(listed, _MAX_QUEUE_FILES_LOOKED_AT))
@@ -296,14 +286,8 @@ def _infer_queue_sizes(root: str, read_only: bool, found: dict[str, Any], assume
             continue
         size = _common_size(files, f"a file of {directory}", option)
         if size % unit:
-            raise GeometryError(
-                Sentence(
-                    f"a file of {directory} of {size} bytes is not made of whole units of {unit} bytes: give ",
-                    GiveOptions((f"{option}=...",), infer=False),
-                    " if it is to be read nevertheless",
-                ),
-                files[0].path,
-            )
+            text = f"a file of {directory} of {size} bytes is not made of whole units of {unit} bytes: give "
+            raise _cannot_tell(files[0].path, text, option, after=" if it is to be read nevertheless")
         found[option] = size
 
 
@@ -328,7 +312,8 @@ class AssumedSizes:
                 segments = _numbered_files(os.path.join(self.root, "commitlog"), pass_over=True)
                 if not segments:
                     return config
-                found["mapped_file_size_commit_log"] = _segment_size(segments)
+                name = "mapped_file_size_commit_log"
+                found[name] = _common_size(segments, "a commit log segment", name)
             _infer_queue_sizes(self.root, True, found, assumed)
             if "max_index_num" in config.assumed:
                 self._learn_index(found, assumed)
@@ -360,7 +345,6 @@ _ENTRY = [("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous
 _ENTRIES_CHECKED = 100_000
 _DEFAULT_SLOTS = 5_000_000
 _DEFAULT_ENTRIES = 20_000_000
-_GIVE_SLOTS = GiveOptions(("max_hash_slot_num=...",), infer=False)
 
 
 def _read(descriptor: int, size: int, pos: int) -> bytes:
@@ -399,14 +383,8 @@ def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], 
     files = [file for file in files if file.size == size]
     words, odd = divmod(size - INDEX_HEADER_SIZE, 4)
     if odd or words < 1 + 5 * 2:
-        raise GeometryError(
-            Sentence(
-                f"an index file of {size} bytes: no number of slots and entries gives that size; give ",
-                GiveOptions(("max_hash_slot_num=...", "max_index_num=..."), infer=False),
-                " or move the file away",
-            ),
-            files[0].path,
-        )
+        text = f"an index file of {size} bytes: no number of slots and entries gives that size; give "
+        raise _cannot_tell(files[0].path, text, "max_hash_slot_num", "max_index_num", after=" or move the file away")
     if slots is not None or entries is not None:
         # One of the two is known, so that the length tells the other.
         other, rest = divmod(words - slots, 5) if slots is not None else (words - 5 * (entries or 0), 0)
@@ -438,12 +416,8 @@ def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], 
             ambiguous = ambiguous or (file.path, fitting)
     if len(votes) > 1:
         (first, _), (second, _) = votes.most_common(2)
-        raise GeometryError(
-            Sentence(
-                f"the index files disagree: this one has {second} slots, {witness[first]} has {first}; give ", _GIVE_SLOTS
-            ),
-            witness[second],
-        )
+        text = f"the index files disagree: this one has {second} slots, {witness[first]} has {first}; give "
+        raise _cannot_tell(witness[second], text, "max_hash_slot_num")
     if votes:
         (slots,) = votes
     elif words == _DEFAULT_SLOTS + 5 * _DEFAULT_ENTRIES:
@@ -452,23 +426,12 @@ def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], 
         assumed += ["max_hash_slot_num", "max_index_num"]
     elif ambiguous:
         path, fitting = ambiguous
-        raise GeometryError(
-            Sentence(
-                f"an index file of {size} bytes fits {len(fitting)} numbers of slots "
-                f"({', '.join(map(str, fitting[:4]))}{', ...' if len(fitting) > 4 else ''}): give ",
-                _GIVE_SLOTS,
-            ),
-            path,
-        )
+        shown = ", ".join(map(str, fitting[:4])) + (", ..." if len(fitting) > 4 else "")
+        text = f"an index file of {size} bytes fits {len(fitting)} numbers of slots ({shown}): give "
+        raise _cannot_tell(path, text, "max_hash_slot_num")
     else:
-        raise GeometryError(
-            Sentence(
-                f"an index file of {size} bytes fits many numbers of slots and its contents do not tell which (empty or "
-                "damaged): give ",
-                _GIVE_SLOTS,
-            ),
-            files[-1].path,
-        )
+        text = f"an index file of {size} bytes fits many numbers of slots and its contents do not tell which (empty or damaged)"
+        raise _cannot_tell(files[-1].path, f"{text}: give ", "max_hash_slot_num")
     found["max_hash_slot_num"], found["max_index_num"] = slots, (words - slots) // 5
 
 
@@ -502,11 +465,7 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
             slots = highest - (highest - words) % 5
             if slots >= 1 and (words - slots) // 5 >= max(index_count, 2):
                 candidates.add(slots)
-        return sorted(
-            slots
-            for slots in candidates
-            if _split_fits(descriptor, slots, counts)
-        )
+        return sorted(slots for slots in candidates if _split_fits(descriptor, slots, counts))
     finally:
         os.close(descriptor)
 
@@ -577,76 +536,29 @@ _RECORDS_LOOKED_AT = 1000
 _DECISIVE_RECORDS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    phy_offset: int
-    sys_flag: int
-    store_host: bytes
-    topic: str
-    properties: bytes
-
-
-def _records_of_segment(segment: _File, segment_size: int) -> Iterator[_Record]:
-    """The records of a segment from its start up to the first bytes that are not a record; only a few fields are read."""
-    descriptor = open_regular(segment.path)
+def _records(segment: _File, segment_size: int, read_only: bool) -> Iterator[MessageExt]:
+    # The records of a segment from its start up to the first bytes that are not a record.  Readers learn of a segment that cannot
+    # be read when it is asked for.
     try:
-        limit = min(segment.size, segment_size)
-        pos = 0
-        while pos + 91 <= limit:
-            head = _read(descriptor, 112, pos)
-            if len(head) < 91:
+        descriptor = open_regular(segment.path)
+        try:
+            size = min(os.fstat(descriptor).st_size, segment_size)
+            if not size:
                 return
-            total_size, magic = struct.unpack_from(">ii", head)
-            if magic not in (MAGIC_V1, MAGIC_V2) or not 91 <= total_size <= limit - pos:
-                return
-            (sys_flag,) = struct.unpack_from(">i", head, 36)
-            store_host_pos = 56 + (20 if sys_flag & SysFlag.BORN_HOST_V6.value else 8)
-            host_size = 20 if sys_flag & SysFlag.STORE_HOST_V6.value else 8
-            # Body length, which the reconsume times and the prepared transaction offset precede.
-            body_length_pos = store_host_pos + host_size + 12
-            if body_length_pos + 4 > len(head):
-                return
-            (body_size,) = struct.unpack_from(">i", head, body_length_pos)
-            rest = total_size - body_length_pos - 4
-            if not 0 <= body_size <= rest:
-                return
-            tail_size = min(rest - body_size, 2 + 32767 + 2 + 32767)
-            tail = _read(descriptor, tail_size, pos + body_length_pos + 4 + body_size)
-            topic_format, topic_length_size = (">b", 1) if magic == MAGIC_V1 else (">h", 2)
-            if len(tail) < topic_length_size + 2:
-                return
-            (topic_size,) = struct.unpack_from(topic_format, tail)
-            properties_pos = topic_length_size + topic_size + 2
-            if topic_size < 0 or properties_pos > len(tail):
-                return
-            (properties_size,) = struct.unpack_from(">h", tail, properties_pos - 2)
-            if properties_size < 0 or properties_pos + properties_size > len(tail):
-                return
-            yield _Record(
-                segment.number + pos,
-                sys_flag,
-                head[store_host_pos : store_host_pos + host_size],
-                decode_java_utf8(tail[topic_length_size : topic_length_size + topic_size]),
-                tail[properties_pos : properties_pos + properties_size],
-            )
-            pos += total_size
-    finally:
-        os.close(descriptor)
-
-
-def _readable_records(segment: _File, segment_size: int, read_only: bool) -> Iterator[_Record]:
-    # Whoever only reads learns of a segment that cannot be read when it is asked for, and writes nothing.
-    try:
-        with naming_errors(segment.path):
-            yield from _records_of_segment(segment, segment_size)
-    except OSError as error:
-        if not (read_only and is_unreadable(error)):
+            region = Region.map(descriptor, size)
+        finally:
+            os.close(descriptor)
+        try:
+            pos = 0
+            while pos < size and isinstance(record := decode_record(region, pos, -1, 0), tuple):
+                message = MessageExt(record)
+                yield message
+                pos += message.size
+        finally:
+            region.close()
+    except (OSError, StoreChangedError) as error:
+        if not (read_only and (isinstance(error, StoreChangedError) or is_unreadable(error))):
             raise
-
-
-def _first_records(segments: list[_File], segment_size: int, read_only: bool) -> Iterator[_Record]:
-    for segment in segments[:2]:
-        yield from _readable_records(segment, segment_size, read_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -684,7 +596,7 @@ def _infer_index_tags(
             break
     votes = {True: 0, False: 0}
     for segment in looked_at:
-        records = _readable_records(segment, config.mapped_file_size_commit_log, read_only)
+        records = _records(segment, config.mapped_file_size_commit_log, read_only)
         for record in itertools.islice(records, _RECORDS_LOOKED_AT):
             vote = _tags_vote(record, heads, config.max_hash_slot_num)
             if vote is not None:
@@ -696,8 +608,8 @@ def _infer_index_tags(
     return None
 
 
-def _tags_vote(record: _Record, heads: list[_IndexHead], slots: int) -> bool | None:
-    properties = parse_properties(record.properties)
+def _tags_vote(record: MessageExt, heads: list[_IndexHead], slots: int) -> bool | None:
+    properties = record.properties
     tags = properties.get("TAGS")
     # Records of a rollback are not indexed.
     if not tags or record.sys_flag & SysFlag.TRANSACTION_MASK.value == SysFlag.TRANSACTION_ROLLBACK.value:

@@ -1,4 +1,4 @@
-"""StoreConfig: RocketMQ's options in snake_case, with its defaults and bounds.
+"""StoreConfig: RocketMQ's options in snake_case, with its defaults and bounds; and reading a broker.conf.
 
 A config is immutable; `replace` makes a changed copy.  `assumed` names the fields that `infer` filled in without evidence; whoever
 writes bytes that depend on them asks.
@@ -13,11 +13,10 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmqstore.config.broker_conf import DEFAULT_STORE_HOST, values_of_properties
 from rmqstore.config.infer import (
     BATCH_UNIT_SIZE,
     INDEX_ENTRY_SIZE,
@@ -26,10 +25,13 @@ from rmqstore.config.infer import (
     UNIT_SIZE,
     infer,
 )
-from rmqstore.errors import GeometryError
+from rmqstore.errors import GeometryError, StoreError
 from rmqstore.message import host_to_bytes
 
-__all__ = ["StoreConfig", "system_clock"]
+__all__ = [
+    "DEFAULT_STORE_HOST", "StoreConfig", "fields_by_option", "parse_java_properties", "read_java_properties", "system_clock",
+    "values_of_lines",
+]  # fmt: skip
 
 # Java holds sizes and positions inside one file in 32-bit ints.
 _MAX_FILE_SIZE = 2**31 - 1
@@ -52,6 +54,132 @@ def _parse_delay_levels(text: str) -> tuple[int, ...]:
             )
         levels.append(int(piece[:-1]) * unit)
     return tuple(levels)
+
+
+DEFAULT_STORE_HOST = "127.0.0.1:10911"
+_ODD_OPTION_NAMES = {
+    "enabled_append_prop_crc": "enabledAppendPropCRC",
+    "force_verify_prop_crc": "forceVerifyPropCRC",
+}
+
+
+def _option_name(field_name: str) -> str:
+    first, *rest = field_name.split("_")
+    return _ODD_OPTION_NAMES.get(field_name) or first + "".join(word.capitalize() for word in rest)
+
+
+def fields_by_option(cls: type[StoreConfig]) -> dict[str, dataclasses.Field[Any]]:
+    """The field of each of RocketMQ's option names; names of 4.x, which spelled two of them with one p, are among them."""
+    fields = {_option_name(item.name): item for item in dataclasses.fields(cls) if not item.metadata.get("own")}
+    for name in ("CommitLog", "ConsumeQueue"):
+        fields["mapedFileSize" + name] = fields["mappedFileSize" + name]
+    return fields
+
+
+def read_java_properties(path: str | os.PathLike[str]) -> list[tuple[str, str, int]]:
+    """list of (name, value, line number): what a .properties file says; raises as `parse_java_properties`, or OSError."""
+    # Java's Properties.load reads bytes as ISO-8859-1; other characters come as escapes.
+    with open(path, encoding="iso-8859-1", newline="") as file:
+        return list(parse_java_properties(file.read(), os.fspath(path)))
+
+
+def values_of_lines(
+    cls: type[StoreConfig], lines: Iterable[tuple[str, str, int]], path: str, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields that lines of the broker.conf `path` give, see `StoreConfig.from_properties`."""
+    items = [(name, value, f"{path}, line {line}: option {name}") for name, value, line in lines]
+    return _values(cls, items, overrides)
+
+
+def _values(
+    cls: type[StoreConfig], items: list[tuple[str, str, str]], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    fields = fields_by_option(cls)
+    values: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+    address, port = DEFAULT_STORE_HOST.rsplit(":", 1)
+    places: dict[str, str] = {}
+    for name, text, place in items:
+        target = fields.get(name)
+        if target is not None:
+            values[target.name] = _parse_option(target, text, place)
+            places[target.name] = place
+        elif name == "brokerIP1":
+            address = f"[{text.strip()}]" if ":" in text and not text.strip().startswith("[") else text.strip()
+            places["store_host"] = place
+        elif name == "listenPort":
+            port = text.strip()
+            places["store_host"] = place
+        else:
+            unknown[name] = text
+    if "store_host" in places:
+        values["store_host"] = f"{address}:{port}"
+    for name, value in values.items():
+        # One by one first, so that the error can say where the value stands.
+        if name not in overrides and name not in ("max_hash_slot_num", "max_index_num"):
+            try:
+                cls(**{name: value})
+            except (ValueError, StoreError) as error:
+                raise ValueError(f"{places[name]}: {error}") from None
+    return {"unknown": unknown, **values, **overrides}
+
+
+def _parse_option(target: dataclasses.Field[Any], text: str, place: str) -> Any:
+    text = text.strip()
+    if target.type == "bool":
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{place} is {text!r}: write true or false")
+        return text.lower() == "true"
+    if target.type == "int":
+        if not re.fullmatch("[+-]?[0-9]{1,19}", text):
+            raise ValueError(f"{place} is {text!r}: write a whole number")
+        return int(text)
+    return text
+
+
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def parse_java_properties(text: str, path: str | None = None) -> Iterator[tuple[str, str, int]]:
+    """Parse the text of a Java .properties file into (name, value, line number), as java.util.Properties reads it.
+
+    Comments begin with # or !; a name ends at =, : or white space; a backslash at the end of a line joins the next one;
+    escapes are those of Java.  A name may come several times; the last one counts for Java.
+    """
+    where = f"{path}, line " if path else "line "
+    lines = enumerate(re.split(r"\r\n|\r|\n", text), 1)
+    for number, line in lines:
+        line = line.lstrip(" \t\f")
+        if not line or line[0] in "#!":
+            continue
+        # An odd number of backslashes at the end joins the next line, without its leading white space.
+        while (len(line) - len(line.rstrip("\\"))) % 2:
+            line = line[:-1]
+            try:
+                line += next(lines)[1].lstrip(" \t\f")
+            except StopIteration:
+                break
+        pos = 0
+        while pos < len(line) and line[pos] not in "=: \t\f":
+            pos += 2 if line[pos] == "\\" else 1
+        rest = line[pos:].lstrip(" \t\f")
+        if rest[:1] in ("=", ":"):
+            rest = rest[1:].lstrip(" \t\f")
+        yield _unescape(line[:pos], f"{where}{number}"), _unescape(rest, f"{where}{number}"), number
+
+
+def _unescape(text: str, place: str) -> str:
+    def replace(match: re.Match[str]) -> str:
+        code = match.group(1)
+        if code[:1] == "u":
+            if len(code) != 5:
+                raise ValueError(f"{place}: \\u needs four hex digits")
+            return chr(int(code[1:], 16))
+        return _ESCAPES.get(code, code)
+
+    text = re.sub(r"\\(u[0-9a-fA-F]{0,4}|.|\Z)", replace, text, flags=re.DOTALL)
+    # Characters beyond U+FFFF come as two escapes.
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 # Marks a field that is ours: RocketMQ has no option for it, so that no broker.conf sets it.
@@ -136,10 +264,10 @@ class StoreConfig:
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             _check_kind(item.name, item.type, getattr(self, item.name))
-        for name, low, high in _BOUNDS:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ValueError(f"{name} is {value}: give a number from {low} to {high}")
+        for item in dataclasses.fields(self):
+            low, high = _LEAST.get(item.name, 0), _MOST.get(item.name, _MAX_FILE_SIZE)
+            if item.type == "int" and not low <= (value := getattr(self, item.name)) <= high:
+                raise ValueError(f"{item.name} is {value}: give a number from {low} to {high}")
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise ValueError(f"flush_disk_type is {self.flush_disk_type!r}: give 'ASYNC_FLUSH' or 'SYNC_FLUSH'")
         for hour in self.delete_when.split(";"):
@@ -204,11 +332,14 @@ class StoreConfig:
         OSError
             The file cannot be read.
         """
-        return cls(**values_of_properties(cls, source, overrides))
+        if not isinstance(source, Mapping):
+            return cls(**values_of_lines(cls, read_java_properties(source), os.fspath(source), overrides))
+        items = [(str(name), str(value), f"option {name}") for name, value in source.items()]
+        return cls(**_values(cls, items, overrides))
 
     @classmethod
     def infer(cls, path: str | os.PathLike[str], *, read_only: bool = False, **overrides: Any) -> StoreConfig:
-        """Find the geometry of the store in `path` from its files; nothing is written, locked or mapped.
+        """Find the geometry of the store in `path` from its files; nothing is written or locked.
 
         Sizes come from the files' lengths, slot and entry counts of the index from header, slots and entries,
         `enabled_append_prop_crc` and `store_host` from the first record, `index_tags` from looking up the tags of the
@@ -248,49 +379,23 @@ def _check_kind(name: str, annotation: Any, value: object) -> None:
         raise ValueError(f"{name} is {value!r}: give {'an' if annotation == 'int' else 'a'} {annotation}")
 
 
-_BOUNDS: tuple[tuple[str, int, int], ...] = (
+# Numbers are 0 to 2**31 - 1, but for these.
+_LEAST = {
     # A segment holds at least the smallest record (92 bytes) and the 8 bytes of a blank.
-    ("mapped_file_size_commit_log", 100, _MAX_FILE_SIZE),
-    ("mapped_file_size_consume_queue", 1, _MAX_FILE_SIZE),
-    ("mapper_file_size_batch_consume_queue", 1, _MAX_FILE_SIZE),
+    "mapped_file_size_commit_log": 100,
+    "mapped_file_size_consume_queue": 1,
+    "mapper_file_size_batch_consume_queue": 1,
     # One unit without a bitmap (20 bytes) and the 4 bytes that must stay after it.
-    ("mapped_file_size_consume_queue_ext", 24, _MAX_FILE_SIZE),
-    ("max_hash_slot_num", 1, 2**31 - 1),
+    "mapped_file_size_consume_queue_ext": 24,
+    "max_hash_slot_num": 1,
     # Entry 0 is never used, so that fewer than two entries hold nothing.
-    ("max_index_num", 2, 2**31 - 1),
-    ("max_message_size", 1, _MAX_FILE_SIZE),
-    *(
-        (name, 0, 2**31 - 1)
-        for name in (
-            "flush_interval_commit_log",
-            "flush_commit_log_least_pages",
-            "flush_commit_log_thorough_interval",
-            "flush_interval_consume_queue",
-            "flush_consume_queue_least_pages",
-            "flush_consume_queue_thorough_interval",
-            "sync_flush_timeout",
-            "flush_consumer_offset_interval",
-            "file_reserved_time",
-            "clean_resource_interval",
-            "delete_commit_log_files_interval",
-            "populate_ahead_size",
-        )
-    ),
-    *(
-        (name, 1, 2**31 - 1)
-        for name in (
-            "consumer_offset_update_version_step",
-            "max_msgs_num_batch",
-            "delete_file_batch_max",
-            "max_mapped_files",
-        )
-    ),
-    *(
-        (name, 0, 100)
-        for name in (
-            "disk_max_used_space_ratio",
-            "disk_space_clean_forcibly_ratio",
-            "disk_space_warning_level_ratio",
-        )
-    ),
+    "max_index_num": 2,
+    "max_message_size": 1,
+    "consumer_offset_update_version_step": 1,
+    "max_msgs_num_batch": 1,
+    "delete_file_batch_max": 1,
+    "max_mapped_files": 1,
+}
+_MOST = dict.fromkeys(
+    ("disk_max_used_space_ratio", "disk_space_clean_forcibly_ratio", "disk_space_warning_level_ratio"), 100
 )

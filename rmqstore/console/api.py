@@ -238,9 +238,8 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
         queues_looked_at=_WHOLE, topics_number=_WHOLE, topics_first=_WHOLE, sums={"type": "object"}, unread=_LIST,
     ),
     "Timeline": _object(
-        "What came when. Not `exact`: `places` of the log were looked at, and `units` of queues read to find them; between two "
-        "places bytes are taken to have come evenly",
-        "bins", "exact", "places", "units", bins=_LIST, exact={"type": "boolean"}, places=_WHOLE, units=_WHOLE,
+        "What came when. Not `exact`: `places` of the log were read; between two of them bytes are taken to have come evenly",
+        "bins", "exact", "places", bins=_LIST, exact={"type": "boolean"}, places=_WHOLE,
     ),
     "Largest": _object(
         "Topics by what their records take in the log", "topics", "others", "exact", "queues", "queues_looked_at",
@@ -463,7 +462,7 @@ class Api:
 
     @answering
     def index_file(self, request: Request) -> Response:
-        """One index file."""
+        """One index file; `damage` is why not all of its items can be looked up."""
         with self._console.store.use() as store:
             return _json(self._answers.index_file(store, request.path_params["name"]))
 

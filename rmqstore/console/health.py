@@ -11,7 +11,6 @@ from typing import Any
 
 from rmqstore.console.anatomy import file_name
 from rmqstore.console.survey import Surveyed
-from rmqstore.offline.describe import rocksdb_folders
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.retention import used_ratio
 
@@ -69,7 +68,6 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
     else:
         note("queues", "good", "every queue can be read")
     log = store.commit_log
-    rocksdb = rocksdb_folders(store.path)
     database = store.queue_database
     if database is not None:
         gone_over = sum(end - begin for begin, end in database.completed)
@@ -77,18 +75,6 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
         if gone_over:
             text += f"; units of {gone_over} bytes of the log were lost or are damaged, and are read from it"
         note("queues in RocksDB", "bad" if gone_over or database.damage else "good", text)
-    elif (
-        rocksdb
-        and not store.queues.unseen
-        and log.max_offset > log.min_offset
-        and not any(row["files"] for row in surveyed.rows.values())
-    ):
-        folders = ", ".join(f"{name}/" for name in rocksdb)
-        note(
-            "queue files",
-            "bad",
-            f"there are none; the queues are probably in RocksDB, which is not read: {folders}",
-        )
     if store.undispatched is not None:
         begin, end = store.undispatched
         unserved = (

@@ -413,7 +413,7 @@ class Pages:
 
     @answering
     def index_file(self, request: Request) -> Response:
-        """One index file."""
+        """One index file; `damage` is why not all of its items can be looked up."""
         with self._console.store.use() as store:
             value = self._answers.index_file(store, request.path_params["name"])
         # By the logarithm: a few long chains are what matters.

@@ -59,10 +59,7 @@ class BatchConsumeQueue(UnitQueue):
     def units(self, number: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Read up to `count` units, beginning with this one, as they are stored and within its file.
 
-        Returns
-        -------
-        (int64 array, int32 array, int64 array)
-            phy offsets, sizes, base queue offsets; empty where there is no file.
+        - Returns (int64 array, int32 array, int64 array): phy offsets, sizes, base queue offsets; empty where there is no file.
         """
         mapped_file = self._file_of_unit(number) if number < self.unit_num else None
         if mapped_file is None:
@@ -86,23 +83,10 @@ class BatchConsumeQueue(UnitQueue):
         number = self.first_unit_at_or_after(min_phy_offset)
         return max(self.unit_of(number).queue_offset, 0) if number < self.unit_num else self.max_queue_offset
 
-    def bounds(self, min_phy_offset: int) -> tuple[int, int]:
-        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
-        high = self.max_queue_offset
-        return min(self.min_queue_offset(min_phy_offset), high), high
-
     def unit(self, queue_offset: int) -> Unit | None:
         """The unit whose record holds the message with this queue offset, None if there is none."""
         number = self._number_of(queue_offset)
         return None if number is None else self.unit_of(number)
-
-    def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
-        """As every queue does."""
-        number = self._number_of(queue_offset)
-        mapped_file = None if number is None else self._file_of_unit(number)
-        if number is None or mapped_file is None:
-            return None
-        return mapped_file, number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset
 
     def places(self, begin: int, end: int, on_gone: OnGone | None = None) -> Iterator[Places]:
         """As every queue does; unit by unit, as a damaged one may have any queue offset."""
@@ -160,7 +144,10 @@ class BatchConsumeQueue(UnitQueue):
             begin = begin + len(phy_offsets) if len(phy_offsets) else self.next_file_unit(begin)
 
     def backward(self, begin: int, end: int) -> Iterator[Unit]:
-        """As every queue does; it ends before a unit that is gone."""
+        """Yield the units from queue offset `begin` up to but not including `end`, the newest first.
+
+        It ends before a unit that is gone.
+        """
         while end > begin:
             unit = self.unit(end - 1)
             if unit is None:
@@ -169,7 +156,10 @@ class BatchConsumeQueue(UnitQueue):
             end = min(unit.queue_offset, end - 1)
 
     def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
-        """As every queue does: all of them, as units have no place that follows from their queue offset."""
+        """Yield parts of these queue offsets that can be read alone, of about `step` messages each.
+
+        All of them, as units have no place that follows from their queue offset.
+        """
         if begin < end:
             yield begin, end
 
@@ -269,13 +259,7 @@ class BatchConsumeQueue(UnitQueue):
                 yield unit
 
     def numbered(self, number: int, count: int, reached: int | None = None) -> Iterator[tuple[int, Unit]]:
-        """As `read`, from the unit with this number on, which was written, with the number of each.
-
-        Parameters
-        ----------
-        reached : int, optional
-            Where the unit before it ends.
-        """
+        """As `read`, from the unit with this number on, which was written, with the number of each."""
         torn = self.torn_units()
         last = min(self.unit_num, number - number % self.units_per_file + self.units_per_file, number + count)
         unit = self.unit_of(number)
@@ -363,11 +347,7 @@ class BatchConsumeQueue(UnitQueue):
         return -1 if number is None else self._read(number)[3]
 
     def sound_end(self, min_phy_offset: int) -> int:
-        """As every queue does: units are found by their own fields, so they are of use up to the first odd one."""
-        return self.consistent_num()
-
-    def consistent_num(self) -> int:
-        """int: number of the first unit that does not go on from the one before: offsets rise, batches join."""
+        """Return the number of the first unit that does not follow the one before: offsets rise, batches join."""
         previous: tuple[int, ...] | None = None
         for number in range(self.first_unit, self.unit_num):
             unit = self._read(number)
@@ -379,7 +359,10 @@ class BatchConsumeQueue(UnitQueue):
         return self.unit_num
 
     def repair(self, unit: Unit, store_timestamp: int) -> bool:
-        """As every queue does; found by its record's phy offset, or else by its queue offset."""
+        """Write a unit that is there again if it is not this one; True if it was written.
+
+        Found by its record's phy offset, or else by its queue offset.
+        """
         queue_offset, phy_offset, size, tags_code, num = unit
         number = self.first_unit
         for base in self.files.offsets:

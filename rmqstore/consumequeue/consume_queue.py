@@ -22,7 +22,6 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE, UNIT_SIZE, Unit, UnitQueue
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, name_of_offset
-from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.sources import STEP, OnGone, Places
 from rmqstore.spans import Span
 
@@ -75,23 +74,6 @@ class ConsumeQueue(UnitQueue):
         if self.ext is not None:
             self.ext.load()
 
-    @property
-    def in_memory(self) -> bool:
-        """bool: as of every queue, the extension included."""
-        return self.files.in_memory
-
-    @in_memory.setter
-    def in_memory(self, value: bool) -> None:
-        self.files.in_memory = value
-        if self.ext is not None:
-            self.ext.files.in_memory = value
-
-    def let_go(self) -> None:
-        """As every queue does, the extension included."""
-        self.files.let_go()
-        if self.ext is not None:
-            self.ext.files.let_go()
-
     def tidy(self) -> None:
         """As every queue does; the extension's files too."""
         super().tidy()
@@ -121,7 +103,10 @@ class ConsumeQueue(UnitQueue):
         return self.ext is None
 
     def sound_end(self, min_phy_offset: int) -> int:
-        """As every queue does: where a unit has a part of its phy offset, or no entry of its own in the extension."""
+        """Return the number of the first unit that lost power may have left in part, `unit_num` for none.
+
+        Where a unit has a part of its phy offset, or no entry of its own in the extension.
+        """
         return min(self.whole_end(), self.first_unresolved(min_phy_offset))
 
     def whole_end(self) -> int:
@@ -181,19 +166,15 @@ class ConsumeQueue(UnitQueue):
 
     def unit(self, queue_offset: int) -> Unit | None:
         """The unit at `queue_offset`, None if there is none or only a pre-fill unit."""
-        if not self.first_unit <= queue_offset < self.unit_num:
+        place = self.place_of(queue_offset)
+        if place is None:
             return None
-        mapped_file = self._file_of_unit(queue_offset)
-        if mapped_file is None:
-            return None
-        phy_offset, size, tags_code = _core.read_unit(
-            mapped_file.region, queue_offset * UNIT_SIZE - mapped_file.file_from_offset
-        )
-        return (
-            None
-            if (phy_offset, size) == (0, PRE_FILL_SIZE) or size <= 0
-            else Unit(queue_offset, phy_offset, size, tags_code)
-        )
+        phy_offset, size, tags_code = _core.read_unit(place[0].region, place[1])
+        is_real = size > 0 and (phy_offset, size) != (0, PRE_FILL_SIZE)
+        return Unit(queue_offset, phy_offset, size, tags_code) if is_real else None
+
+    def _number_of(self, queue_offset: int) -> int | None:
+        return queue_offset if self.first_unit <= queue_offset < self.unit_num else None
 
     def units(self, queue_offset: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Up to `count` units from `queue_offset` on, none beyond the file in which it lies.
@@ -236,11 +217,7 @@ class ConsumeQueue(UnitQueue):
     def differing_tags(self, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
         """int64 array: which units, from `queue_offset` on in one file, give other tags codes or times than the records.
 
-        Parameters
-        ----------
-        columns : RecordColumns
-        rows : int64 array
-            One row a unit; there must be as many units.
+        - `rows`: one row a unit; there must be as many units.
         """
         codes = self.units(queue_offset, len(rows))[2]
         tags_codes = columns.tags_code[rows]
@@ -255,16 +232,6 @@ class ConsumeQueue(UnitQueue):
                     differ[places[count]] = True
                 places = places[count + 1 :]
         return np.flatnonzero(differ)
-
-    def bounds(self, min_phy_offset: int) -> tuple[int, int]:
-        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
-        known = self.min_for
-        high = self.files.wrote_where // UNIT_SIZE
-        if known is not None and known[0] == min_phy_offset:
-            low = known[1]
-        else:
-            low = self.first_unit_at_or_after(min_phy_offset)
-        return low if low < high else high, high
 
     def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:
         """As every queue does; the units are those of `units`."""
@@ -288,11 +255,6 @@ class ConsumeQueue(UnitQueue):
         ):
             if (phy, size) != (0, PRE_FILL_SIZE):
                 yield Unit(i, phy, size, tags)
-
-    def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
-        """As every queue does."""
-        mapped_file = self._file_of_unit(queue_offset) if self.first_unit <= queue_offset < self.unit_num else None
-        return None if mapped_file is None else (mapped_file, queue_offset * UNIT_SIZE - mapped_file.file_from_offset)
 
     def path_of(self, queue_offset: int) -> tuple[str, int | None]:
         """As every queue does."""
@@ -344,14 +306,14 @@ class ConsumeQueue(UnitQueue):
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
 
     def backward(self, begin: int, end: int) -> Iterator[Unit]:
-        """As every queue does."""
+        """Yield the units from queue offset `begin` up to but not including `end`, the newest first."""
         while begin < end:
             first = max(begin, end - _BACK, end - 1 - (end - 1) % self.units_per_file)
             yield from reversed(list(self.read(first, end - first)))
             end = first
 
     def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
-        """As every queue does."""
+        """Yield parts of these queue offsets that can be read alone, of about `step` messages each."""
         for at in range(begin, end, step):
             yield at, min(at + step, end)
 
@@ -438,11 +400,6 @@ class ConsumeQueue(UnitQueue):
 
         Those that are there already are left as they are.  What lies between the end of the queue and `queue_offset` is
         filled with pre-fill units, which readers pass over, so that every later unit has its place.
-
-        Returns
-        -------
-        int
-            How many were written.
         """
         skip = min(max(self.unit_num - queue_offset, 0), len(phy_offsets))
         number = queue_offset + skip
@@ -504,11 +461,6 @@ class ConsumeQueue(UnitQueue):
 
         Holes at the end, and pre-fill units there, are cut off instead.  Who opens the queue again finds the same end then:
         it takes a place that nobody wrote to for the end of the newest file.
-
-        Returns
-        -------
-        int
-            How many units were written.
         """
         filled, is_end = 0, True
         for base in reversed(self.files.offsets):
@@ -536,7 +488,7 @@ class ConsumeQueue(UnitQueue):
         return filled
 
     def repair(self, unit: Unit, store_timestamp: int) -> bool:
-        """As every queue does; its place is before the end."""
+        """Write a unit that is there again if it is not this one; True if it was written; its place is before the end."""
         queue_offset, phy_offset, size, tags_code, _ = unit
         mapped_file = self._file_of_unit(queue_offset)
         if mapped_file is None:
@@ -559,23 +511,6 @@ class ConsumeQueue(UnitQueue):
         if self.ext is not None and self.config.enable_consume_queue_ext:
             self.ext.make_room(count)
 
-    def forget_prepared(self) -> None:
-        """As every queue does, in the extension too."""
-        super().forget_prepared()
-        if self.ext is not None:
-            self.ext.files.prepared.forget()
-
-    def file_lists(self) -> list[MappedFileQueue]:
-        """Return the lists of its files, that of the extension included."""
-        return [self.files] if self.ext is None else [self.files, self.ext.files]
-
-    def mapped_files(self) -> Iterator[MappedFile]:
-        """The queue's files, then those of the extension."""
-        yield from super().mapped_files()
-        if self.ext is not None:
-            for base in self.ext.files.offsets:
-                yield self.ext.files.file(base)
-
     def delete_before(self, min_phy_offset: int) -> int:
         """As every queue does; the extension goes as far as the units that point into it."""
         deleted = super().delete_before(min_phy_offset)
@@ -586,17 +521,6 @@ class ConsumeQueue(UnitQueue):
             if len(addresses):
                 self.ext.files.delete_before(int(addresses[0]) - EXT_ADDRESS_BASE)
         return deleted
-
-    def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
-        """As every queue does; the extension's files too."""
-        files = super().take_dirty(least_pages)
-        return files if self.ext is None else files + self.ext.files.take_dirty()
-
-    def close(self) -> None:
-        """As every queue does; the extension too."""
-        super().close()
-        if self.ext is not None:
-            self.ext.files.close()
 
 
 def _are_real(phy_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:

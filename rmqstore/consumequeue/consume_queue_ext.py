@@ -12,8 +12,7 @@ from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
-from rmqstore.files.mapped_file_queue import MappedFileQueue
-from rmqstore.files.stream_files import Handling
+from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
 
 # A file ends with at least so many bytes that say so (RocketMQ ConsumeQueueExt.END_BLANK_DATA_LENGTH).
 _END_SIZE = 4

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
 from rmqstore._core import QueueTable
@@ -22,9 +22,15 @@ from rmqstore._shown import shows
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.consumequeue.plain_queue import PlainQueue, plain_queue
 from rmqstore.consumequeue.queue_folders import queue_directories
-from rmqstore.consumequeue.queue_look import QueueLook, look_at_files, look_at_queue, unit_in_files
+from rmqstore.consumequeue.queue_look import (
+    PlainQueue,
+    QueueLook,
+    look_at_files,
+    look_at_queue,
+    plain_queue,
+    unit_in_files,
+)
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import GeometryError, MissingDependencyError, StoreError
 from rmqstore.files.listing import is_empty
@@ -35,35 +41,14 @@ from rmqstore.message import decode_java_utf8
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.settings import SettingsDatabase, database_state, settings_layouts
 
-__all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "QueueSource", "unseen_text"]
+__all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "unseen_text"]
+
+if TYPE_CHECKING:
+    from rmqstore.consumequeue.database_queues import DatabaseQueues
 
 logger = logging.getLogger(__name__)
 
-# As `queue_folders` and the system say it of links.
-
 AnyConsumeQueue = ConsumeQueue | BatchConsumeQueue
-
-
-class QueueSource(Protocol):
-    """A place besides queue files that has units of queues, see `database_queues.DatabaseQueues`."""
-
-    def keys(self) -> set[tuple[str, int]]:
-        """Topic and queue id of every queue that it has units of."""
-
-    def is_batch(self, topic: str, queue_id: int) -> bool:
-        """Whether the queue is a batch queue."""
-
-    def goes_beyond(self, queue: AnyConsumeQueue) -> bool:
-        """Whether it has units after those in the files of a queue."""
-
-    def queue(self, files: AnyConsumeQueue) -> AnyConsumeQueue:
-        """The queue with all units, given what its files hold."""
-
-    def renew_lock(self) -> None:
-        """Give up a lock that another thread of a parent process may have held."""
-
-    def close(self) -> None:
-        """Let go of it."""
 
 
 @shows(
@@ -78,14 +63,11 @@ class ConsumeQueueStore(NotCopied, QueueTable):
     config : StoreConfig
     pool : MappedFilePool
     read_only : bool
-    pass_over : bool
-        Read-only: a folder that the system does not give out is no error of `load`, but of whoever asks for a queue
-        in it.
 
     Attributes
     ----------
     unseen : dict of str to OSError
-        Those folders, and why; which queues are in them is not known.
+        Folders that cannot be read, and why (read-only use); which queues are in them is not known.
     unread : dict of (str, int) to OSError
         By topic and queue id the queues that `leave_out` was told of.
     """
@@ -99,13 +81,11 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         pool: MappedFilePool,
         *,
         read_only: bool = False,
-        pass_over: bool = False,
     ):
         self.root = root
         self.config = config
         self.pool = pool
         self.read_only = read_only
-        self.pass_over = pass_over and read_only
         self.unseen: dict[str, OSError] = {}
         self.unread: dict[tuple[str, int], OSError] = {}
         self._queues = {}
@@ -114,7 +94,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         self._extended = False
         self._in_memory = False
         # Another place that has units of queues, RocksDB; read-only.
-        self.source: QueueSource | None = None
+        self.source: DatabaseQueues | None = None
         self._lock = threading.RLock()
 
     def renew_lock(self) -> None:
@@ -129,17 +109,9 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         return self._lock
 
     def load(self) -> None:
-        """List the queues; their files are looked at when they are first asked for.
-
-        Raises
-        ------
-        GeometryError
-            A topic has both simple and batch queues, which a real broker refuses to load as well.
-        OSError
-            The system does not give out a folder, and nobody said to pass it over.
-        """
+        """List the queues; their files are looked at when they are first asked for."""
         queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
-        unseen: dict[str, OSError] | None = {} if self.pass_over else None
+        unseen: dict[str, OSError] | None = {} if self.read_only else None
         for topic, queue_id, _ in queue_directories(self.root, ConsumeQueue.kind, unseen):
             queues[topic, queue_id] = None
         for topic, queue_id, directory in queue_directories(self.root, BatchConsumeQueue.kind, unseen):
@@ -236,13 +208,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         return found
 
     def leave_out(self, topic: str, queue_id: int, error: OSError) -> None:
-        """Take down that an answer about many queues has to do without this one, which the system does not give out.
-
-        Raises
-        ------
-        OSError
-            `error` itself, where that is not what it says, or in a store that is open for writing.
-        """
+        """Take down that an answer about many queues has to do without this one, which the system does not give out."""
         if not (self.read_only and is_unreadable(error)):
             raise error
         if (topic, queue_id) not in self.unread:
@@ -341,17 +307,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
     def look(self, topic: str, queue_id: int, min_phy_offset: int, *, sizes: bool = False) -> QueueLook | None:
         """What a look at a queue says, None if there is none; one that nobody asked for is not opened for it, where that can be.
 
-        Parameters
-        ----------
-        min_phy_offset : int
-            Where the log begins.
-        sizes : bool
-            Also what its records take in the log (`QueueLook.log_bytes`).
-
-        Raises
-        ------
-        StoreError, OSError
-            As of `find`.
+        - `sizes`: also what its records take in the log (`QueueLook.log_bytes`).
         """
         if self._is_in_files(topic, queue_id):
             directory = self._plain_directory(topic, queue_id)

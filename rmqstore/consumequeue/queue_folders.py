@@ -19,12 +19,8 @@ QUEUE_FOLDERS = ("consumequeue", "batchconsumequeue", "consumequeue_ext")
 def queue_directories(root: str, kind: str, unseen: dict[str, OSError] | None = None) -> Iterator[tuple[str, int, str]]:
     """Every queue below ``root/kind``: (topic, queue id, directory), sorted; other things there are passed over.
 
-    Parameters
-    ----------
-    kind : str
-        ``consumequeue``, ``batchconsumequeue`` or ``consumequeue_ext``.
-    unseen : dict of str to OSError, optional
-        Takes the folders that the system does not give out, and why; without it the first of them is an error.
+    - `kind`: ``consumequeue``, ``batchconsumequeue`` or ``consumequeue_ext``.
+    - `unseen`: takes the folders that the system does not give out, and why; without it the first of them is an error.
     """
     folder = os.path.join(root, kind)
     for topic in _listing(folder, unseen, lambda _: True, is_missing).names:
@@ -75,14 +71,7 @@ def can_name_queue(topic: str) -> bool:
 
 
 def queue_directory(root: str, kind: str, topic: str, queue_id: int) -> str:
-    """str: the directory of a queue.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        The topic is not a name for a directory (empty, a dot name, with a slash or NUL, too long); a damaged or hostile
-        record must not lead outside the store.
-    """
+    """str: the directory of a queue."""
     if not can_name_queue(topic):
         raise UnsupportedFormatError(f"topic {topic[:80]!r} cannot name a queue's directory", root)
     return os.path.join(root, kind, topic, str(queue_id))

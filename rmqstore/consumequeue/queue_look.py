@@ -14,16 +14,17 @@ import os
 import struct
 from typing import NamedTuple
 
-from rmqstore import _core
+from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
 from rmqstore._core import PRE_FILL_SIZE
+from rmqstore._dispatch import RecordColumns
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.consumequeue.plain_queue import files_in_a_row
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import GeometryError
-from rmqstore.files.mapped_file import name_of_offset
-from rmqstore.files.open_file import open_regular
+from rmqstore.files.listing import listing
+from rmqstore.files.mapped_file import name_of_offset, offset_of_name
+from rmqstore.files.open_file import open_regular, written_extents
 
 __all__ = ["QueueLook", "look_at_files", "look_at_queue", "unit_in_files"]
 
@@ -42,22 +43,11 @@ _FIELDS = struct.Struct(">qiq")
 class QueueLook(NamedTuple):
     """What a look at a queue says.
 
-    Attributes
-    ----------
-    kind : str
-        "SimpleCQ" or "BatchCQ".
-    min_queue_offset, max_queue_offset : int
-        Of the first message that the log still holds, and of the next one to come.
-    files, size : int
-        Files of units on disk, and their bytes.
-    last : Unit or None
-        The newest unit; None for an empty queue.
-    log_bytes : int
-        Bytes of the log that its records take, from the sizes in its units; -1 where nobody asked.
-    exact : bool
-        Whether all units were added up for `log_bytes`, instead of some all over it.
-    ext_files, ext_size : int
-        Files of its extension, and their bytes.
+    - `kind`: "SimpleCQ" or "BatchCQ".
+    - `min_queue_offset`, `max_queue_offset`: of the first message that the log still holds, and of the next one to come.
+    - `log_bytes`: bytes of the log that its records take, from the sizes in its units; -1 where nobody asked.
+    - `exact`: whether all units were added up for `log_bytes`, instead of some all over it.
+    - `ext_files`, `ext_size`: files of its extension, and their bytes.
     """
 
     kind: str
@@ -223,16 +213,7 @@ def _log_bytes(files: _Files, begin: int, end: int) -> tuple[int, bool]:
 def look_at_files(directory: str, file_size: int, min_phy_offset: int, *, sizes: bool = False) -> QueueLook | None:
     """Look at a simple queue in its files; None where it is not as a writer leaves it, and has to be opened.
 
-    Parameters
-    ----------
-    directory : str
-        The queue's.
-    file_size : int
-        Bytes of each file.
-    min_phy_offset : int
-        Where the log begins.
-    sizes : bool
-        Also find `QueueLook.log_bytes`: up to 80 KiB of units are read for it.
+    - `sizes`: also find `QueueLook.log_bytes`: up to 80 KiB of units are read for it.
     """
     offsets = files_in_a_row(directory, file_size)
     if not offsets:
@@ -308,13 +289,7 @@ def _log_bytes_of_open(queue: ConsumeQueue | BatchConsumeQueue, low: int, high: 
 
 
 def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | None:
-    """Unit or None: of a simple queue, read from its file; None for one that was never written, and for a pre-fill unit.
-
-    Raises
-    ------
-    GeometryError
-        The files have another size; whoever opens the queue judges them.
-    """
+    """Unit or None: of a simple queue, read from its file; None for one that was never written, and for a pre-fill unit."""
     at = queue_offset * _UNIT_SIZE
     base = at - at % file_size
     if base > _FAR:
@@ -337,3 +312,83 @@ def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | N
     if size <= 0 or phy_offset < 0 or (phy_offset, size) == (0, PRE_FILL_SIZE):
         return None
     return Unit(queue_offset, phy_offset, size, tags_code)
+
+
+class PlainQueue(NamedTuple):
+    """What `plain_queue` found: where the record of the last unit ends, and the furthest one of its file, -1 for none.
+
+    `newest` is the offset of the newest file, in bytes of the queue.
+    """
+
+    last_end: int
+    furthest_end: int
+    newest: int
+
+    def agrees(self, directory: str, file_size: int, columns: RecordColumns, rows: np.ndarray) -> bool | None:
+        """bool: as `ConsumeQueue.agrees`, read from the newest file; None where the units lie in others."""
+        number = int(columns.queue_offset[rows[0]])
+        pos = number * _UNIT_SIZE - self.newest
+        if pos < 0 or pos + len(rows) * _UNIT_SIZE > file_size:
+            return None
+        fd = open_regular(f"{directory}{os.sep}{name_of_offset(self.newest)}")
+        try:
+            data = os.pread(fd, len(rows) * _UNIT_SIZE, pos)
+        finally:
+            os.close(fd)
+        if len(data) < len(rows) * _UNIT_SIZE:
+            return False
+        return _dispatch.agreeing_unit_bytes(data, columns, rows, number) == len(rows)
+
+
+def files_in_a_row(directory: str, file_size: int, *, whole: bool = False) -> list[int] | None:
+    """list of int: the offsets of a queue's files, ascending; None unless they are in a row, and nothing else is there."""
+    offsets = []
+    try:
+        for entry in listing(directory).checked():
+            offset = offset_of_name(entry.name)
+            if offset is None or offset % file_size or not entry.is_file():
+                return None
+            if whole and entry.stat().st_size != file_size:
+                return None
+            offsets.append(offset)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if offsets and offsets[0] + file_size * (len(offsets) - 1) != offsets[-1]:
+        return None
+    return offsets
+
+
+def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
+    """Look at a simple queue without mapping it or keeping anything of it: opening a store looks at all of them.
+
+    None unless it is plain: its files whole and in a row, all units of the newest one written without a gap, and nothing
+    after them.  `ConsumeQueue.load` and `ConsumeQueue.tidy` then have nothing to refuse and nothing to do, if there is no
+    extension.
+    """
+    offsets = files_in_a_row(directory, file_size, whole=True)
+    if not offsets:
+        return None
+    newest = offsets[-1]
+    data = _written_start(f"{directory}{os.sep}{name_of_offset(newest)}", file_size)
+    size = -(-_core.nonzero_size(data) // _UNIT_SIZE) * _UNIT_SIZE
+    if not size:
+        return None
+    # A hole may begin within the last unit, whose tags code ends in zeros.
+    ends = _core.unit_ends(memoryview(data.ljust(size, b"\0"))[:size], _FAR)
+    return None if ends is None else PlainQueue(*ends, newest)
+
+
+def _written_start(path: str, size: int) -> bytes:
+    # What was written of a file of `size` bytes if it is one stretch from its start on; nothing if it is not, or if the file
+    # system cannot tell.
+    fd = open_regular(path)
+    try:
+        extents = written_extents(fd, 0, size) if os.fstat(fd).st_size == size else None
+        if extents is None or len(extents) != 1 or extents[0][0] != 0:
+            return b""
+        data = os.pread(fd, extents[0][1], 0)
+        return data if len(data) == extents[0][1] else b""
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

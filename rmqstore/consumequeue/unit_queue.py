@@ -1,14 +1,15 @@
 """What simple and batch queues share: files of units of one size, found by number.
 
 Owns the files of one queue and where its units end.  What a unit says, and at which queue offset it stands, is known to
-`ConsumeQueue` and `BatchConsumeQueue`.  It never reads the commit log.
+`ConsumeQueue` and `BatchConsumeQueue`.  It never reads the commit log.  Owns the search by store time too: times do not have to
+rise, as clocks step back and jump ahead, so a block of units is skipped only where the times of all of them are known.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmqstore import _core
@@ -17,16 +18,16 @@ from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore._dispatch import RecordColumns
 from rmqstore.config import StoreConfig, is_usual_size, own_size
 from rmqstore.consumequeue.queue_folders import queue_directory
-from rmqstore.consumequeue.unit_times import UnitTimes
 from rmqstore.errors import GeometryError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, offset_of_name
-from rmqstore.files.mapped_file_queue import MappedFileQueue
-from rmqstore.files.stream_files import Handling
+from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
 from rmqstore.sources import OnGone, Places
 from rmqstore.spans import Span, joined
 
 if TYPE_CHECKING:
     from rmqstore.consumequeue.consume_queue_ext import ConsumeQueueExt
+
+__all__ = ["BLOCK_UNITS", "UnitTimes"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +49,6 @@ class Unit(NamedTuple):
     size: int
     tags_code: int
     num: int = 1
-
-
-def _ignored(queue: UnitQueue, number: int) -> None:
-    pass
 
 
 class UnitQueue(NotCopied, _core.QueueFields):
@@ -212,7 +209,8 @@ class UnitQueue(NotCopied, _core.QueueFields):
 
     @in_memory.setter
     def in_memory(self, value: bool) -> None:
-        self.files.in_memory = value
+        for files in self.file_lists():
+            files.in_memory = value
 
     @property
     def takes_short_way(self) -> bool:
@@ -220,8 +218,9 @@ class UnitQueue(NotCopied, _core.QueueFields):
         return False
 
     def let_go(self) -> None:
-        """Let every mapping go, the extension's too; what is asked for again is mapped again."""
-        self.files.let_go()
+        """Let every mapping go; what is asked for again is mapped again."""
+        for files in self.file_lists():
+            files.let_go()
 
     @property
     def disk_files(self) -> int:
@@ -232,6 +231,15 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def unit_num(self) -> int:
         """int: number of the unit that is written next; units before the oldest file count."""
         return self.files.wrote_where // self.unit_size
+
+    @property
+    def max_queue_offset(self) -> int:
+        """int: queue offset of the next message."""
+        raise NotImplementedError
+
+    def min_queue_offset(self, min_phy_offset: int) -> int:
+        """int: queue offset of the first message that the log still holds; `max_queue_offset` if it holds none."""
+        raise NotImplementedError
 
     @property
     def first_unit(self) -> int:
@@ -284,12 +292,20 @@ class UnitQueue(NotCopied, _core.QueueFields):
 
     # ------------------------------------------------------------------------------------------------ by queue offset
 
-    def unit(self, queue_offset: int) -> Unit | None:
-        """Return the unit of the record that has the message with this queue offset; None for none, and for a pre-fill unit."""
-        raise NotImplementedError
+    def bounds(self, min_phy_offset: int) -> tuple[int, int]:
+        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
+        high = self.max_queue_offset
+        return min(self.min_queue_offset(min_phy_offset), high), high
 
     def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
         """Return the file that has the unit for this queue offset, and the unit's position in it; None for no unit."""
+        number = self._number_of(queue_offset)
+        mapped_file = None if number is None else self._file_of_unit(number)
+        if number is None or mapped_file is None:
+            return None
+        return mapped_file, number * self.unit_size - mapped_file.file_from_offset
+
+    def _number_of(self, queue_offset: int) -> int | None:
         raise NotImplementedError
 
     def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:
@@ -305,39 +321,17 @@ class UnitQueue(NotCopied, _core.QueueFields):
 
         The tags code is `NO_TAGS_CODE` where it is lost, as in a unit within which a file was cut short.
 
-        Parameters
-        ----------
-        on_gone : callable, optional
-            For callers that know that there were units from `begin` to `end`: called with those that are not there (any more).
-            Pre-fill units, and queue offsets that a batch queue has no place for, are not gone.  By default a warning names
-            those between others.
+        - `on_gone`: for callers that know that there were units from `begin` to `end`: called with those that are not there
+          (any more). Pre-fill units, and queue offsets that a batch queue has no place for, are not gone.  By default a warning
+          names those between others.
         """
-        raise NotImplementedError
-
-    def backward(self, begin: int, end: int) -> Iterator[Unit]:
-        """Yield the units from queue offset `begin` up to but not including `end`, the newest first."""
-        raise NotImplementedError
-
-    def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
-        """Yield parts of these queue offsets that can be read alone, of about `step` messages each."""
         raise NotImplementedError
 
     # -------------------------------------------------------------------------------------------- compared with records
 
     def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
-        """Return whether the units of these records are known to be there and to be what the records need.
-
-        Parameters
-        ----------
-        columns : RecordColumns
-        rows : int64 array
-            Rows of this queue, in order, at least one.
-        """
+        """Return whether the units of these records are known to be there and to be what the records need."""
         return False
-
-    def sound_end(self, min_phy_offset: int) -> int:
-        """Return the number of the first unit that lost power may have left in part; `unit_num` for none."""
-        raise NotImplementedError
 
     def fill_holes(self, phy_offset: int) -> int:
         """Give each place that lost its message after `phy_offset` a pre-fill unit, where units have places; their number."""
@@ -346,24 +340,15 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
         """Write the unit of one record; False where it is there already.
 
-        Parameters
-        ----------
-        extended : bool
-            Put tags code and time into the extension if the config says so; RocketMQ does not for further queues (LMQ).
+        - `extended`: put tags code and time into the extension if the config says so; RocketMQ does not for further queues
+          (LMQ).
         """
         raise NotImplementedError
 
-    def repair(self, unit: Unit, store_timestamp: int) -> bool:
-        """Write a unit that is there again if it is not this one; True if it was written."""
-        raise NotImplementedError
-
-    def cut(self, end_phy_offset: int, before: Callable[[UnitQueue, int], None] = _ignored) -> int:
+    def cut(self, end_phy_offset: int, before: Callable[[UnitQueue, int], None] | None = None) -> int:
         """Drop the units from the first on whose record does not end at or before `end_phy_offset`; their number.
 
-        Parameters
-        ----------
-        before : callable
-            Told the queue and the number of the first unit that goes, before anything is changed.
+        - `before`: told the queue and the number of the first unit that goes, before anything is changed.
         """
         dropped = 0
         while self.unit_num > self.first_unit:
@@ -375,7 +360,8 @@ class UnitQueue(NotCopied, _core.QueueFields):
             keep = self._whole_units(mapped_file, count, end_phy_offset)
             if keep == count:
                 break
-            before(self, first + keep)
+            if before is not None:
+                before(self, first + keep)
             dropped += count - keep
             self._forget()
             self.files.truncate((first + keep) * self.unit_size)
@@ -402,10 +388,6 @@ class UnitQueue(NotCopied, _core.QueueFields):
         self.files.wrote_where = number * self.unit_size
         self.tidy()
         return dropped
-
-    def first_record(self) -> Unit | None:
-        """The oldest unit that leads to a record, None without any."""
-        raise NotImplementedError
 
     def begin_again(self) -> int:
         """Drop every unit: the queue was deleted, and another one of its name begins; how many led to records."""
@@ -436,31 +418,28 @@ class UnitQueue(NotCopied, _core.QueueFields):
         return next((phy_offset for phy_offset in found if phy_offset >= 0), -1)
 
     def make_room(self, count: int) -> None:
-        """Make sure that `count` units can be put: every file that this takes is allocated.
-
-        Raises
-        ------
-        OSError
-            The disk is full, …; the queue is as it was.
-        """
+        """Make sure that `count` units can be put: every file that this takes is allocated."""
         self.files.make_room(count * self.unit_size)
 
     def forget_prepared(self) -> None:
         """Leave what was prepared to the parent of this forked process."""
-        self.files.prepared.forget()
+        for files in self.file_lists():
+            files.prepared.forget()
 
     def file_lists(self) -> list[MappedFileQueue]:
         """Return the lists of its files, that of the extension included."""
-        return [self.files]
+        return [self.files] if self.ext is None else [self.files, self.ext.files]
 
     def mapped_files(self) -> Iterator[MappedFile]:
         """Every file, those of the extension included."""
-        for base in self.files.offsets:
-            yield self.files.file(base)
+        for files in self.file_lists():
+            for base in files.offsets:
+                yield files.file(base)
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
         """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`."""
-        return self.files.take_dirty(least_pages)
+        files = self.files.take_dirty(least_pages)
+        return files if self.ext is None else files + self.ext.files.take_dirty()
 
     def flush(self) -> None:
         """Force everything written to the disk."""
@@ -469,7 +448,8 @@ class UnitQueue(NotCopied, _core.QueueFields):
 
     def close(self) -> None:
         """Close the files."""
-        self.files.close()
+        for files in self.file_lists():
+            files.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r}, {self.queue_id})"
@@ -479,3 +459,40 @@ def _place_of_record(region: _core.Region, pos: int) -> int:
     # The phy offset that the unit at `pos` says, simple or batch; -1 of one that leads to no record.
     phy_offset, size, _ = _core.read_unit(region, pos)
     return -1 if size <= 0 or (phy_offset, size) == (0, PRE_FILL_SIZE) else phy_offset
+
+
+BLOCK_UNITS = 8192
+"""The number of units of which times are read at once."""
+
+TimesOf = Callable[[int, int], tuple["np.ndarray", "np.ndarray"]]
+"""By the numbers of units, first and one after the last: queue offsets and store times of those that lead to a record."""
+
+
+class UnitTimes:
+    """The least and the greatest store time of each block of units that were read and all lead to records."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def find(self, spans: Iterable[Span], times: tuple[int, int], times_of: TimesOf, *, newest: bool) -> int | None:
+        """Return the queue offset of the first unit with a store time in a range; of the last with `newest`; None for none.
+
+        - `times_of`: reads the times of at most `BLOCK_UNITS` units.
+        """
+        low, high = times
+        for begin, end in spans:
+            blocks = range(begin // BLOCK_UNITS, -(-end // BLOCK_UNITS))
+            for block in reversed(blocks) if newest else blocks:
+                known = self._known.get(block)
+                if known is not None and (known[1] < low or known[0] > high):
+                    continue
+                first, last = max(begin, block * BLOCK_UNITS), min(end, (block + 1) * BLOCK_UNITS)
+                queue_offsets, stored = times_of(first, last)
+                if len(stored) == BLOCK_UNITS:
+                    self._known[block] = int(stored.min()), int(stored.max())
+                found = np.flatnonzero((stored >= low) & (stored <= high))
+                if len(found):
+                    return int(queue_offsets[found[-1 if newest else 0]])
+        return None

@@ -7,11 +7,10 @@ and never waits in a busy loop.  Committed progress never passes a message that 
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,20 +22,14 @@ from rmqstore.message import MessageExt
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Consumer", "Progress", "Wanted"]
+__all__ = ["Consumer", "Wanted"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a consumer reads of a topic, and how long it waits; the parameters of `MessageStore.consume`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A value of another kind, or out of range.
-    """
+    """What a consumer reads of a topic, and how long it waits; the parameters of `MessageStore.consume`."""
 
     queue_ids: Sequence[int] | None
     tags: str | Iterable[str] | None
@@ -61,42 +54,6 @@ class Wanted:
         check_timeout(self.timeout)
 
 
-class Progress:
-    """The progress of one group in a topic, wherever it is kept.
-
-    Parameters
-    ----------
-    offsets : ConsumerOffsets
-    group, topic : str
-    interval : int or None
-        After how many ms it is persisted; None where the store does that.
-    """
-
-    def __init__(self, offsets: ConsumerOffsets, group: str, topic: str, interval: int | None):
-        if not isinstance(offsets, ConsumerOffsets):
-            raise TypeError(f"offsets is {shown(offsets)}; give ConsumerOffsets")
-        self.group, self.topic = group, topic
-        self.get: Callable[[int], int] = functools.partial(offsets.get, group, topic)
-        self.commit: Callable[[int, int], None] = functools.partial(offsets.commit, group, topic)
-        self._offsets = offsets
-        self._interval = interval
-        self._persisted = time.monotonic()
-
-    @property
-    def is_own(self) -> bool:
-        """bool: the store does not persist it."""
-        return self._interval is not None
-
-    def is_due(self) -> bool:
-        """Return whether it is time to persist it."""
-        return self._interval is not None and time.monotonic() - self._persisted >= self._interval / 1000
-
-    def persist(self) -> None:
-        """Write it into its file."""
-        self._offsets.persist()
-        self._persisted = time.monotonic()
-
-
 class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     """The messages of a topic for a group, one by one; made by `MessageStore.consume`.
 
@@ -109,10 +66,16 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     topic, group : str
     """
 
-    def __init__(self, store: Any, wanted: Wanted, progress: Progress):
+    def __init__(self, store: Any, topic: str, group: str, wanted: Wanted, offsets: ConsumerOffsets | None):
+        if offsets is not None and not isinstance(offsets, ConsumerOffsets):
+            raise TypeError(f"offsets is {shown(offsets)}; give ConsumerOffsets")
+        self.topic, self.group = topic, group
         # A `MessageStore`, whose package is above this one.
-        self.topic, self.group = progress.topic, progress.group
-        self._store, self._wanted, self._progress = store, wanted, progress
+        self._store, self._wanted = store, wanted
+        # The store persists its own.
+        self._is_own = offsets is not None
+        self._offsets: ConsumerOffsets = store.consumer_offsets if offsets is None else offsets
+        self._persisted = time.monotonic()
         # The next queue offset to fetch, by queue; in turn, so that no queue waits for another to run dry.
         self._positions: dict[int, int] = {}
         self._turn: deque[int] = deque()
@@ -130,19 +93,29 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         Progress in the store is on disk after `MessageStore.flush`, its `close`, or ``flush_consumer_offset_interval`` ms.
         """
         self._commit_handed_out()
-        if self._progress.is_due():
-            self._progress.persist()
+        if self._is_due():
+            self._persist()
+
+    def _is_due(self) -> bool:
+        if not self._is_own:
+            return False
+        interval: int = self._store.config.flush_consumer_offset_interval
+        return time.monotonic() - self._persisted >= interval / 1000
+
+    def _persist(self) -> None:
+        self._offsets.persist()
+        self._persisted = time.monotonic()
 
     def _commit_handed_out(self) -> None:
         handed_out, self._handed_out = self._handed_out, None
         if handed_out is not None:
-            self._progress.commit(*handed_out)
+            self._offsets.commit(self.group, self.topic, *handed_out)
 
     async def _persist_in_thread(self) -> None:
         # It waits for the disk, which the loop must not.
         import asyncio
 
-        await asyncio.to_thread(self._progress.persist)
+        await asyncio.to_thread(self._persist)
 
     def _queue_ids(self) -> Sequence[int]:
         chosen = self._wanted.queue_ids
@@ -152,7 +125,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         for queue_id in self._queue_ids():
             if queue_id in self._positions:
                 continue
-            position = self._progress.get(queue_id)
+            position = self._offsets.get(self.group, self.topic, queue_id)
             low = self._store.min_queue_offset(self.topic, queue_id)
             high = self._store.max_queue_offset(self.topic, queue_id)
             if position > high:
@@ -162,13 +135,13 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
                     self._store.path, self.group, self.topic, queue_id, position, high,
                 )  # fmt: skip
                 position = high
-                self._progress.commit(queue_id, position)
+                self._offsets.commit(self.group, self.topic, queue_id, position)
             elif position < 0:
                 position = low
                 # A queue that came into being later is new as a whole.
                 if first and self._wanted.consume_from != "first":
                     position = self._first_position(queue_id, low, high)
-                    self._progress.commit(queue_id, position)
+                    self._offsets.commit(self.group, self.topic, queue_id, position)
             self._positions[queue_id] = position
             self._turn.append(queue_id)
 
@@ -219,7 +192,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             raise StopAsyncIteration
         try:
             self._commit_handed_out()
-            if self._progress.is_due():
+            if self._is_due():
                 await self._persist_in_thread()
             await self._wait_async()
         except StoreClosedError:
@@ -277,7 +250,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
                     )  # fmt: skip
                 # This group is past what no wanted tag matched, and what is gone.
                 self._positions[queue_id] = got.next_queue_offset
-                self._progress.commit(queue_id, got.next_queue_offset)
+                self._offsets.commit(self.group, self.topic, queue_id, got.next_queue_offset)
                 return True
         return False
 
@@ -290,8 +263,8 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     def close(self) -> None:
         """End the iteration; closing twice does nothing.  The last message, if it was not committed, comes again."""
-        if self._end() and self._progress.is_own:
-            self._progress.persist()
+        if self._end() and self._is_own:
+            self._persist()
 
     def _end(self) -> bool:
         # False if it ended before.
@@ -312,7 +285,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     async def aclose(self) -> None:
         """As `close`, in an event loop: a thread of asyncio's pool writes progress that has a file of its own."""
-        if self._end() and self._progress.is_own:
+        if self._end() and self._is_own:
             await self._persist_in_thread()
 
     async def __aenter__(self) -> Consumer:

@@ -28,7 +28,6 @@ from rmqstore.errors import CorruptionError, Finding, ReadOnlyError
 from rmqstore.files.durable import fsync_directory, make_directories
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.os_errors import has_no_links
 from rmqstore.message import encode_java_utf8
 
 __all__ = ["ConsumerOffsets"]
@@ -45,10 +44,13 @@ def _queue_table(document: Any, name: str, path: str, findings: list[Finding] | 
     def table(key: str, queues: Any) -> dict[int, int]:
         if not isinstance(queues, dict):
             raise CorruptionError(f"{name}: {key!r} is not an object", path)
+        # What brokers write takes the short way: a store may have millions of these.
         return {
-            whole_number(queue_id, f"{name}: a queue id of {key!r}", path, 32): whole_number(
-                offset, f"{name}: the offset of queue {queue_id} of {key!r}", path
-            )
+            int(queue_id)
+            if queue_id.isascii() and queue_id.isdecimal() and len(queue_id) < 10
+            else whole_number(queue_id, f"{name}: a queue id of {key!r}", path, 32): offset
+            if type(offset) is int and 0 <= offset < 2**63
+            else whole_number(offset, f"{name}: the offset of queue {queue_id} of {key!r}", path)
             for queue_id, offset in queues.items()
         }
 
@@ -132,30 +134,10 @@ class ConsumerOffsets(NotCopied):
     """
 
     __slots__ = (
-        "_changes",
-        "_clock",
-        "_commits",
-        "_has_lmq",
-        "_lock",
-        "_main_is_whole",
-        "_persist_lock",
-        "_persisted",
-        "_pid",
-        "_unknown",
-        "_unknown_of_version",
-        "_version_step",
-        "data_version",
-        "findings",
-        "lmq_offset_table",
-        "not_read",
-        "offset_table",
-        "passed_over",
-        "path",
-        "pull_offset_table",
-        "read_only",
-        "refusal",
-        "source",
-    )
+        "_changes", "_clock", "_commits", "_has_lmq", "_lock", "_main_is_whole", "_persist_lock", "_persisted", "_pid",
+        "_unknown", "_unknown_of_version", "_version_step", "data_version", "findings", "lmq_offset_table", "not_read",
+        "offset_table", "passed_over", "path", "pull_offset_table", "read_only", "refusal", "source",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -514,54 +496,31 @@ def _write_new_file(path: str, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _link(path: str, name: str) -> bool:
-    """Give the file at `path` a second name; False where the file system, or its owner's protection, has no links."""
-    try:
-        os.link(path, name)
-    except OSError as error:
-        if not has_no_links(error):
-            raise
-        return False
-    return True
-
-
 def _replace_file(path: str, data: bytes, keep: bool) -> None:
     """Make `data` the file at `path`, durably; with `keep` the file that is there becomes ``.bak``.
 
-    RocketMQ 5.5.0 renames the main file to ``.bak`` and then writes a new one.  Here the new text is on disk before
-    anything is renamed, and the old file gets a second name first, so that there is a main file at every moment and a
-    reader, of whichever system, finds the old or the new one.  Whichever of the renames a power loss undoes, both files
-    are whole.  After an error both are what they were; only without hard links the old backup may be gone.
+    RocketMQ 5.5.0 renames the main file to ``.bak`` and then writes a new one.  Here the new text is on disk before anything is
+    renamed: whichever of the renames a power loss undoes, both files are whole.  After an error the main file is what it was.
     """
     directory, backup = os.path.dirname(path), path + ".bak"
     make_directories(directory)
-    token = os.urandom(8).hex()
-    new, previous = path + _TEMPORARY + token, backup + _TEMPORARY + token
+    new = f"{path}{_TEMPORARY}{os.urandom(8).hex()}"
     try:
         _write_new_file(new, data)
-        if not keep or not os.path.exists(path):
-            os.replace(new, path)
-        elif _link(path, previous):
-            os.replace(new, path)
-            _replace_or_undo(previous, backup, previous, path)
-        else:
+        kept = keep and os.path.exists(path)
+        if kept:
             os.replace(path, backup)
-            _replace_or_undo(new, path, backup, path)
+        try:
+            os.replace(new, path)
+        except OSError:
+            if kept:
+                with contextlib.suppress(OSError):
+                    os.replace(backup, path)
+            raise
     finally:
-        # After success they are gone already, except when main file and backup were one file under two names.
-        for name in (new, previous):
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-    fsync_directory(directory or ".")
-
-
-def _replace_or_undo(source: str, target: str, undo_source: str, undo_target: str) -> None:
-    try:
-        os.replace(source, target)
-    except OSError:
         with contextlib.suppress(OSError):
-            os.replace(undo_source, undo_target)
-        raise
+            os.unlink(new)
+    fsync_directory(directory or ".")
 
 
 def _remove_leftovers(path: str) -> None:

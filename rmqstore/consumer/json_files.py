@@ -55,15 +55,7 @@ def parse_fastjson(text: str, path: str | None = None) -> Any:
     Beyond JSON: names that are whole numbers or words without quotes, single quotes, too many commas, comments, a byte order
     mark.  Names are always text.  The last of equal names counts.
 
-    Returns
-    -------
-    dict, list, str, int, float, bool or None
-        None for a text without any value.
-
-    Raises
-    ------
-    CorruptionError
-        Not such a text, or over 64 levels deep; it has `path` and the position in bytes.
+    - Returns dict, list, str, int, float, bool or None: None for a text without any value.
     """
     try:
         # Quotes that this puts into a string end it in front of a digit, so that the text is then no JSON.
@@ -213,17 +205,9 @@ def load_with_backup(
 ) -> tuple[T, str | None]:
     """Decode the main file, or its backup (`.bak`) where the main file is missing, empty or damaged.
 
-    Parameters
-    ----------
-    read_only : bool
-        Otherwise a damaged main file whose backup is good is renamed to ``.damaged``.
-    told : list of CorruptionError, optional
-        Takes what is wrong with a main file that is not used, or that is empty without a backup; else it is logged.
-
-    Returns
-    -------
-    (object, str or None)
-        What `decode` returned, and the file that was read; None where there is no data.
+    - `read_only`: otherwise a damaged main file whose backup is good is renamed to ``.damaged``.
+    - `told`: takes what is wrong with a main file that is not used, or that is empty without a backup; else it is logged.
+    - Returns (object, str or None): what `decode` returned, and the file that was read; None where there is no data.
     """
 
     def tell(what: str, pos: int | None = None) -> None:

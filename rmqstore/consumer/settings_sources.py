@@ -16,13 +16,13 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rmqstore.config.progress_files import is_named, other_progress_file, progress_file
+from rmqstore.config.places import is_named, other_progress_file, progress_file
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.json_files import load_with_backup, parse_fastjson, refuse_other_kind, table_of, whole_number
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
 from rmqstore.rocksdb.settings import Kind, Layout, SettingsDatabase, settings_layouts
 
-__all__ = ["DatabaseOffsets", "SettingsKind", "SettingsSource", "TakenSettings", "settings_sources", "take_settings"]
+__all__ = ["SettingsKind", "SettingsSource", "TakenSettings", "offsets_in_databases", "settings_sources", "take_settings"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,24 +47,11 @@ _VERSION_MEMBERS = ("counter", "stateVersion", "timestamp")
 class SettingsSource:
     """One place that holds settings of one kind.
 
-    Attributes
-    ----------
-    kind : {"topics", "subscription_groups", "consumer_offsets"}
-    form : {"json", "separate", "single", "v2"}
-        A JSON file, or one of the layouts of `rmqstore.rocksdb.settings`.
-    path : str
-        The file that was read, or the database's directory.
-    data_version : dict of str to int
-        Counter, state version and timestamp (ms since epoch); empty where there is none yet.
-    tables : dict of str to dict
-        By the names that the JSON files have: ``topicConfigTable``, ``subscriptionGroupTable``, ``forbiddenTable``,
-        ``offsetTable`` and ``pullOffsetTable`` (``topic@group`` -> queue id -> offset).
-    findings : list of Finding
-        What could not be read.
-    readable : bool
-        False where nothing could be read at all.
-    counts : bool
-        False for the second file of progress, which a broker with another ``enableLmq`` uses.
+    - `form`: A JSON file, or one of the layouts of `rmqstore.rocksdb.settings`.
+    - `data_version`: counter, state version and timestamp (ms since epoch); empty where there is none yet.
+    - `tables`: by the names that the JSON files have: ``topicConfigTable``, ``subscriptionGroupTable``, ``forbiddenTable``,
+      ``offsetTable`` and ``pullOffsetTable`` (``topic@group`` -> queue id -> offset).
+    - `counts`: False for the second file of progress, which a broker with another ``enableLmq`` uses.
     """
 
     kind: SettingsKind
@@ -91,14 +78,8 @@ class SettingsSource:
 class TakenSettings:
     """What a broker that starts on the directory has.
 
-    Attributes
-    ----------
-    tables : dict of str to dict
-        As of `SettingsSource`.
-    sources : tuple of SettingsSource
-        Where they are from; what a later one has goes before.
-    reason : str
-        Why these, a sentence; "" where there is one source.
+    - `sources`: where they are from; what a later one has goes before.
+    - `reason`: why these, a sentence; "" where there is one source.
     """
 
     tables: dict[str, dict[str, Any]]
@@ -114,17 +95,8 @@ def settings_sources(
 ) -> list[SettingsSource]:
     """Every source of one kind of settings in the store at `root`.
 
-    Parameters
-    ----------
-    lmq : bool, optional
-        As in `progress_file`: which JSON file of offsets counts.  The second one is a source that does not count.
-    quiet : bool
-        Do not log what cannot be read; it is in `SettingsSource.findings` anyway.
-
-    Raises
-    ------
-    MissingDependencyError
-        There is a database, and rocksdict is not installed.
+    - `lmq`: as in `progress_file`: which JSON file of offsets counts.  The second one is a source that does not count.
+    - `quiet`: do not log what cannot be read; it is in `SettingsSource.findings` anyway.
     """
     root = os.fspath(root)
     found = []
@@ -150,25 +122,23 @@ def _reading(source: SettingsSource, root: str) -> SettingsSource:
             _read_json(source)
         else:
             _read_database(source, root)
-    except CorruptionError as error:
-        source.readable = False
-        source.path = error.path or source.path
-        detail = f"{source.kind} are not known: {error.message}"
-        source.findings.append(Finding(source.path, error.pos or 0, _finding_kind(source), detail))
     except MissingDependencyError:
         raise
     except StoreError as error:
-        # Nothing is known of the database: there is no room to open it.
-        source.readable = False
-        source.path = error.path or source.path
-        source.findings.append(Finding(source.path, 0, "not_checked", f"{source.kind} are not known: {error.message}"))
+        # Where it is no damage there is no room to open the database.
+        kind = _finding_kind(source) if isinstance(error, CorruptionError) else "not_checked"
+        _note_unreadable(source, error.path, error.pos or 0, kind, error.message)
     except OSError as error:
         # What cannot be opened hides no other source.
-        source.readable = False
-        source.path = os.fsdecode(error.filename) if error.filename is not None else source.path
-        detail = f"{source.kind} are not known: {error.strerror or error}"
-        source.findings.append(Finding(source.path, 0, "file", detail))
+        path = None if error.filename is None else os.fsdecode(error.filename)
+        _note_unreadable(source, path, 0, "file", error.strerror or error)
     return source
+
+
+def _note_unreadable(source: SettingsSource, path: str | None, pos: int, kind: str, problem: object) -> None:
+    source.readable = False
+    source.path = path or source.path
+    source.findings.append(Finding(source.path, pos, kind, f"{source.kind} are not known: {problem}"))
 
 
 def _read_json(source: SettingsSource) -> None:
@@ -324,7 +294,9 @@ def _take_v1(of: dict[str, SettingsSource]) -> TakenSettings:
             replaces = other.form == "json" and other.kind == "consumer_offsets"
             if replaces:
                 taken = []
-            tables = other.tables if replaces else _added(tables, other.tables)
+            names = {**tables, **other.tables}
+            added = {name: {**tables.get(name, {}), **other.tables.get(name, {})} for name in names}
+            tables = other.tables if replaces else added
             taken.append(other)
             reasons.append(
                 f"{_name(other)} has data version {other.counter}, {_name(base)} {counter}: a broker "
@@ -338,10 +310,6 @@ def _take_v1(of: dict[str, SettingsSource]) -> TakenSettings:
     return TakenSettings(tables, tuple(taken), "; ".join(reasons))
 
 
-def _added(tables: dict[str, dict[str, Any]], others: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: {**tables.get(name, {}), **others.get(name, {})} for name in {**tables, **others}}
-
-
 def _name(source: SettingsSource) -> str:
     folder, name = os.path.split(source.path)
     return f"{os.path.basename(folder)}/{name}"
@@ -350,52 +318,31 @@ def _name(source: SettingsSource) -> str:
 # --------------------------------------------------------------------------------------------------------- progress
 
 
-class DatabaseOffsets(ConsumerOffsets):
-    """Progress of consumer groups that a broker keeps in RocksDB; it is read, and never written.
+def offsets_in_databases(root: str | os.PathLike[str], lmq: bool | None) -> ConsumerOffsets | None:
+    """Return the progress that the store at `root` keeps in RocksDB, None where it has no database of offsets; it is read only.
 
-    Attributes
-    ----------
-    source : str
-        The database, or the JSON file that a broker takes before it (`take_settings`).
-    others
-        As of `ConsumerOffsets`.
+    Where a broker takes a JSON file before the database, it is what that file says (`take_settings`).
     """
-
-    __slots__ = ()
-
-    @classmethod
-    def of_store(cls, root: str | os.PathLike[str], *, lmq: bool | None = None) -> DatabaseOffsets | None:
-        """The progress of the store at `root`, None where it has no database of offsets.
-
-        Raises
-        ------
-        CorruptionError
-            Nothing of the database can be read.
-        StoreError
-            There is no room for the temporary files that its opening takes.
-        MissingDependencyError
-            rocksdict is not installed.
-        """
-        if not settings_layouts(root, "consumer_offsets"):
-            return None
-        sources = settings_sources(root, "consumer_offsets", lmq=lmq)
-        for source in sources:
-            if not source.readable and source.form != "json":
-                finding = source.findings[-1]
-                raise (StoreError if finding.kind == "not_checked" else CorruptionError)(finding.detail, source.path)
-        taken = take_settings(sources)
-        if taken.reason:
-            logger.info("progress of consumer groups: %s", taken.reason)
-        path = next(source.path for source in sources if source.form != "json")
-        offsets = cls(path)
-        offsets.offset_table = taken.tables.get("offsetTable", {})
-        offsets.pull_offset_table = taken.tables.get("pullOffsetTable", {})
-        offsets.data_version = dict(taken.sources[-1].data_version)
-        offsets.findings = [finding for source in taken.sources for finding in source.findings]
-        offsets.source = taken.sources[-1].path
-        offsets.refusal = (
-            "the progress of this store is kept in RocksDB, which rmqstore reads and does not write, and a second file of "
-            "progress beside it would be one that the broker ignores: give offsets=ConsumerOffsets.load(a path of yours, "
-            "read_only=False)"
-        )
-        return offsets
+    if not settings_layouts(root, "consumer_offsets"):
+        return None
+    sources = settings_sources(root, "consumer_offsets", lmq=lmq)
+    for source in sources:
+        if not source.readable and source.form != "json":
+            finding = source.findings[-1]
+            raise (StoreError if finding.kind == "not_checked" else CorruptionError)(finding.detail, source.path)
+    taken = take_settings(sources)
+    if taken.reason:
+        logger.info("progress of consumer groups: %s", taken.reason)
+    path = next(source.path for source in sources if source.form != "json")
+    offsets = ConsumerOffsets(path)
+    offsets.offset_table = taken.tables.get("offsetTable", {})
+    offsets.pull_offset_table = taken.tables.get("pullOffsetTable", {})
+    offsets.data_version = dict(taken.sources[-1].data_version)
+    offsets.findings = [finding for source in taken.sources for finding in source.findings]
+    offsets.source = taken.sources[-1].path
+    offsets.refusal = (
+        "the progress of this store is kept in RocksDB, which rmqstore reads and does not write, and a second file of "
+        "progress beside it would be one that the broker ignores: give offsets=ConsumerOffsets.load(a path of yours, "
+        "read_only=False)"
+    )
+    return offsets

@@ -1,26 +1,25 @@
-"""The entries of a directory, and why it cannot be listed.
+"""The entries of a directory, why it cannot be listed, which of them nobody reads; and asking again where a file went.
 
 Owns every listing of a directory: an error is part of the answer, so that each caller says in one word which errors it passes.
+Owns the one loop that tries something again, where retention, a rebuild, or an upload took a file.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
+from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.os_errors import is_missing, is_unreadable
 
-__all__ = ["Listing", "is_empty", "listing"]
-
+__all__ = ["Listing", "UnreadPart", "ask_again", "is_empty", "listing", "unread_parts"]
 
 class Listing:
     """The entries of a directory, sorted by name.
 
-    Attributes
-    ----------
-    entries : list of os.DirEntry
-    error : OSError or None
-        Why the directory could not be listed; there are no entries then.
+    - `error`: why the directory could not be listed; there are no entries then.
     """
 
     __slots__ = ("entries", "error")
@@ -68,10 +67,8 @@ class Listing:
 def listing(path: str | os.PathLike[str], keep: Callable[[os.DirEntry[str]], bool] | None = None) -> Listing:
     """Return what a directory contains.
 
-    Parameters
-    ----------
-    keep : callable, optional
-        Chooses entries, such as `os.DirEntry.is_dir`, which follows links.  An OSError that it raises is the listing's error.
+    - `keep`: chooses entries, such as `os.DirEntry.is_dir`, which follows links.  An OSError that it raises is the listing's
+      error.
     """
     try:
         with os.scandir(os.fspath(path)) as found:
@@ -87,11 +84,73 @@ def _name(entry: os.DirEntry[str]) -> str:
 
 
 def is_empty(path: str | os.PathLike[str]) -> bool:
-    """Return True if a directory contains nothing.
-
-    Raises
-    ------
-    OSError
-        It cannot be listed.
-    """
+    """Return True if a directory contains nothing."""
     return not os.listdir(path)
+
+
+T = TypeVar("T")
+
+
+def ask_again(
+    ask: Callable[[], T],
+    refresh: Callable[[], object] = lambda: None,
+    gone: type[Exception] | tuple[type[Exception], ...] = OffsetOutOfRangeError,
+    tries: int = 3,
+    on_failure: Callable[[int, Exception], object] = lambda number, error: None,
+) -> T:
+    """Return what `ask` returns; after an error of the kinds `gone` call `refresh` and ask again, `tries` times at most.
+
+    `on_failure` takes the number of the call, from 1, and its error, of the last call as well.
+    """
+    for number in itertools.count(1):
+        try:
+            return ask()
+        except gone as error:
+            on_failure(number, error)
+            if number > tries:
+                raise
+        refresh()
+    raise AssertionError("unreachable")
+
+
+class UnreadPart(NamedTuple):
+    """An entry of a directory that is not read: its path, the number of files below it, and the sum of their lengths in bytes."""
+
+    path: str
+    files: int
+    size: int
+
+    @classmethod
+    def of(cls, path: str) -> UnreadPart:
+        """UnreadPart: all that is at `path`, a file or a folder."""
+        files = size = 0
+        paths = [] if os.path.isdir(path) else [path]
+        for folder, _, names in os.walk(path):
+            paths += [os.path.join(folder, name) for name in names]
+        for each in paths:
+            try:
+                size += os.stat(each).st_size
+            except OSError:
+                continue
+            files += 1
+        return cls(path, files, size)
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.size} bytes in {self.files} {'file' if self.files == 1 else 'files'}"
+
+
+def unread_parts(directory: str | os.PathLike[str], is_read: Callable[[str], bool]) -> list[UnreadPart]:
+    """list of UnreadPart: the entries of `directory` for whose names `is_read` is False, sorted; those without a byte are left out.
+
+    A folder that cannot be listed is there with no files: nobody knows what it holds.
+
+    - `is_read`: whether somebody reads the entry with this name, or knows that it holds no message.
+    """
+    found = []
+    # The reader of the directory reports that it cannot be listed.
+    for entry in listing(directory):
+        if not is_read(entry.name):
+            part = UnreadPart.of(entry.path)
+            if part.size or not os.access(entry.path, os.R_OK):
+                found.append(part)
+    return found

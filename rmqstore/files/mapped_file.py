@@ -18,7 +18,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NoReturn, SupportsIndex
+from typing import IO, NoReturn, SupportsIndex
 
 from rmqstore._core import Region
 from rmqstore.errors import (
@@ -34,7 +34,7 @@ from rmqstore.files.open_file import last_nonzero, open_regular, written_extents
 from rmqstore.files.os_errors import naming_errors
 from rmqstore.remedies import InferConfig, Sentence
 
-__all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "NotCopied"]
+__all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "MemoryFile", "NotCopied"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,20 +81,10 @@ class NotCopied:
 class MappedFilePool(NotCopied):
     """Bounds the number of mapped files of a store; the least recently used ones are let go (second chance).
 
-    Parameters
-    ----------
-    max_mapped_files : int
-        How many may be mapped at once, at least 1.
-    sparse : bool
-        Files are made as holes, and only the pages that something is written to get space on disk, before the write: for a
-        rebuild, after which nobody writes to most files.  Whoever opens such a file to write on allocates the rest.
-
-    Attributes
-    ----------
-    dirty : set of MappedFile
-        Those that were written since a flush took note of it.
-    on_create : callable or None
-        Called when a queue of files got a new one.
+    - `sparse`: files are made as holes, and only the pages that something is written to get space on disk, before the write:
+      for a rebuild, after which nobody writes to most files.  Whoever opens such a file to write on allocates the rest.
+    - `dirty`: those that were written since a flush took note of it.
+    - `on_create`: called when a queue of files got a new one.
     """
 
     def __init__(self, max_mapped_files: int = 1024, *, sparse: bool = False):
@@ -144,20 +134,11 @@ class MappedFilePool(NotCopied):
 class MappedFile(NotCopied):
     """One file of fixed size.
 
-    Attributes
-    ----------
-    path : str
-    size : int
-        Bytes; the file on disk must have exactly so many, unless it is `padded`.
-    file_from_offset : int
-        Offset of the file's first byte in its queue of files, bytes.
-    padded : bool
-        A file of another length is read anyway: it was cut short, and its missing end reads as zeros, or it is too long,
-        and nothing after `size` is read.  Only read-only.
-    advice : str
-        How it will be read, as of `Region.advise`; told to the system before the first touch.
-    used : bool
-        Asked for since the pool last looked.
+    - `size`: bytes; the file on disk must have exactly so many, unless it is `padded`.
+    - `file_from_offset`: offset of the file's first byte in its queue of files, bytes.
+    - `padded`: a file of another length is read anyway: it was cut short, and its missing end reads as zeros, or it is too
+      long, and nothing after `size` is read.  Only read-only.
+    - `advice`: how it will be read, as of `Region.advise`; told to the system before the first touch.
     """
 
     __slots__ = (
@@ -202,13 +183,7 @@ class MappedFile(NotCopied):
 
     @staticmethod
     def allocate(directory: str | os.PathLike[str], size: int, *, sparse: bool = False) -> str:
-        """Make a file of `size` zero bytes under a name that no store reads, allocated on disk or all hole; its path.
-
-        Raises
-        ------
-        OSError
-            The disk is full, …; nothing is left behind.
-        """
+        """Make a file of `size` zero bytes under a name that no store reads, allocated on disk or all hole; its path."""
         temporary = os.path.join(os.fspath(directory), f"{STAGING_PREFIX}{os.getpid()}-{next(_staging_numbers)}")
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -224,17 +199,7 @@ class MappedFile(NotCopied):
 
     @property
     def region(self) -> Region:
-        """The mapping; made at the first use and again after the pool let it go.
-
-        Raises
-        ------
-        StoreClosedError
-            `close` was called.
-        OffsetOutOfRangeError
-            The file was deleted, by this process or another, since it was listed.
-        GeometryError
-            The file's length is not `size`.
-        """
+        """The mapping; made at the first use and again after the pool let it go."""
         region = self._region
         if region is None:
             region = self._map()
@@ -368,15 +333,7 @@ class MappedFile(NotCopied):
         Files that a Java store made have holes (it only extends them), and a write into a hole of a full disk would kill
         the process with SIGBUS.
 
-        Parameters
-        ----------
-        end : int, optional
-            Nothing is written at or after this position; a file of a sparse pool then stays a hole from there on.
-
-        Raises
-        ------
-        OSError
-            There is no space; nothing was written.
+        - `end`: nothing is written at or after this position; a file of a sparse pool then stays a hole from there on.
         """
         if not self._allocated:
             if end is not None and self.pool.sparse:
@@ -395,15 +352,7 @@ class MappedFile(NotCopied):
         self.pool.dirty.add(self)
 
     def reserve(self) -> None:
-        """Allocate the whole file on disk, once.
-
-        Raises
-        ------
-        OSError
-            There is no space.
-        StoreChangedError
-            Somebody cut the file short since it was mapped.
-        """
+        """Allocate the whole file on disk, once."""
         if self._allocated or self.read_only:
             return
         fd = open_regular(self.path, os.O_RDWR)
@@ -424,13 +373,7 @@ class MappedFile(NotCopied):
         self._allocated = True
 
     def reserve_range(self, begin: int, end: int) -> None:
-        """Allocate the pages that hold the bytes from `begin` to `end`, those of a file that is to stay sparse.
-
-        Raises
-        ------
-        OSError
-            There is no space.
-        """
+        """Allocate the pages that hold the bytes from `begin` to `end`, those of a file that is to stay sparse."""
         begin, end = begin // _PAGE * _PAGE, min(-(-end // _PAGE) * _PAGE, self.size)
         if self._allocated or end <= begin:
             return
@@ -449,11 +392,6 @@ class MappedFile(NotCopied):
 
         Nothing happens to a file that is not mapped now, is read-only, or was not allocated on disk by `create` or
         `reserve`: pages of holes would take space that nobody made sure of.
-
-        Returns
-        -------
-        bool
-            The system was asked to.
         """
         region = self._region
         size = min(size, self.size - pos)
@@ -466,27 +404,6 @@ class MappedFile(NotCopied):
             return False
         return True
 
-    @staticmethod
-    def populate_allocated(path: str, size: int, length: int) -> None:
-        """Make the first `size` bytes of a file that `allocate` made ready, which is `length` bytes long and has no name yet.
-
-        The pages stay in the page cache; whoever maps the file then has it cheaper.
-
-        Raises
-        ------
-        OSError
-            It cannot be opened.
-        """
-        fd = open_regular(path, os.O_RDWR)
-        try:
-            region = Region.map(fd, length, True)
-        finally:
-            os.close(fd)
-        try:
-            region.populate(0, min(size, length))
-        finally:
-            region.close()
-
     def take_dirty(self) -> bool:
         """Whether anything was written since this was last asked; `flush` then forces it.  Ask while nobody writes."""
         if self in self.pool.dirty:
@@ -495,13 +412,7 @@ class MappedFile(NotCopied):
         return self._taken
 
     def flush(self) -> None:
-        """Force what was written to the disk.  Writers may go on, if `take_dirty` was asked before.
-
-        Raises
-        ------
-        OSError
-            The system could not write; nothing is known about what reached the disk.
-        """
+        """Force what was written to the disk.  Writers may go on, if `take_dirty` was asked before."""
         if not (self._taken or self.take_dirty()):
             return
         if self.read_only:
@@ -566,13 +477,47 @@ def offset_of_name(name: str) -> int | None:
 
 
 def name_of_offset(offset: int) -> str:
-    """str: the name of the file that begins at `offset`: decimal, 20 digits.
-
-    Raises
-    ------
-    StoreError
-        `offset` is negative or above 2**63 - 1.
-    """
+    """str: the name of the file that begins at `offset`: decimal, 20 digits."""
     if not 0 <= offset < 2**63:
         raise StoreError(f"no file can begin at offset {offset}; offsets are 0 to 2**63 - 1")
     return f"{offset:020d}"
+
+
+class MemoryFile(MappedFile):
+    """A file of a store that is in this process's memory only: what a reader works out, and must not write to disk.
+
+    - `size`: bytes, zero at first; pages that are not written take no memory.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, path: str, size: int, *, file_from_offset: int = 0, content: bytes | memoryview = b""):
+        super().__init__(path, size, file_from_offset=file_from_offset)
+        with _memory() as file:
+            os.ftruncate(file.fileno(), size)
+            region = Region.map(file.fileno(), size, True)
+        if len(content):
+            region.write(0, content)
+        self._region = region
+
+    def let_go(self) -> None:
+        """Keep the bytes: no file has them."""
+
+    def is_current(self) -> bool:
+        """bool: True, as nobody else can replace it."""
+        return True
+
+    def mark_dirty(self, end: int | None = None) -> None:
+        """Nothing: it never goes to a disk."""
+
+    def reserve(self) -> None:
+        """Nothing: it takes no disk."""
+
+
+def _memory() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("rmqstore", os.MFD_CLOEXEC), "w+b", 0)
+    # macOS.  Imported where it is needed, as it loads much.
+    import tempfile
+
+    return tempfile.TemporaryFile()

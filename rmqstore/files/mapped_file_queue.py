@@ -1,59 +1,146 @@
 """An ordered run of equally long files that together hold one stream of bytes.
 
-Owns the directory: which files there are, the one that holds an offset, where the stream ends, and making and removing
-files at its ends.  It never interprets bytes, never maps a file before it is asked for (a store of 10 000 files opens by
-listing names), and changes nothing when it was opened read-only (I7).
+Owns the directory: which files make up the stream and what is wrong with the others, the file that holds an offset, where the
+stream ends, and making and removing files at its ends.  It never interprets bytes, never maps a file before it is asked for (a
+store of 10 000 files opens by listing names), and changes nothing when it was opened read-only (I7).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from rmqstore._core import FileStream
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError
 from rmqstore.files.durable import fsync_directory
 from rmqstore.files.listing import listing
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, name_of_offset, offset_of_name
-from rmqstore.files.memory_file import MemoryFile
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, MemoryFile, NotCopied, name_of_offset, offset_of_name
 from rmqstore.files.prepared_files import PreparedFiles
-from rmqstore.files.stream_files import Handling, StreamFiles
+from rmqstore.remedies import InferConfig, Recover, Sentence
 
-__all__ = ["MappedFileQueue"]
+__all__ = ["Handling", "Listed", "MappedFileQueue"]
 
 logger = logging.getLogger(__name__)
 
 _PAGE = 4096
+
+
+class Handling(NamedTuple):
+    """How the files of one kind are made, read and restored.
+
+    - `staging`: the directory in which new files are made before they are renamed into place; None for their own.
+    - `is_usual_size`: return True if the store's files of this kind were made with the size that is expected.  It is asked
+      about a file of another length: such a file is damaged then, and the size is wrong otherwise, so that no file can be read.
+    - `repair`: how to rebuild a file that was cut short and has no copy; "" if nothing does.
+    """
+
+    staging: str | os.PathLike[str] | None = None
+    is_usual_size: Callable[[], bool] | None = None
+    advice: str = "normal"
+    repair: str = ""
+
+
+class Listed(NamedTuple):
+    """A problem with the name or length of a file.
+
+    - `harmless`: a reader can go on.
+    - `damaged`: part of what the file held is gone.
+    - `tidied`: a writer deletes it.
+    """
+
+    problem: GeometryError
+    harmless: bool = True
+    damaged: bool = False
+    tidied: bool = False
+
+
+def _stream_files(
+    path: str, size: int, handling: Handling, read_only: bool
+) -> tuple[list[int], str | None, list[Listed]]:
+    # The offsets of the files of `size` bytes in a directory, ascending; the path of a last file without a byte; what does not fit.
+    entries = listing(path)
+    # A file in the place of a folder above this one, which then holds nothing.
+    below_file = isinstance(entries.problem, NotADirectoryError) and not os.path.lexists(path)
+    if entries.problem is not None and not (read_only and below_file):
+        raise entries.problem
+    offsets: list[int] = []
+    zero_length = None
+    found: list[Listed] = []
+    sized: list[tuple[int, int, str]] = []
+    for entry in entries:
+        offset = offset_of_name(entry.name)
+        if offset is None or not entry.is_file():
+            if offset is not None and entry.is_symlink() and not os.path.exists(entry.path):
+                detail = "a link that leads nowhere stands for a file of the store; bring back what it leads to"
+            else:
+                kind = "file" if entry.is_file() else "directory"
+                detail = f"a {kind} that is not part of the store lies among its files; move it away"
+            # A file of this name is missing.
+            found.append(Listed(GeometryError(detail, entry.path, 0), damaged=offset is not None))
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            # Another process may delete it while this runs.
+            sized.append((offset, entry.stat().st_size, entry.path))
+    if sized and sized[-1][1] == 0:
+        zero_length = sized.pop()[2]
+        detail = (
+            "the newest file has no bytes, which is what a crash while it was being made leaves; opening the store for "
+            "writing deletes it. If it had messages, restore it from a copy first"
+        )
+        found.append(Listed(GeometryError(detail, zero_length, 0), tidied=True))
+    for offset, length, file in sized:
+        if length != size:
+            found.append(_of_length(length, file, size, handling))
+            if not found[-1].harmless:
+                continue
+        if offset % size:
+            detail = (
+                f"the name is not a multiple of the file size {size}; restore the name or the size with which the store was "
+                "written"
+            )
+            found.append(Listed(GeometryError(detail, file, 0), damaged=True))
+            continue
+        if offsets and offset != offsets[-1] + size:
+            detail = (
+                f"the file before it begins at {offsets[-1]}, so one at {offsets[-1] + size} is missing; restore it, or open "
+                "the store read-only to get out what is there"
+            )
+            found.append(Listed(GeometryError(detail, file, 0)))
+        offsets.append(offset)
+    return offsets, zero_length, found
+
+
+def _of_length(length: int, path: str, size: int, handling: Handling) -> Listed:
+    pos = min(length, size)
+    if handling.is_usual_size is None or not handling.is_usual_size():
+        text = f"the file has {length} bytes where the configuration says {size}; open the store with the sizes that it was "
+        return Listed(GeometryError(Sentence(text + "written with", InferConfig()), path, pos), harmless=False)
+    what = "it was cut short, and what it lost reads as zeros" if length < size else "what follows them is not read"
+    repair = handling.repair or Sentence(
+        f"truncate -s {size} FILE gives it its size, what it lost is then damage that ", Recover("skip"), " passes over"
+    )
+    detail = Sentence(
+        f"the file has {length} bytes where the store's files have {size}: {what}. Read-only the rest can be read. To "
+        "write, restore the file from a copy; without one, ",
+        repair,
+    )
+    return Listed(GeometryError(detail, path, pos), damaged=True)
+
+
 _AS_USUAL = Handling()
 
 
 class MappedFileQueue(NotCopied, FileStream):
     """Files of `mapped_file_size` bytes, named by the offset of their first byte.
 
-    Parameters
-    ----------
-    path : path
-        The directory; it need not exist yet.
-    mapped_file_size : int
-        Bytes of each file.
-    pool : MappedFilePool
-        Bounds how many are mapped.
-    read_only : bool
-        Change nothing on disk; strange files are passed over (`verify` reports them) instead of refused.
-    handling : Handling
-        How its files are made, read and restored.
-
-    Attributes
-    ----------
-    wrote_where : int
-        Offset after the last byte of the stream; what lies after it in the last file is not part of it.
-    problems : list of GeometryError
-        What the directory was listed with although it is not as a writer leaves it.
-    prepared : PreparedFiles
-        Those that wait to be the next one.
+    - `read_only`: change nothing on disk; strange files are passed over (`verify` reports them) instead of refused.
+    - `wrote_where`: offset after the last byte of the stream; what lies after it in the last file is not part of it.
+    - `problems`: what the directory was listed with although it is not as a writer leaves it.
     """
 
     def __init__(
@@ -93,16 +180,7 @@ class MappedFileQueue(NotCopied, FileStream):
         load): it is passed over, and `tidy` deletes it.  Read-only, a file that was cut short reads as zeros from its end
         on, and one that is too long ends where the next begins.
 
-        Parameters
-        ----------
-        on_problem : callable, optional
-            Takes each problem instead of the first being raised; files that cannot be read from are left out then.
-
-        Raises
-        ------
-        GeometryError
-            A name that is not 20 digits or not a multiple of the size, a directory, another length, or a gap.  Read-only
-            only where the files say that the size is another one.
+        - `on_problem`: takes each problem instead of the first being raised; files that cannot be read from are left out then.
         """
         self.relist(on_problem)
         self._taken_where = self.wrote_where = self.file_offsets[-1] + self.mapped_file_size if self.file_offsets else 0
@@ -110,23 +188,18 @@ class MappedFileQueue(NotCopied, FileStream):
     def take(self, offsets: Iterable[int], end: int) -> None:
         """As `load`, where it is known which files there are: nothing is listed, and no length looked at before its use.
 
-        Parameters
-        ----------
-        offsets : iterable of int
-            The first offset of each file, ascending multiples of `mapped_file_size`.
-        end : int
-            What `wrote_where` becomes.
+        - `offsets`: the first offset of each file, ascending multiples of `mapped_file_size`.
         """
         self.file_offsets = list(offsets)
         self._taken_where = self.wrote_where = end
 
     def relist(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
         """As `load`, but `wrote_where` stays, so that nobody sees an end that is none."""
-        files = StreamFiles(self.path, self.mapped_file_size, self._handling)
+        offsets, zero_length, found = _stream_files(self.path, self.mapped_file_size, self._handling, self.read_only)
         problems: list[GeometryError] = [] if self.of_all_files is None else [self.of_all_files]
         told = {problem.path for problem in self.problems}
         damaged: list[GeometryError] = []
-        for listed in files.problems(self.read_only):
+        for listed in found:
             problem = listed.problem
             if on_problem is not None:
                 on_problem(problem)
@@ -137,8 +210,8 @@ class MappedFileQueue(NotCopied, FileStream):
             problems.append(problem)
             if listed.damaged:
                 damaged.append(problem)
-        self.file_offsets, self.problems, self._damaged = files.offsets, problems, damaged
-        self._zero_length = files.zero_length
+        self.file_offsets, self.problems, self._damaged = offsets, problems, damaged
+        self._zero_length = zero_length
 
     def damaged(self) -> list[GeometryError]:
         """list of GeometryError: the files among `problems` of which something is gone, or never counted."""
@@ -209,10 +282,7 @@ class MappedFileQueue(NotCopied, FileStream):
     def file_for_append(self, start_offset: int = 0) -> MappedFile:
         """The file in which `wrote_where` lies; a new one when the last is full or none exists.
 
-        Parameters
-        ----------
-        start_offset : int
-            Of an empty queue: the first file is the one whose range holds this offset.
+        - `start_offset`: of an empty queue: the first file is the one whose range holds this offset.
         """
         if self.file_offsets:
             if self.wrote_where < self.file_offsets[-1] + self.mapped_file_size:
@@ -274,11 +344,6 @@ class MappedFileQueue(NotCopied, FileStream):
 
         Anybody may call it at any time; what is not there, or not this store's own space on disk, is left alone, and
         nothing that goes wrong raises.
-
-        Returns
-        -------
-        bool
-            The system was asked to, for the newest file.
         """
         offsets = self.file_offsets
         if not offsets:
@@ -294,13 +359,7 @@ class MappedFileQueue(NotCopied, FileStream):
         return asked
 
     def make_room(self, size: int) -> None:
-        """Make sure that `size` bytes can be appended: every file that this takes is allocated now.
-
-        Raises
-        ------
-        OSError
-            The disk is full, …; the queue is as it was.
-        """
+        """Make sure that `size` bytes can be appended: every file that this takes is allocated now."""
         room = 0
         if self.file_offsets:
             room = self.file_offsets[-1] + self.mapped_file_size - self.wrote_where
@@ -403,11 +462,6 @@ class MappedFileQueue(NotCopied, FileStream):
 
         The first file stays even if nothing of it does, so that the stream keeps its place.
         Zeroing keeps a later recovery from taking old bytes for records again (RocketMQ issue 10666).
-
-        Returns
-        -------
-        int
-            How many files were deleted.
         """
         deleted = 0
         while len(self.file_offsets) > 1 and self.file_offsets[-1] >= offset:
@@ -470,10 +524,8 @@ class MappedFileQueue(NotCopied, FileStream):
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
         """The files that were written since this was last asked, for `MappedFile.flush`; ask while nobody writes.
 
-        Parameters
-        ----------
-        least_pages : int
-            No files if the stream grew by fewer pages of 4096 bytes (RocketMQ's flushLeastPages); 0 = whatever there is.
+        - `least_pages`: no files if the stream grew by fewer pages of 4096 bytes (RocketMQ's flushLeastPages); 0 = whatever
+          there is.
         """
         if not self.pool.dirty:
             return []

@@ -31,16 +31,7 @@ _SMALL = 256 << 20
 def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     """int: a descriptor of the file `path`, to read it unless `flags` say otherwise; every file of a store is opened so.
 
-    Parameters
-    ----------
-    flags, mode : int
-        As for `os.open`; O_CLOEXEC is added.
-
-    Raises
-    ------
-    OSError
-        It cannot be opened, or is not a regular file: opening a FIFO would wait for somebody at its other end, and a device
-        may have no end.
+    - `flags`, `mode`: as for `os.open`; O_CLOEXEC is added.
     """
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     mode = os.fstat(fd).st_mode
@@ -53,13 +44,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
 
 
 def is_directory(path: str) -> bool:
-    """bool: there is such a directory; where nobody may look, unlike with `os.path.isdir`, that is no "no".
-
-    Raises
-    ------
-    PermissionError
-        This user may not search the directory, or one above it: what is there cannot be told.
-    """
+    """bool: there is such a directory; where nobody may look, unlike with `os.path.isdir`, that is no "no"."""
     if not path:
         return False
     try:
@@ -93,13 +78,7 @@ def why_unreadable(path: str) -> OSError | None:
 
 
 def read_small_file(path: str) -> bytes | None:
-    """bytes or None: what a small file holds, such as a broker's JSON; None when it is missing or empty.
-
-    Raises
-    ------
-    OSError
-        It cannot be read, is not a regular file, or has more than 256 MiB.
-    """
+    """bytes or None: what a small file holds, such as a broker's JSON; None when it is missing or empty."""
     try:
         with open(open_regular(path), "rb") as file:
             # A sparse file may say any length, and would take as much memory.

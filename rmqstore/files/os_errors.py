@@ -12,25 +12,10 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 __all__ = [
-    "broken_link",
-    "failed_read",
-    "full_disk",
-    "has_no_links",
-    "is_broken_link",
-    "is_denied",
-    "is_full",
-    "is_locked",
-    "is_missing",
-    "is_not_a_file",
-    "is_too_large",
-    "is_unreadable",
-    "missing_file",
-    "naming_errors",
-    "says_full",
-    "taken_name",
-    "unread_format",
-    "with_path",
-]
+    "broken_link", "failed_read", "full_disk", "has_no_links", "is_broken_link", "is_denied", "is_full", "is_locked",
+    "is_missing", "is_not_a_file", "is_too_large", "is_unreadable", "missing_file", "naming_errors", "says_full",
+    "taken_name", "unread_format", "with_path",
+]  # fmt: skip
 
 # Errors about one file; others (too many open files) concern the process.
 _UNREADABLE = frozenset(

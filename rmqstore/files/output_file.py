@@ -103,18 +103,7 @@ class OutputFile(_Output):
     It is written as ``<path>.<random>.part`` in the same folder, forced to the disk and renamed at the end; an error, Ctrl-C
     included, removes that file, and a kill leaves nothing but it.  A device or pipe is written to as it is.
 
-    Parameters
-    ----------
-    path : path
-    force : bool
-        Replace a file that exists.
-    outside : iterable of path
-        Stores that are only read: the output must not be in them.
-
-    Raises
-    ------
-    StoreError
-        There is such a file and `force` is not set, or `path` is a directory or in a store.
+    - `outside`: stores that are only read: the output must not be in them.
     """
 
     def __init__(self, path: _Path, *, force: bool = False, outside: Iterable[_Path] = ()):
@@ -195,14 +184,8 @@ class OutputFolder(_Output):
 
     While it is written only this user may enter it.
 
-    Attributes
-    ----------
-    part : str
-        Its path while it is written.
-    kept : bool
-        An error leaves it under that path.
-    was_taken : bool
-        Another process made something of its name in the meantime.
+    - `kept`: an error leaves it under that path.
+    - `was_taken`: another process made something of its name in the meantime.
     """
 
     def __init__(self, path: _Path, *, outside: Iterable[_Path] = ()):
@@ -280,15 +263,7 @@ def format_of(path: _Path) -> tuple[str | None, str | None]:
 def check_outside(output: _Path, root: _Path, folder: int | None = None) -> None:
     """Refuse an output that lies in a store: whoever only reads one leaves nothing in it.
 
-    Parameters
-    ----------
-    folder : int, optional
-        A descriptor of the output's folder, which counts whatever its path has become.
-
-    Raises
-    ------
-    StoreError
-        It does.
+    - `folder`: a descriptor of the output's folder, which counts whatever its path has become.
     """
     inside, store = os.path.realpath(os.fspath(output)), os.path.realpath(os.fspath(root))
     if os.path.commonpath([inside, store]) == store or (folder is not None and _is_within(folder, store)):

@@ -10,8 +10,10 @@ import contextlib
 import logging
 import os
 
+from rmqstore._core import Region
 from rmqstore.files.durable import force_data, fsync_directory, make_directories
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
+from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import has_no_links, naming_errors
 
 __all__ = ["PreparedFiles"]
@@ -36,13 +38,7 @@ class PreparedFiles:
         return len(self._paths)
 
     def prepare(self, count: int = 1) -> None:
-        """Allocate files until `count` wait.
-
-        Raises
-        ------
-        OSError
-            The disk is full, …; what waited before still does.
-        """
+        """Allocate files until `count` wait."""
         while len(self._paths) < count:
             self._paths.append(MappedFile.allocate(self.folder, self.size))
 
@@ -58,15 +54,7 @@ class PreparedFiles:
 
         It is allocated on disk unless it did not wait and `pool` is sparse.
 
-        Parameters
-        ----------
-        head : bytes, optional
-            The first bytes, which are on disk before the file has its name.
-
-        Raises
-        ------
-        OSError
-            The file exists already, the disk is full, …; nothing is left behind, and what waited still does.
+        - `head`: the first bytes, which are on disk before the file has its name.
         """
         path = os.fspath(path)
         directory = os.path.dirname(path) or "."
@@ -111,9 +99,17 @@ class PreparedFiles:
         path = self._paths[0] if self._paths else None
         if path is not None and path != self._populated:
             self._populated = path
-            # It may be renamed into its place meanwhile.
+            # It may be renamed into its place meanwhile; the pages stay in the page cache.
             with contextlib.suppress(OSError):
-                MappedFile.populate_allocated(path, size, self.size)
+                fd = open_regular(path, os.O_RDWR)
+                try:
+                    region = Region.map(fd, self.size, True)
+                finally:
+                    os.close(fd)
+                try:
+                    region.populate(0, min(size, self.size))
+                finally:
+                    region.close()
 
     def forget(self) -> None:
         """Leave the files to the parent of this forked process."""

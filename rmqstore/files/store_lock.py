@@ -1,20 +1,31 @@
-"""The lock of a store: who may write to it.
+"""The lock of a store: who may write to it; and what was opened for writing and not closed.
 
-Owns the ``lock`` file: an exclusive POSIX record lock on byte 0, which excludes a Java broker as well (``flock`` would
-not), and the list of stores that this process holds, because a POSIX lock vanishes as soon as any descriptor of the
-file is closed in the process; and what the ``abort`` file says of the last writer.  Readers never touch either.  A
-forked child holds nothing: the lock stays with the parent.
+Owns the ``lock`` file: an exclusive POSIX record lock on byte 0, which excludes a Java broker as well (``flock`` would not),
+and the list of stores that this process holds, because a POSIX lock vanishes as soon as any descriptor of the file is closed in
+the process; and what the ``abort`` file says of the last writer.  Readers never touch either. Owns the list of what this
+process has open for writing, by weak references.  Invariants:
+
+- A forked child holds, closes and warns of nothing: the lock stays with the parent.
+- At the end of the program everything on the list is closed, the newest first: after all threads but daemons have ended.  One
+  that fails is logged and holds up no other.
+- What the collector finds gets a warning, and is let go as by a crash unless it says how to do better without waiting: a
+  collection runs within any allocation on any thread, which may hold a lock that closing waits for.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import io
+import itertools
+import logging
 import os
 import struct
 import sys
 import threading
+import warnings
+import weakref
 
 from rmqstore.errors import StoreLockedError
 from rmqstore.files.mapped_file import NotCopied
@@ -22,7 +33,9 @@ from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import is_locked, naming_errors
 from rmqstore.remedies import OpenReadOnly, Sentence
 
-__all__ = ["StoreLock", "abort_mark", "abort_process", "is_held"]
+__all__ = ["ClosedAtExit", "StoreLock", "abort_mark", "abort_process", "is_held"]
+
+logger = logging.getLogger(__name__)
 
 # Which open file holds the lock, by the store's real path, so that two names of one directory meet.
 _held: dict[str, io.FileIO] = {}
@@ -107,15 +120,7 @@ def is_held(root: str) -> bool:
 
 
 class StoreLock(NotCopied):
-    """The right to write to the store at `root`; held from its making to `release`, also usable in a ``with``.
-
-    Raises
-    ------
-    StoreLockedError
-        Another process, or this one, holds it; the error names it.
-    OSError
-        The file cannot be made.
-    """
+    """The right to write to the store at `root`; held from its making to `release`, also usable in a ``with``."""
 
     def __init__(self, root: str):
         # An object of C gives a descriptor back in one step, which no interrupt can cut in two.
@@ -152,13 +157,7 @@ class StoreLock(NotCopied):
             self._file = _held[self._key] = file
 
     def hold(self) -> None:
-        """Take the lock once more, in case that this process lost it by closing another descriptor of the file.
-
-        Raises
-        ------
-        StoreLockedError
-            It was lost, and another process took it.
-        """
+        """Take the lock once more, in case that this process lost it by closing another descriptor of the file."""
         with _held_lock:
             file = self._file
             if file is None or file.closed or self._pid != os.getpid():
@@ -199,3 +198,74 @@ class StoreLock(NotCopied):
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()
+
+
+_opened: weakref.WeakSet[ClosedAtExit] = weakref.WeakSet()
+_numbers = itertools.count(1)
+
+
+class ClosedAtExit:
+    """What has to be closed when it was opened for writing.
+
+    `_note_open` is called at the end of the opening, `_note_closed` by whatever ends the writing.
+    """
+
+    # The process that has it open for writing, 0 while none has; and its turn among the others.
+    _writer_pid: int = 0
+    _opening: int = 0
+
+    def close(self) -> object:
+        """Force everything to the disk and give it back."""
+        raise NotImplementedError
+
+    def _note_open(self) -> None:
+        self._writer_pid, self._opening = os.getpid(), next(_numbers)
+        _opened.add(self)
+
+    def _note_closed(self) -> None:
+        self._writer_pid = 0
+        _opened.discard(self)
+
+    def _when_forgotten(self) -> None:
+        # In a finalizer: it must not wait for a lock, a thread or a disk.
+        pass
+
+    def __del__(self) -> None:
+        if self._writer_pid and self._writer_pid == os.getpid():
+            self._writer_pid = 0
+            try:
+                warnings.warn(
+                    f"unclosed {self!r}: it was forgotten; close it, best by a with statement",
+                    ResourceWarning,
+                    stacklevel=2,
+                    source=self,
+                )
+            finally:
+                self._when_forgotten()
+
+
+def _close_all() -> None:
+    process = os.getpid()
+    for each in sorted(_opened, key=lambda opened: -opened._opening):
+        if each._writer_pid != process:
+            continue
+        each._writer_pid = 0
+        try:
+            # A filter may make an error of it.
+            warnings.warn(
+                f"unclosed {each!r}: it is closed now, at the end of the program; close it yourself, best by a with "
+                "statement",
+                ResourceWarning,
+                stacklevel=2,
+                source=each,
+            )
+        except ResourceWarning as warning:
+            logger.error("%s", warning)
+        try:
+            each.close()
+        except Exception as error:
+            logger.error("%r could not be closed at the end of the program: %s", each, error)
+
+
+# Registered by the import, so that what a program registers later, and may use a store, runs before.
+atexit.register(_close_all)

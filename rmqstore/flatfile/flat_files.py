@@ -1,11 +1,14 @@
-"""The flat files of one kind of one queue: files of any length, named by their base offsets, as one stream of bytes.
+"""The flat files of one kind of one queue as one stream of bytes, the records in them, and what the metadata say of them.
 
 Owns the directory: which files there are, which one holds an offset, and what the stream lacks, its holes: a file that is missing
-or short, known from its neighbours and from the metadata, or that may not be read.  It never interprets bytes and changes
-nothing.  A file is read at its real length, as far as the next one begins.
+or short, known from its neighbours and from the metadata, or that may not be read.  It changes nothing.  A file is read at its
+real length, as far as the next one begins.
 
 Facts (RocketMQ 5.5.0): a name is the first 8 hex digits of the MD5 of the base offset in decimal, and the base offset in 20
-digits; base + length = the next base.  The first base is above 0 where older files were deleted.
+digits; base + length = the next base.  The first base is above 0 where older files were deleted.  The records of a queue are back
+to back, with the offset in this log at bytes 28 to 35 instead of the one that they had.  tieredStoreMetadata.json is in config/ of
+the broker's local store, next to a ``.bak``; base offsets and queue ids are unquoted keys.  Queue bounds in it are -1 while the
+broker runs, so they are not read.  A flat file may be longer than its size there, and is right then.
 """
 
 from __future__ import annotations
@@ -14,22 +17,147 @@ import hashlib
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from rmqstore import _core
-from rmqstore.errors import Finding, OffsetOutOfRangeError
+from rmqstore import _core, _read
+from rmqstore import _numpy as np
+from rmqstore._core import Verdict
+from rmqstore.consumer.json_files import parse_fastjson
+from rmqstore.errors import CorruptionError, Finding, OffsetOutOfRangeError
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
-from rmqstore.flatfile.metadata import FlatFileMetadata
+from rmqstore.files.open_file import read_small_file
+from rmqstore.files.os_errors import is_unreadable
+from rmqstore.message import MessageExt
+from rmqstore.sources import Located, in_one_file, located
 
-__all__ = ["EXPIRED", "FlatFiles", "Hole", "flat_file_name", "name_prefix"]
+__all__ = [
+    "EXPIRED",
+    "METADATA_FILE",
+    "FlatFileMetadata",
+    "FlatFiles",
+    "FlatLog",
+    "Hole",
+    "TieredMetadata",
+    "flat_file_name",
+    "name_prefix",
+]
+
+METADATA_FILE = os.path.join("config", "tieredStoreMetadata.json")
+"""Where the metadata lies below the root of the broker's local store."""
+
+_TABLES = {
+    "COMMIT_LOG": "commitLogFileSegmentTable",
+    "CONSUME_QUEUE": "consumeQueueFileSegmentTable",
+    "INDEX": "indexFileSegmentTable",
+}
+_BACKUP = ".bak"
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FlatFileMetadata:
+    """What the metadata say of one flat file."""
+
+    base_offset: int
+    size: int
+    begin_timestamp: int
+    end_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class TieredMetadata:
+    """The metadata of a broker's tiered storage.
+
+    `flat_files` has by kind ("COMMIT_LOG", "CONSUME_QUEUE", "INDEX") and place ("broker/topic/queue id") the files by base offset;
+    `topic_ids` the topics by the numbers in index files.
+    """
+
+    path: str
+    flat_files: dict[tuple[str, str], dict[int, FlatFileMetadata]] = field(default_factory=dict)
+    topic_ids: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_backup(self) -> bool:
+        """bool: the file itself is missing or could not be read."""
+        return self.path.endswith(_BACKUP)
+
+    @property
+    def brokers(self) -> set[str]:
+        """set of str: the brokers whose files are listed."""
+        return {path.partition("/")[0] for _, path in self.flat_files}
+
+    @classmethod
+    def load(cls, store_path: str | os.PathLike[str]) -> TieredMetadata | None:
+        """Return the metadata of the local store at `store_path`, None if it has none; CorruptionError if nothing can be read."""
+        path = os.path.join(store_path, METADATA_FILE)
+        failure: CorruptionError | None = None
+        for each in (path, path + _BACKUP):
+            try:
+                data = read_small_file(each)
+                if data is not None:
+                    return cls._parse(data, each)
+            except CorruptionError as error:
+                failure = failure or error
+            except OSError as error:
+                if not is_unreadable(error):
+                    raise
+                failure = failure or CorruptionError(f"cannot be read: {error.strerror}", each, 0)
+        if failure is not None:
+            raise failure
+        return None
+
+    @classmethod
+    def _parse(cls, data: bytes, path: str) -> TieredMetadata:
+        try:
+            document = parse_fastjson(data.decode("utf-8"), path)
+        except UnicodeDecodeError as error:
+            raise CorruptionError("damaged JSON: no UTF-8", path, error.start) from None
+        document = _table(document, "the file", path)
+        metadata = cls(path)
+        for kind, name in _TABLES.items():
+            for place, files in _table(document.get(name) or {}, name, path).items():
+                listed = metadata.flat_files.setdefault((kind, str(place)), {})
+                for base, values in _table(files, f"{name} of {place}", path).items():
+                    values = _table(values, f"{name} of {place}, {base}", path)
+                    offset = _number(values.get("baseOffset", _as_int(base)), f"baseOffset of {place}", path)
+                    listed[offset] = FlatFileMetadata(
+                        offset,
+                        _number(values.get("size", 0), f"size of {place}, {base}", path),
+                        _number(
+                            values.get("beginTimestamp", 0), f"beginTimestamp of {place}", path, low=-_INT64_MAX - 1
+                        ),
+                        _number(values.get("endTimestamp", 0), f"endTimestamp of {place}", path, low=-_INT64_MAX - 1),
+                    )
+        for name, values in _table(document.get("topicMetadataTable") or {}, "topicMetadataTable", path).items():
+            values = _table(values, f"topicMetadataTable of {name}", path)
+            metadata.topic_ids[_number(values.get("topicId"), f"topicId of {name}", path)] = str(name)
+        return metadata
+
+
+def _table(value: Any, what: str, path: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise CorruptionError(f"damaged metadata: {what} is not an object", path, 0)
+    return value
+
+
+def _as_int(value: Any) -> Any:
+    # Python refuses to make a number of thousands of digits.
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
+
+
+def _number(value: Any, what: str, path: str, low: int = 0) -> int:
+    if type(value) is not int or not low <= value <= _INT64_MAX:
+        raise CorruptionError(f"damaged metadata: {what} is {value!r}, no number that it can be", path, 0)
+    return value
+
 
 EXPIRED = "expired"
 """The kind of a `Finding` about what went since it was listed while nothing older is there: retention, and no damage."""
 
 _PREFIX, _DIGITS = 8, 20
-_INT64_MAX = 2**63 - 1
 
 
 def name_prefix(text: str) -> str:
@@ -52,29 +180,10 @@ class Hole:
 
 
 class FlatFiles(NotCopied):
-    """Files of one directory as one stream.
+    """Files of one directory as one stream of bytes, from `min_offset` to `max_offset` with what is known to be missing.
 
-    Parameters
-    ----------
-    path : path
-        The directory; it need not exist.
-    pool : MappedFilePool
-    metadata : mapping of int to FlatFileMetadata, optional
-        What the broker says of these files, by base offset.
-    goes_on : bool
-        A file that was deleted since it was listed is a hole from then on, and no error: for whoever goes over all of
-        them, and tells what it did not come to.
-
-    Attributes
-    ----------
-    holes : list of Hole
-        Ascending.
-    problems : list of Finding
-        What is not as a broker leaves it, holes included.
-    unreadable : Finding or None
-        That the directory cannot be listed.
-    min_offset, max_offset : int
-        Where the stream begins and ends in bytes, with what is known to be missing.
+    With `goes_on`, a file that was deleted since it was listed is a hole and no error: for passes over all files.  `problems` are
+    findings of all that is not as a broker leaves it, holes included.
     """
 
     read_only = True
@@ -149,7 +258,8 @@ class FlatFiles(NotCopied):
         # A file that has no bytes yet is made before the first append: it holds nothing, and lacks nothing.
         bases = sorted(base for base, length in lengths.items() if length)
         ends = [
-            min(base + lengths[base], bases[i + 1] if i + 1 < len(bases) else _INT64_MAX) for i, base in enumerate(bases)
+            min(base + lengths[base], bases[i + 1] if i + 1 < len(bases) else _INT64_MAX)
+            for i, base in enumerate(bases)
         ]
         for base, end in zip(bases, ends):
             if end < base + lengths[base]:
@@ -221,12 +331,9 @@ class FlatFiles(NotCopied):
         return next((hole for hole in self.holes if hole.begin <= offset < hole.end), None)
 
     def region_of(self, offset: int) -> tuple[_core.Region, int] | None:
-        """(Region, int) or None: the mapped file that holds `offset`, and the file's base offset.
+        """Return the mapped file that holds `offset`, and its base offset; None for none.
 
-        Raises
-        ------
-        OffsetOutOfRangeError
-            Its broker deleted the file since it was listed, and this does not go on.
+        OffsetOutOfRangeError if its broker deleted it since it was listed, unless this `goes_on`.
         """
         mapped_file = self.find(offset)
         if mapped_file is None:
@@ -270,3 +377,49 @@ def _base_of(name: str) -> int | None:
         return None
     base = int(digits)
     return base if base <= _INT64_MAX and name == flat_file_name(base) else None
+
+
+class FlatLog(FlatFiles):
+    """The records of one queue; parameters as for `FlatFiles`."""
+
+    crc_check = 1
+
+    def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
+        """Return the message at an offset of this log; None where no record of this size begins."""
+        found = self.region_of(phy_offset)
+        if found is None:
+            return None
+        region, base = found
+        message = _read.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
+        return None if isinstance(message, Verdict) or size not in (None, message.size) else message
+
+    def verdict_at(self, phy_offset: int) -> tuple[Verdict, int] | None:
+        """Return what begins at an offset of this log and its size, CRCs not compared; None where no file has it."""
+        found = self.region_of(phy_offset)
+        return None if found is None else _core.check_record(found[0], phy_offset - found[1], found[1], 0)[:2]
+
+    def located(self, phy_offsets: np.ndarray) -> Iterator[Located]:
+        """Yield offsets of this log in parts that are in few files each, see `rmqstore.sources.LogSource`."""
+        if not len(phy_offsets):
+            return
+        # One list for all of it: a file that goes in the meantime leaves the log's.
+        bases = np.array(self.bases, np.int64)
+        lowest, highest = np.searchsorted(bases, [phy_offsets.min(), phy_offsets.max()], "right").tolist()
+        if lowest == highest:
+            yield from in_one_file(len(phy_offsets), self.region_if_there(int(bases[lowest - 1])) if lowest else None)
+            return
+        files = np.searchsorted(bases, phy_offsets, "right") - 1
+        yield from located(files, lambda number: self.region_if_there(int(bases[number])))
+
+    def release_pages(self, begin: int, end: int) -> None:
+        """Let go of the pages of the bytes from `begin` to before `end`: a long pass keeps little memory."""
+        at = max(begin, self.min_offset)
+        while at < min(end, self.max_offset):
+            mapped_file = self.find(at)
+            if mapped_file is None:
+                return
+            pos = at - mapped_file.file_from_offset
+            size = min(end - at, mapped_file.size - pos)
+            if mapped_file.mapped:
+                mapped_file.region.release_pages(pos, size)
+            at += size

@@ -1,32 +1,46 @@
-"""Index files of tiered storage: one file in either form, and all of a broker's, local ones included.
+"""Index files of tiered storage: one file in either form, all of a broker's, and what they have of one queue.
 
-Owns the layout of slots and items and the walk over the items of a hash.  It never compares keys (items have only hashes: who
-asks looks at the record) and changes nothing.  Every number is hostile: what cannot be is `damage` of the file, walks end
-because the numbers of items strictly decrease, and a lookup never answers from a place that does not belong to its slot.
+Owns the layout of slots and items, the walk over the items of a hash, and which items count.  Every number is hostile: impossible
+ones are `damage` of the file, and walks end because the numbers of items strictly decrease.  An answer lacks nothing that is
+there: where index files are missing or damaged, or an item cannot be true, the records are scanned.
 
-Facts (RocketMQ 5.5.0): a file that is written lies in tiered_index_file/ of the local store, preallocated, its items chained; one
-that was uploaded lies in rmq_sys_INDEX/0/INDEX, compacted, the items of a slot together.  How many slots a file has stands in
-none: a compacted one tells by its first slot, an unsealed one by where its items end.  Both have item 0 of an unsealed file
-unused.  The begin timestamp is the time at which the file was made, so items may be older; end may be before begin.
+Facts (RocketMQ 5.5.0): a file that is being written is in tiered_index_file/ of the local store, preallocated, its items chained;
+one that was uploaded is in rmq_sys_INDEX/0/INDEX, compacted, the items of a slot together.  No header has the number of slots: it
+follows from the first slot of a compacted file, and from where the items of an unsealed one end.  Item 0 of an unsealed file is
+unused.  The begin timestamp is the time at which the file was made, so items may be older; end may be before begin.  Index files
+have no tags, and the messages of a queue are indexed in order.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from typing import NamedTuple
 
 from rmqstore import _core
 from rmqstore.errors import Finding, OffsetOutOfRangeError
-from rmqstore.files.again import ask_again
-from rmqstore.files.listing import listing
+from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
-from rmqstore.flatfile.flat_files import FlatFiles
-from rmqstore.flatfile.metadata import FlatFileMetadata
+from rmqstore.flatfile.flat_files import FlatFileMetadata, FlatFiles
+from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.index.key_source import Candidates, SoughtKeys
+from rmqstore.message import MessageExt
+from rmqstore.spans import Span
 
-__all__ = ["LOCAL_FOLDER", "NO_HASH", "FlatIndex", "FlatIndexFile", "IndexItem", "flat_index_hash"]
+__all__ = [
+    "LOCAL_FOLDER",
+    "NO_HASH",
+    "FlatIndex",
+    "FlatIndexFile",
+    "FlatKeys",
+    "IndexItem",
+    "flat_index_hash",
+    "keys_of",
+]
 
 LOCAL_FOLDER = "tiered_index_file"
 """Where a broker keeps index files that it did not upload yet, below the root of its local store."""
@@ -51,14 +65,7 @@ def flat_index_hash(topic: str, key: str) -> int:
 
 
 class IndexItem(NamedTuple):
-    """One entry: where a message with a key of this hash lies.
-
-    Attributes
-    ----------
-    hash, topic_id, queue_id, log_offset, size : int
-    seconds : int
-        From the file's begin timestamp to the store time; maybe negative.
-    """
+    """One entry: the place of a message with a key of this hash; `seconds` from the file's begin, maybe negative."""
 
     hash: int
     topic_id: int
@@ -69,24 +76,7 @@ class IndexItem(NamedTuple):
 
 
 class FlatIndexFile(NotCopied):
-    """One index file.
-
-    Parameters
-    ----------
-    mapped_file : MappedFile
-    compacted : bool
-    slot_num : int, optional
-        Of an unsealed file, where another file of the broker tells it.
-
-    Attributes
-    ----------
-    magic, slot_num, item_num : int
-    begin_timestamp, end_timestamp : int
-        ms since epoch.
-    used_slots : int
-    damage : Finding or None
-        Why not all of its items can be looked up.
-    """
+    """One index file; `damage` is why not all of its items can be looked up."""
 
     def __init__(self, mapped_file: MappedFile, *, compacted: bool, slot_num: int | None = None):
         self.file, self.compacted = mapped_file, compacted
@@ -99,7 +89,9 @@ class FlatIndexFile(NotCopied):
         header = _HEADER.unpack(mapped_file.region.read(0, HEADER_SIZE))
         self.magic, self.begin_timestamp, self.end_timestamp, self.used_slots, self.item_num = header
         if self.magic not in (MAGIC_UNSEALED, MAGIC_SEALED):
-            self._damaged(0, f"the magic code is {self.magic:#010x}, of an index file {MAGIC_SEALED:#x} or {MAGIC_UNSEALED:#x}")
+            self._damaged(
+                0, f"the magic code is {self.magic:#010x}, of an index file {MAGIC_SEALED:#x} or {MAGIC_UNSEALED:#x}"
+            )
         elif self.item_num < 0 or self.used_slots < 0:
             self._damaged(20, f"the header says {self.used_slots} slots in use and {self.item_num} items")
         elif compacted:
@@ -139,7 +131,11 @@ class FlatIndexFile(NotCopied):
         last = self.file.last_nonzero(HEADER_SIZE)
         for end in range(last, last + 16):
             begin = end - UNSEALED_ITEM_SIZE * (self.item_num + 1)
-            if (self.size - end) % UNSEALED_ITEM_SIZE == 0 and begin > HEADER_SIZE and (begin - HEADER_SIZE) % SLOT_SIZE == 0:
+            if (
+                (self.size - end) % UNSEALED_ITEM_SIZE == 0
+                and begin > HEADER_SIZE
+                and (begin - HEADER_SIZE) % SLOT_SIZE == 0
+            ):
                 return (begin - HEADER_SIZE) // SLOT_SIZE
         return None
 
@@ -172,13 +168,17 @@ class FlatIndexFile(NotCopied):
             return
         uneven = length % COMPACTED_ITEM_SIZE or (begin - low) % COMPACTED_ITEM_SIZE
         if uneven or length < 0 or begin < low or begin + length > self.size:
-            detail = f"the slot's items lie at {begin}, {length} bytes, and the file holds items from {low} to {self.size}"
+            detail = (
+                f"the slot's items lie at {begin}, {length} bytes, and the file holds items from {low} to {self.size}"
+            )
             self._damaged(slot_pos, detail)
             return
         for number, values in enumerate(_ITEM.iter_unpack(self.file.region.read(begin, length))):
             item = IndexItem(*values)
             if item.hash < 0 or item.hash % self.slot_num != key_hash % self.slot_num:
-                self._damaged(begin + number * COMPACTED_ITEM_SIZE, f"an item with hash {item.hash} among those of another slot")
+                self._damaged(
+                    begin + number * COMPACTED_ITEM_SIZE, f"an item with hash {item.hash} among those of another slot"
+                )
                 continue
             yield item
 
@@ -231,7 +231,9 @@ class FlatIndexFile(NotCopied):
                 yield from zip(places, items)
         self.damage = None
         if found != self.item_num or used != self.used_slots:
-            detail = f"slots lead to {found} items from {used} slots, the header says {self.item_num} and {self.used_slots}"
+            detail = (
+                f"slots lead to {found} items from {used} slots, the header says {self.item_num} and {self.used_slots}"
+            )
             yield Finding(self.path, 20, "bad_index", detail)
 
     def _taken_damage(self) -> list[Finding]:
@@ -246,24 +248,7 @@ class FlatIndexFile(NotCopied):
 
 
 class FlatIndex(NotCopied):
-    """All index files of a broker.
-
-    Parameters
-    ----------
-    path : path
-        The folder of those that were uploaded.
-    local_path : path or None
-        The root of the broker's local store, which has the others; None where it is not known.
-    pool : MappedFilePool
-    metadata : mapping, optional
-        As of `FlatFiles`.
-
-    Attributes
-    ----------
-    uploaded : FlatFiles
-    files : list of FlatIndexFile
-        Newest first.
-    """
+    """All index files of a broker, newest first: those that were uploaded, and those in the local store, if it is known."""
 
     def __init__(
         self,
@@ -276,6 +261,7 @@ class FlatIndex(NotCopied):
         self.uploaded = FlatFiles(path, pool, metadata)
         self.local_path = None if local_path is None else os.path.join(local_path, LOCAL_FOLDER)
         self.files: list[FlatIndexFile] = []
+        self._last: tuple[list[FlatIndexFile], int, list[IndexItem]] = ([], 0, [])
         self._strange: list[Finding] = []
         self._open(metadata)
 
@@ -336,7 +322,9 @@ class FlatIndex(NotCopied):
             except FileNotFoundError:
                 continue  # Its broker uploaded it meanwhile.
             if not os.access(entry.path, os.R_OK):
-                self._strange.append(Finding(entry.path, 0, "file", "may not be read; the records are gone over instead"))
+                self._strange.append(
+                    Finding(entry.path, 0, "file", "may not be read; the records are gone over instead")
+                )
             elif size:
                 files.append(MappedFile.of_any_length(entry.path, size, pool=self._pool))
         return files
@@ -344,12 +332,19 @@ class FlatIndex(NotCopied):
     @property
     def problems(self) -> list[Finding]:
         """list of Finding: why answers from the index may lack messages; the records themselves have to be gone over then."""
-        return [*self.uploaded.problems, *self._strange, *(each.damage for each in self.files if each.damage is not None)]
+        return [
+            *self.uploaded.problems,
+            *self._strange,
+            *(each.damage for each in self.files if each.damage is not None),
+        ]
 
-    def items(self, key_hash: int) -> Iterator[IndexItem]:
-        """The items with this hash in all files, those of the newest file first."""
-        for index in self.files:
-            yield from index.items(key_hash)
+    def items(self, key_hash: int) -> list[IndexItem]:
+        """Return the items with this hash in all files, those of the newest file first."""
+        files, last = self.files, self._last
+        if last[0] is not files or last[1] != key_hash:
+            # Kept, as each queue of a topic asks for the same.
+            last = self._last = files, key_hash, [item for index in files for item in index.items(key_hash)]
+        return last[2]
 
     def _close_local(self) -> None:
         for index in self.files:
@@ -360,3 +355,153 @@ class FlatIndex(NotCopied):
         """Let go of the files."""
         self._close_local()
         self.uploaded.close()
+
+
+# The number of messages in a row without a key that are read one by one.
+_KEYLESS = 256
+
+
+class FlatKeys:
+    """The index of one queue, a `KeySource` whose log is that of the queue; `topic_ids` is empty without metadata."""
+
+    def __init__(self, queue: FlatQueue, index: FlatIndex, topic_ids: Mapping[int, str], queue_ids: Set[int]):
+        self.queue, self.log, self.index = queue, queue.log, index
+        self.topic_ids, self.queue_ids = topic_ids, queue_ids
+        # Hashes with an item that cannot be true.
+        self.untrue: set[int] = set()
+
+    def messages(self, sought: SoughtKeys) -> list[MessageExt]:
+        """Return the messages that have the keys; of one that was uploaded twice, the later one."""
+        while True:
+            known, candidates = len(self.untrue), self.candidates(sought)
+            taken = sought.matching(self.log, candidates)[1]
+            self.doubt(sought, candidates[~taken])
+            if len(self.untrue) == known:
+                break
+        found: dict[int, MessageExt] = {}
+        for log_offset in sorted(set(candidates.phy_offsets[taken].tolist())):
+            message = self.log.look_up(log_offset)
+            if message is not None:
+                number = self.queue.unit_of(log_offset)[0]
+                if number >= 0:
+                    message.check_queue(self.queue.topic, self.queue.queue_id, number)
+                found[number if number >= 0 else message.queue_offset] = message
+        return list(found.values())
+
+    def candidates(self, sought: SoughtKeys) -> Candidates:
+        """See `KeySource`."""
+        numbers, log_offsets = list[int](), list[int]()
+        for number, (topic, key) in enumerate(sought.pairs()):
+            one = SoughtKeys.of(replace(sought.selection, topics=(topic,), keys=(key,)))
+            found = self._candidates(one) if topic == self.queue.topic else set()
+            numbers += [number] * len(found)
+            log_offsets += sorted(found, reverse=True)
+        return Candidates.of(numbers, log_offsets)
+
+    def _candidates(self, sought: SoughtKeys) -> set[int]:
+        queue, found = self.queue, set[int]()
+        parts: list[Span] = [(queue.min_queue_offset, queue.max_queue_offset)]
+        key_hash = flat_index_hash(queue.topic, sought.selection.key)
+        if sought.selection.index_type != "T" and key_hash != NO_HASH and key_hash not in self.untrue:
+            items = self.index.items(key_hash)
+            if not self.index.problems and all(self._has_queue(item) for item in items):
+                found = {item.log_offset for item in items if self._may_be_here(item)}
+                parts = [(parts[0][0], self.indexed_from), (self.indexed_to, parts[0][1])]
+        for begin, end in parts:
+            found.update(queue.find_keys(sought, begin, end))
+        return found
+
+    def covered(self) -> list[Span]:
+        """See `KeySource`."""
+        return [(self.log.min_offset, self.log.max_offset)]
+
+    def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
+        """See `KeySource`; the records are scanned for a key with an item that cannot be true."""
+        keys = [key for _, key in sought.pairs()]
+        for number, log_offset in zip(rejected.numbers.tolist(), rejected.phy_offsets.tolist()):
+            key_hash = flat_index_hash(self.queue.topic, keys[number])
+            if not self._is_explained(log_offset, key_hash):
+                self.untrue.add(key_hash)
+
+    def _topic_of(self, item: IndexItem) -> str | None:
+        return self.topic_ids.get(item.topic_id)
+
+    def _has_queue(self, item: IndexItem) -> bool:
+        return item.queue_id in self.queue_ids or self._topic_of(item) != self.queue.topic
+
+    def _may_be_here(self, item: IndexItem) -> bool:
+        return item.queue_id == self.queue.queue_id and self._topic_of(item) in (None, self.queue.topic)
+
+    def _is_explained(self, log_offset: int, key_hash: int) -> bool:
+        # Why an item with the hash may point to something else: another key, another topic, or retention.
+        message = self.log.look_up(log_offset)
+        if message is not None:
+            return any(flat_index_hash(message.topic, each) == key_hash for each in keys_of(message))
+        if 0 <= log_offset < self.log.min_offset:
+            return True
+        items = [
+            item for item in self.index.items(key_hash) if item.log_offset == log_offset and self._may_be_here(item)
+        ]
+        # Without metadata it may be another topic's, unless a unit of this one points there.
+        return all(self._topic_of(item) is None for item in items) and self.queue.unit_of(log_offset) == (-1, True)
+
+    @functools.cached_property
+    def indexed_to(self) -> int:
+        """int: the queue offset after the last message that an index file has; found by bisection."""
+        low, high = self.queue.min_queue_offset, self.queue.max_queue_offset
+        middle = high - 1
+        while low < high:
+            at, indexed = middle, self._is_indexed(middle)
+            while indexed is None and at > low and middle - at < _KEYLESS:
+                # A message without a key is in no index file.
+                at -= 1
+                indexed = self._is_indexed(at)
+            if indexed or (indexed is None and at == low):
+                low = middle + 1
+            else:
+                high = at
+            middle = (low + high) // 2
+        return low
+
+    @functools.cached_property
+    def indexed_from(self) -> int:
+        """int: the queue offset of the first message that an index file has; not above `indexed_to`.
+
+        The oldest index file may expire, or be lost, before the log files that have its messages.
+        """
+        low, high = self.queue.min_queue_offset, self.indexed_to
+        middle = low
+        while low < high:
+            at, indexed = middle, self._is_indexed(middle, unread=None)
+            while indexed is None and at + 1 < high and at - middle < _KEYLESS:
+                # No key, or unreadable: the next message decides.
+                at += 1
+                indexed = self._is_indexed(at, unread=None)
+            if indexed:
+                high = middle
+            else:
+                low = at + 1
+            middle = (low + high) // 2
+        return low
+
+    def _is_indexed(self, queue_offset: int, unread: bool | None = False) -> bool | None:
+        # None for a message without a key; an unreadable one counts as not indexed, so that it is read and reported.
+        unit = self.queue.unit_at(queue_offset)
+        message = None if unit is None else self.log.look_up(unit[0], unit[1])
+        if message is None:
+            return unread
+        keys = keys_of(message)
+        return self.has_item(message, keys[0]) if keys else None
+
+    def has_item(self, message: MessageExt, key: str) -> bool:
+        """Return True if an index file has this key of a message of the queue."""
+        return any(
+            item.log_offset == message.phy_offset and item.queue_id == self.queue.queue_id
+            for item in self.index.items(flat_index_hash(message.topic, key))
+        )
+
+
+def keys_of(message: MessageExt) -> list[str]:
+    """Return the unique key of a message and its keys."""
+    unique_key = message.unique_key
+    return [*([unique_key] if unique_key else []), *message.keys]

@@ -19,17 +19,15 @@ from rmqstore import _numpy as np
 from rmqstore import _read
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import UnitLayout, Verdict
-from rmqstore.consumequeue.unit_times import BLOCK_UNITS, UnitTimes
+from rmqstore.consumequeue.unit_queue import BLOCK_UNITS, UnitTimes
 from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
-from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
-from rmqstore.flatfile.flat_log import FlatLog
-from rmqstore.flatfile.metadata import FlatFileMetadata
+from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, FlatFiles, FlatLog
 from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
-from rmqstore.sources import STEP, Places, Pulled, without_record
+from rmqstore.sources import STEP, Places, Pulled, fill_from, without_record
 from rmqstore.spans import without
 
 __all__ = ["FlatQueue"]
@@ -41,29 +39,7 @@ _EXAMINED = 16000 // UNIT_SIZE
 
 
 class FlatQueue(NotCopied):
-    """A queue of one topic in tiered storage.
-
-    Parameters
-    ----------
-    path : path
-        The folder that holds COMMIT_LOG and CONSUME_QUEUE.
-    topic : str
-    queue_id : int
-    pool : MappedFilePool
-    report : callable
-        Takes a `Finding` of what an answer had to pass over; it may raise.
-    log_metadata, unit_metadata : mapping, optional
-        As of `FlatFiles`.
-    goes_on : bool
-        As of `FlatFiles`.
-
-    Attributes
-    ----------
-    log : FlatLog
-    units : FlatFiles
-    min_queue_offset, max_queue_offset : int
-        Of the first message that is there, and the one to come.
-    """
+    """A queue of one topic in tiered storage; `report` takes a `Finding` for each unreadable place, and may raise."""
 
     def __init__(
         self,
@@ -138,10 +114,7 @@ class FlatQueue(NotCopied):
         return Finding(self.units.path, 0, "gap", f"{detail}; go on at {end}")
 
     def unit_of(self, log_offset: int) -> tuple[int, bool]:
-        """(int, bool): queue offset of the unit that leads to this log offset, and whether it is certain; -1 for none.
-
-        It is not where units on the way are gone or zeroed, which may have led there.
-        """
+        """Return the queue offset of the unit that points to this log offset, -1 for none; and False where lost units may have."""
         low, high = self.min_queue_offset, self.max_queue_offset
         while low < high:
             middle = (low + high) // 2
@@ -198,7 +171,9 @@ class FlatQueue(NotCopied):
             return Finding(path, pos, "bad_record", detail)
         verdict, actual = found
         what = (f"a record of {actual} bytes",) if verdict is Verdict.RECORD else ("no record (", verdict, ")")
-        detail = Sentence(*what, f" where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}")
+        detail = Sentence(
+            *what, f" where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}"
+        )
         return Finding(path, pos, "bad_record", detail)
 
     def blank(self, queue_offset: int, num: int) -> Finding:
@@ -244,10 +219,7 @@ class FlatQueue(NotCopied):
         return Finding(self.path, 0, kind, detail), end
 
     def read(self, selection: Selection, end: int, max_bytes: int) -> Pulled:
-        """Read messages for one get, see `rmqstore.sources.QueueSource`.
-
-        It ends before what cannot be read, and begins with reporting it when that is the first.
-        """
+        """Read messages for one get, see `QueueSource`; it ends before an unreadable place, and reports one that is the first."""
         queue_offset, max_num = selection.begin_queue_offset or 0, min(max(selection.max_num or 0, 0), INT64_MAX)
         found = self._read_whole(selection, end, max_num, max_bytes)
         if found is not None:
@@ -335,10 +307,7 @@ class FlatQueue(NotCopied):
         return message.store_timestamp
 
     def find_in_times(self, begin: int, end: int, times: tuple[int, int], *, newest: bool) -> int | None:
-        """Find a message by store time, see `rmqstore.sources.QueueSource`.
-
-        Unreadable places in the blocks that are searched are reported.
-        """
+        """Find a message by store time, see `rmqstore.sources.QueueSource`."""
         begin, end = max(begin, self.min_queue_offset), min(end, self.max_queue_offset)
         holes = [(hole.begin // UNIT_SIZE, -(-hole.end // UNIT_SIZE)) for hole in self.units.holes]
         there = without(begin, end, holes)
@@ -358,12 +327,10 @@ class FlatQueue(NotCopied):
         out.choose([encode_java_utf8(self.topic)], [self.queue_id])
         found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
         for places in self.places(begin, end, BLOCK_UNITS):
-            taken = np.zeros(len(places), np.uint8)
-            for part, regions, bases, numbers in self.log.located(places.phy_offsets):
-                out.fill_at(regions, bases, numbers, places.phy_offsets[part], places.sizes[part], taken[part])
+            taken = fill_from(self.log, places, out)
             num, parts, _ = out.take()
             stored, said = (np.frombuffer(parts[name][0], np.int64)[:num] for name in out.columns)
-            numbers = places.queue_offsets[taken != 0]
+            numbers = places.queue_offsets[taken]
             right = said == numbers
             rest = places.queue_offsets[~np.isin(places.queue_offsets, numbers[right])]
             reached = begin
@@ -389,10 +356,7 @@ class FlatQueue(NotCopied):
     # -------------------------------------------------------------------------------------------------------- many
 
     def places(self, begin: int, end: int, step: int = STEP) -> Iterator[Places]:
-        """Yield the places from queue offset `begin` to before `end`, see `rmqstore.sources.QueueSource`.
-
-        Places that no file holds are reported, and those that were known when the caller chose the queue offsets and went since.
-        """
+        """Yield the places from queue offset `begin` to before `end`, see `rmqstore.sources.QueueSource`."""
         at, stop = begin, min(end, self.max_queue_offset)
         if begin < min(self.min_queue_offset, end):
             finding, at = self.gone(begin, min(self.min_queue_offset, end))
@@ -428,13 +392,7 @@ class FlatQueue(NotCopied):
             self.report(self.judge(phy_offset, size, queue_offset))
 
     def find_keys(self, sought: SoughtKeys, begin: int, end: int) -> Iterator[int]:
-        """Yield log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are scanned.
-
-        Parameters
-        ----------
-        sought : SoughtKeys
-            One topic and one key.
-        """
+        """Yield log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are scanned."""
         # Tags are in the units.
         units = Selection(tags=sought.selection.keys if sought.selection.index_type == "T" else None)
         for each in self.places(begin, end):

@@ -16,15 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreError
-from rmqstore.files.again import ask_again
-from rmqstore.files.listing import listing
+from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.open_file import is_directory
-from rmqstore.flatfile.flat_files import EXPIRED, name_prefix
-from rmqstore.flatfile.flat_index import FlatIndex
-from rmqstore.flatfile.flat_keys import FlatKeys
+from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, TieredMetadata, name_prefix
+from rmqstore.flatfile.flat_index import FlatIndex, FlatKeys
 from rmqstore.flatfile.flat_queue import FlatQueue
-from rmqstore.flatfile.metadata import FlatFileMetadata, TieredMetadata
 from rmqstore.index.key_source import SoughtKeys
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
@@ -311,34 +308,6 @@ class FlatStore(NotCopied):
             low = begins.get((queue.topic, queue.queue_id), 0)
             if begin < end < low:
                 yield queue.gap(end, low)
-
-    def verify(self, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-        """Look for everything that is wrong: files, units against records, index items against records; nothing is changed.
-
-        Parameters
-        ----------
-        progress : callable, optional
-            Called with (bytes of records done, bytes in all), now and then and at the end.
-
-        Yields
-        ------
-        Finding
-        """
-        # Imported here because it needs this module.
-        from rmqstore.flatfile.flat_verify import verify_flat
-
-        own = FlatStore(
-            self.path,
-            self.store_path,
-            cluster=self.cluster,
-            broker=self.broker,
-            on_damage=lambda finding: None,
-            goes_on=True,
-        )
-        try:
-            yield from verify_flat(own, progress)
-        finally:
-            own.close()
 
     # ------------------------------------------------------------------------------------------------ state, closing
 

@@ -11,6 +11,7 @@ each other in KEYS.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from array import array
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS
 from rmqstore.errors import Finding
-from rmqstore.files.again import ask_again
+from rmqstore.files.listing import ask_again
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_files import EXPIRED
 from rmqstore.flatfile.flat_index import (
@@ -49,17 +50,26 @@ _MASK = 2**64 - 1
 
 
 def verify_flat(flat_store: FlatStore, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-    """Look for everything that is wrong in tiered storage.
+    """Look for everything that is wrong: files, units against records, index items against records; nothing is changed.
 
     Parameters
     ----------
     flat_store : FlatStore
-        Of its own, which goes on, with an `on_damage` that raises nothing: every place is told here.  What retention takes
-        meanwhile is a warning.
+        The folders are read again, by another one.
     progress : callable, optional
         Called with (bytes of records done, bytes in all), now and then and at the end.
+
+    Yields
+    ------
+    Finding
     """
-    yield from _Verify(flat_store, progress).run()
+    cluster, broker, path = flat_store.cluster, flat_store.broker, flat_store.path
+    # Every place is a finding, and none ends the others.
+    own = FlatStore(
+        path, flat_store.store_path, cluster=cluster, broker=broker, on_damage=lambda finding: None, goes_on=True
+    )
+    with contextlib.closing(own):
+        yield from _Verify(own, progress).run()
 
 
 class _Verify:
@@ -180,7 +190,9 @@ class _Verify:
     def _id(self, queue: FlatQueue) -> int:
         return self.ids_of.get(queue.topic, 0) if self.topic_ids else 0
 
-    def _records(self, queue: FlatQueue, columns: RecordColumns, covered: _Covered, indexed_to: int) -> Iterator[Finding]:
+    def _records(
+        self, queue: FlatQueue, columns: RecordColumns, covered: _Covered, indexed_to: int
+    ) -> Iterator[Finding]:
         num = columns.count
         offsets, sizes = columns.phy_offset[:num], columns.size[:num]
         queue_offsets, codes = columns.queue_offset[:num], columns.tags_code[:num]
@@ -189,7 +201,9 @@ class _Verify:
         own &= columns.queue_id[:num] == queue.queue_id
         for row in np.flatnonzero(~own).tolist():
             name = names[int(columns.topic[row])].decode("utf-8", "replace")
-            detail = f"a record of queue {name}/{int(columns.queue_id[row])} in the log of {queue.topic}/{queue.queue_id}"
+            detail = (
+                f"a record of queue {name}/{int(columns.queue_id[row])} in the log of {queue.topic}/{queue.queue_id}"
+            )
             yield Finding(*queue.log.place_of(int(offsets[row])), "wrong_queue", detail)
         for log_offset in offsets[columns.sys_flag[:num] & SysFlag.COMPRESSED.value != 0].tolist():
             message = queue.log.look_up(log_offset)
@@ -219,7 +233,11 @@ class _Verify:
         if high - low > 4 * len(rows) + _CHUNK:
             # Numbers so far apart are damage: each is looked at by itself.
             for row in rows.tolist():
-                agreed[row] = queue.unit_at(int(queue_offsets[row])) == (int(offsets[row]), int(sizes[row]), int(codes[row]))
+                agreed[row] = queue.unit_at(int(queue_offsets[row])) == (
+                    int(offsets[row]),
+                    int(sizes[row]),
+                    int(codes[row]),
+                )
             return agreed
         for places in queue.places(low, high):
             first = int(places.queue_offsets[0])
@@ -475,7 +493,14 @@ def _times_at(queue: FlatQueue, offsets: np.ndarray, sizes: np.ndarray) -> np.nd
 
 
 def _item_type(index: FlatIndexFile) -> Any:
-    fields = [("hash", ">i4"), ("topic", ">i4"), ("queue", ">i4"), ("offset", ">i8"), ("size", ">i4"), ("seconds", ">i4")]
+    fields = [
+        ("hash", ">i4"),
+        ("topic", ">i4"),
+        ("queue", ">i4"),
+        ("offset", ">i8"),
+        ("size", ">i4"),
+        ("seconds", ">i4"),
+    ]
     return np.dtype(fields if index.compacted else [*fields, ("previous", ">i4")])
 
 

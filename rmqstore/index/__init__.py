@@ -5,6 +5,6 @@ Entries of files hold hashes: whether a record has the key is decided by the rec
 - `key_source`: the shape of every index, several as one, and which records have the keys
 - `index_file`: one hash index file
 - `index_service`: all of them: rolling, names, the read-write lock, three tries to make a file
-- `database_index`: the index in RocksDB, what of the log it covers, and the answers as RocketMQ gives them
+- `database_index`: the index in RocksDB, what of the log it covers
 - `log_index`: the files, and entries in memory for what they do not cover, made from the log
 """

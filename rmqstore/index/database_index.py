@@ -1,6 +1,6 @@
 """The index in RocksDB as the store's index: what of the log it covers, and the phy offsets that a key has in it.
 
-Owns when the database is opened, and whether it is trusted.  It writes nothing (I7).
+Owns when the database is opened and whether it is trusted.  It writes nothing (I7).
 What of the log it covers is looked at by its segments: it was switched on at some time, and entries are deleted by the hour, so
 the first records of each segment tell.
 """
@@ -33,18 +33,7 @@ _RECORDS_LOOKED_AT = 64
 class DatabaseIndex:
     """The index of a store in RocksDB, if it has one, as a `KeySource`; the database is opened at the first question.
 
-    Parameters
-    ----------
-    root : str
-        The store's directory.
-    commit_log : CommitLog
-
-    Attributes
-    ----------
-    damage : StoreError or None
-        Why the database is not asked any more: it is damaged, or cannot be read.
-    missing : MissingDependencyError or None
-        Why it could not be opened.
+    - `damage`: why the database is not asked any more: it is damaged, or cannot be read.
     """
 
     def __init__(self, root: str, commit_log: CommitLog):
@@ -91,7 +80,7 @@ class DatabaseIndex:
     def _let_go(self) -> None:
         if self._database is not None:
             self._database.close()
-        self._database = self._state = self._covered = self._tail = self.damage = self.missing = None
+        self._database = self._state = self._covered = self.damage = self.missing = None
         self._firsts = {}
 
     def _files(self) -> tuple[tuple[str, int, int], ...]:

@@ -107,7 +107,7 @@ class IndexFile(NotCopied, IndexRegion):
         try:
             if sparse:
                 created.reserve_range(0, int(_core.IndexLayout.INDEX_HEADER_SIZE))
-            return cls._over(created, config)
+            return cls.over(created, config)
         except BaseException:
             # An empty file among others would never be filled: a further try takes a new name.
             created.destroy()
@@ -143,15 +143,11 @@ class IndexFile(NotCopied, IndexRegion):
                 path,
                 min(length, config.index_file_size),
             )
-        return cls._over(MappedFile(path, length, read_only=read_only), config)
+        return cls.over(MappedFile(path, length, read_only=read_only), config)
 
     @classmethod
     def over(cls, mapped_file: MappedFile, config: StoreConfig) -> IndexFile:
         """The index file that `mapped_file` is, of the geometry that `config` says."""
-        return cls._over(mapped_file, config)
-
-    @classmethod
-    def _over(cls, mapped_file: MappedFile, config: StoreConfig) -> IndexFile:
         index = cls.__new__(cls)
         index.mapped_file = mapped_file
         index.attach(mapped_file.region, config.max_hash_slot_num, config.max_index_num)

@@ -1,7 +1,7 @@
 """The index service: the index files of a store as one index.
 
 Owns the list of index files, their names and their order, rolling to a new file when one is full, and answering a key
-over all files.  A read-write lock guards the list, not the entries.  It never reads the commit log; hits are offsets,
+over all files.  A lock guards the list, not the entries.  It never reads the commit log; hits are offsets,
 and whether they are the right messages is the store's to check.  File names strictly increase, so that two files made
 within one millisecond, or in the repeated hour of a clock change, never meet (RocketMQ 5.5.0 lets the second overwrite
 the first).
@@ -32,9 +32,8 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreError,
 )
-from rmqstore.files.again import ask_again
 from rmqstore.files.durable import fsync_directory
-from rmqstore.files.listing import listing
+from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import why_unreadable
 from rmqstore.files.os_errors import is_missing, is_unreadable
@@ -42,7 +41,7 @@ from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
 from rmqstore.remedies import GiveOptions, InferConfig, Sentence
 
-__all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after", "is_index_name"]
+__all__ = ["IndexService", "QueryOffsetResult", "index_name_after", "is_index_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,47 +54,6 @@ def is_index_name(name: str) -> bool:
     """Return True for the name of an index file: digits that fit 64 bits."""
     # RocketMQ takes whatever parses as a 64-bit number.
     return name.isascii() and name.isdigit() and len(name) <= 19
-
-
-class ReadWriteLock:
-    """Many readers or one writer; a waiting writer goes before new readers, so it is never starved."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
-        self._readers = 0
-        self._writers_waiting = 0
-        self._writing = False
-
-    @contextlib.contextmanager
-    def read(self) -> Iterator[None]:
-        """Hold it together with other readers."""
-        with self._condition:
-            while self._writing or self._writers_waiting:
-                self._condition.wait()
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._readers -= 1
-                if not self._readers:
-                    self._condition.notify_all()
-
-    @contextlib.contextmanager
-    def write(self) -> Iterator[None]:
-        """Hold it alone."""
-        with self._condition:
-            self._writers_waiting += 1
-            while self._writing or self._readers:
-                self._condition.wait()
-            self._writers_waiting -= 1
-            self._writing = True
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._writing = False
-                self._condition.notify_all()
 
 
 class QueryOffsetResult(NamedTuple):
@@ -170,7 +128,6 @@ class IndexService(NotCopied, OpenedIndexes):
         self._given_out: dict[str, tuple[int, int]] = {}
         self.distrusted: set[str] = set()
         self.create_pause = _CREATE_PAUSE
-        self.lock = ReadWriteLock()
         self._names: list[str] = []
         self._open: OrderedDict[str, IndexFile] = OrderedDict()
         self._open_lock = threading.RLock()
@@ -192,83 +149,62 @@ class IndexService(NotCopied, OpenedIndexes):
         self.sparse = False
 
     def renew_locks(self) -> None:
-        """Give up the locks that other threads of a parent process may have held at a fork."""
-        self.lock = ReadWriteLock()
+        """Give up the lock that another thread of a parent process may have held at a fork."""
         self._open_lock = threading.RLock()
 
     def load(self) -> None:
-        """List the index files; a name that is not a decimal number is passed over, as RocketMQ does.
-
-        Raises
-        ------
-        GeometryError
-            A directory lies there, or a file has another length than the configured slots and entries make.  Read-only
-            such a file is passed over, unless most files say that the numbers are wrong.
-        OSError
-            The system does not give out a file, or the folder.  Read-only it is passed over.
-        """
-        names = []
-        passed_over: dict[str, StoreError] = {}
-        given_out: dict[str, tuple[int, int]] = {}
-
-        def pass_over(name: str, problem: StoreError, path: str) -> None:
-            passed_over[name] = problem
-            if name not in self.passed_over:
-                logger.warning("%s: %s", path, problem.message)
-
+        """List the index files; a name that is not a decimal number is passed over, as RocketMQ does."""
         entries = listing(self.path, lambda entry: is_index_name(entry.name))
-        closed = entries.problem
-        if self.read_only and os.path.islink(self.path):
-            # A link that leads nowhere, to a disk that is not mounted for instance, is more than a folder that is missing.
-            closed = entries.error
+        passed_over: dict[str, StoreError] = {}
+        # A link that leads nowhere, to a disk that is not mounted for instance, is more than a folder that is missing.
+        closed = entries.error if self.read_only and os.path.islink(self.path) else entries.problem
         if closed is not None:
             if not (self.read_only and (is_unreadable(closed) or is_missing(closed))):
                 raise closed
-            pass_over("", self.folder_not_given_out(closed), self.path)
+            passed_over[""] = self.folder_not_given_out(closed)
         newest = max((entry.name for entry in entries), key=int, default=None)
+        names = []
+        given_out: dict[str, tuple[int, int]] = {}
         for entry in entries:
             try:
-                if not entry.is_file():
-                    text = "a directory lies among the index files; move it away"
-                    if entry.is_symlink() and not os.path.exists(entry.path):
-                        text = "a link that leads nowhere stands for an index file; bring back what it leads to"
-                    if not self.read_only:
-                        raise GeometryError(text, entry.path)
-                    passed_over[entry.name] = GeometryError(text, entry.path, 0)
-                    continue
-                status = entry.stat()
+                if self._counts(entry, entry.name == newest, given_out):
+                    names.append(entry.name)
             except FileNotFoundError:
                 continue  # Another process deleted it meanwhile.
-            except OSError as unseen:
-                if not (self.read_only and is_unreadable(unseen)):
+            except OSError as error:
+                if not (self.read_only and is_unreadable(error)):
                     raise
-                pass_over(entry.name, self.not_given_out(unseen, entry.path), entry.path)
-                continue
-            length = status.st_size
-            if self.read_only and length == 0 and entry.name == newest:
-                # A Java store makes a file and then extends it.
-                continue
-            given_out[entry.name] = status.st_ino, status.st_ctime_ns
-            if given_out[entry.name] != self._given_out.get(entry.name):
-                failure = why_unreadable(entry.path)
-                if failure is not None:
-                    if not self.read_only:
-                        raise failure
-                    del given_out[entry.name]
-                    pass_over(entry.name, self.not_given_out(failure, entry.path), entry.path)
-                    continue
-            if length != self.config.index_file_size:
-                error = self.of_length(length, entry.path)
-                if not (self.read_only and self._is_usual_size()):
-                    raise error
-                if entry.name not in self.passed_over and "max_index_num" not in self.config.assumed:
-                    # `StoreConfig.infer` has warned of numbers that are only assumed.
-                    logger.warning("%s: %s", entry.path, error.message)
+                passed_over[entry.name] = self.not_given_out(error, entry.path)
+            except GeometryError as error:
+                if not self.read_only or (entry.is_file() and not self._is_usual_size()):
+                    raise
                 passed_over[entry.name] = error
-                continue
-            names.append(entry.name)
+        for name, problem in passed_over.items():
+            # `StoreConfig.infer` has warned of numbers that are only assumed.
+            told = isinstance(problem, GeometryError) and "max_index_num" in self.config.assumed
+            if name not in self.passed_over and not told:
+                logger.warning("%s: %s", problem.path, problem.message)
         self.passed_over, self._given_out = passed_over, given_out
         self.take(names)
+
+    def _counts(self, entry: os.DirEntry[str], is_newest: bool, given_out: dict[str, tuple[int, int]]) -> bool:
+        # Whether this is an index file; raises where it cannot be used.
+        if not entry.is_file():
+            text = "a directory lies among the index files; move it away"
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                text = "a link that leads nowhere stands for an index file; bring back what it leads to"
+            raise GeometryError(text, entry.path, 0)
+        status = entry.stat()
+        if self.read_only and status.st_size == 0 and is_newest:
+            # A Java store makes a file and then extends it.
+            return False
+        file = status.st_ino, status.st_ctime_ns
+        if file != self._given_out.get(entry.name) and (failure := why_unreadable(entry.path)) is not None:
+            raise failure
+        given_out[entry.name] = file
+        if status.st_size != self.config.index_file_size:
+            raise self.of_length(status.st_size, entry.path)
+        return True
 
     def _is_usual_size(self) -> bool:
         # Numbers that were only assumed, because no file told them, say nothing about a file.
@@ -356,19 +292,10 @@ class IndexService(NotCopied, OpenedIndexes):
     def take_log_files(self, order: list[tuple[str, IndexFile | None]], covers: bool, version: int) -> bool:
         """Let exact questions ask files in memory too, which `log_index` made from the log.
 
-        Parameters
-        ----------
-        order : list of (str, IndexFile or None)
-            Every name, oldest first; None for those that are on disk.
-        covers : bool
-            Together they cover the whole log.
-        version : int
-            `version` as it was before the names were asked for.
-
-        Returns
-        -------
-        bool
-            False where the list changed since then: nothing is taken, as it would hide what came.
+        - `order`: every name, oldest first; None for those that are on disk.
+        - `covers`: together they cover the whole log.
+        - `version`: `version` as it was before the names were asked for.
+        - Returns bool: False where the list changed since then: nothing is taken, as it would hide what came.
         """
         with self._open_lock:
             if version != self.version:
@@ -442,13 +369,7 @@ class IndexService(NotCopied, OpenedIndexes):
     # ------------------------------------------------------------------------------------------------------ building
 
     def current(self) -> IndexFile:
-        """The file that takes the next entry: the newest, or a new one when it is full or none exists.
-
-        Raises
-        ------
-        IndexFileError
-            Three tries, a pause apart, could not create it; `index_error` is set.
-        """
+        """The file that takes the next entry: the newest, or a new one when it is full or none exists."""
         newest = self.newest()
         if newest is not None and not newest.is_full:
             # A file that a Java store made has holes; on a full disk that must be an error here and no SIGBUS later.
@@ -512,10 +433,7 @@ class IndexService(NotCopied, OpenedIndexes):
     def adopt(self, is_on_disk: Callable[[int, int], bool]) -> None:
         """Let the next flush force what a process that died may have left unforced.
 
-        Parameters
-        ----------
-        is_on_disk : callable
-            Tells it by the end timestamp and the end phy offset of a file, as `Checkpoint.has_index`.
+        - `is_on_disk`: tells it by the end timestamp and the end phy offset of a file, as `Checkpoint.has_index`.
         """
         for index in self.files():
             if is_on_disk(index.header.end_timestamp, index.header.end_phy_offset):
@@ -523,13 +441,7 @@ class IndexService(NotCopied, OpenedIndexes):
             index.adopt()
 
     def reserve(self) -> None:
-        """Allocate the newest file on disk where a Java store left holes in it.
-
-        Raises
-        ------
-        OSError
-            The disk is full.
-        """
+        """Allocate the newest file on disk where a Java store left holes in it."""
         if self._names:
             self.file(self._names[-1]).mapped_file.reserve()
 
@@ -546,7 +458,7 @@ class IndexService(NotCopied, OpenedIndexes):
         index = IndexFile.create(
             os.path.join(self.path, name), self.config, prepared=self.prepared, sparse=self.sparse, previous=newest
         )
-        with self.lock.write(), self._open_lock:
+        with self._open_lock:
             self._list_changed()
             self._names.append(name)
             self._open[name] = index
@@ -554,14 +466,7 @@ class IndexService(NotCopied, OpenedIndexes):
         return index
 
     def put_hashes(self, hashes: np.ndarray, phy_offsets: np.ndarray, store_timestamps: np.ndarray) -> None:
-        """Put entries in order, rolling to new files as they fill.
-
-        Parameters
-        ----------
-        hashes : int32 array
-            Index hashes (`_core.index_key_hash`).
-        phy_offsets, store_timestamps : int64 arrays
-        """
+        """Put entries in order, rolling to new files as they fill."""
         done = 0
         while done < len(hashes):
             index = self.current()
@@ -587,19 +492,18 @@ class IndexService(NotCopied, OpenedIndexes):
         key_hash = index_key_hash(topic, key)
         phy_offsets: list[int] = []
         last_time = last_phy = 0
-        with self.lock.read():
-            for number, name in enumerate(reversed(self._names)):
-                try:
-                    index = self.file(name)
-                except (FileNotFoundError, OffsetOutOfRangeError):
-                    break  # It expired meanwhile, and so did what is older.
-                header = index.read_header()
-                if number == 0:
-                    last_time, last_phy = header[1], header[3]
-                if index.matches_time(begin, end):
-                    phy_offsets += index.select_hash(key_hash, max_num - len(phy_offsets), begin, end)
-                if header[0] < begin or len(phy_offsets) >= max_num:
-                    break
+        for number, name in enumerate(reversed(self.names)):
+            try:
+                index = self.file(name)
+            except (FileNotFoundError, OffsetOutOfRangeError):
+                break  # It expired meanwhile, and so did what is older.
+            header = index.read_header()
+            if number == 0:
+                last_time, last_phy = header[1], header[3]
+            if index.matches_time(begin, end):
+                phy_offsets += index.select_hash(key_hash, max_num - len(phy_offsets), begin, end)
+            if header[0] < begin or len(phy_offsets) >= max_num:
+                break
         return QueryOffsetResult(phy_offsets, last_time, last_phy)
 
     def newest_first(self) -> Iterable[IndexFile]:
@@ -685,7 +589,7 @@ class IndexService(NotCopied, OpenedIndexes):
     def remove(self, name: str) -> None:
         """Delete one file."""
         index = self.file(name)
-        with self.lock.write(), self._open_lock:
+        with self._open_lock:
             self._list_changed()
             self._names.remove(name)
             self._open.pop(name, None)

@@ -29,16 +29,9 @@ __all__ = ["Candidates", "KeySource", "Merged", "SoughtKeys"]
 
 @dataclass(frozen=True)
 class Candidates:
-    """Places at which records may have keys, as parallel arrays.
+    """Places at which records may have keys, as parallel arrays: the number of the key (int32, ascending), the phy offset (int64).
 
-    Attributes
-    ----------
-    numbers : array of int32
-        The number of the key; ascending.
-    phy_offsets : array of int64
-        Where the record begins; of one key the newest entry first.
-    falling : bool
-        The phy offsets of each key fall, so that no place comes twice.
+    With `falling`, the phy offsets of each key fall, so that no place comes twice; otherwise the newest entry is first.
     """
 
     numbers: ndarray
@@ -58,25 +51,22 @@ class Candidates:
 
 
 class SoughtKeys:
-    """Keys that are looked up together, each in its topic.
+    """Keys that are looked up together, each in its topic; `selection` has what they are (`index_type`), and the store times.
 
-    Parameters
-    ----------
-    texts : KeyTexts
-        The keys and their topics as they are stored.
-    selection : Selection
-        What the keys are (`index_type`), and between which store times.
-    pairs : callable
-        Returns the topic and the text of each key, for an index that needs them as text.
+    `texts` are keys and topics as they are stored; `pairs` returns topic and key as text, for an index that needs them.
     """
 
     def __init__(self, texts: KeyTexts, selection: Selection, pairs: Callable[[], Iterable[tuple[str, str]]]):
         self.texts, self.selection, self.pairs = texts, selection, pairs
+        # Text that was replaced while it was decoded cannot be compared as bytes.
+        self.by_text = False
 
     @classmethod
     def of(cls, selection: Selection) -> SoughtKeys:
         """Return the one key of a selection."""
-        return cls.of_pairs([(selection.topic, selection.key)], selection)
+        sought = cls.of_pairs([(selection.topic, selection.key)], selection)
+        sought.by_text = "\ufffd" in selection.topic or "\ufffd" in selection.key
+        return sought
 
     @classmethod
     def of_pairs(cls, pairs: list[tuple[str, str]], selection: Selection) -> SoughtKeys:
@@ -91,7 +81,9 @@ class SoughtKeys:
 
     def at_any_time(self) -> SoughtKeys:
         """Return the same keys, whatever the store time."""
-        return SoughtKeys(self.texts, self.selection.at_any_time(), self.pairs)
+        sought = SoughtKeys(self.texts, self.selection.at_any_time(), self.pairs)
+        sought.by_text = self.by_text
+        return sought
 
     def matching(
         self,
@@ -101,24 +93,18 @@ class SoughtKeys:
         out: ArrowColumns | None = None,
         take: Callable[[], list[Any]] | None = None,
     ) -> tuple[list[list[Any]], np.ndarray]:
-        """Compare the records at candidates with the keys and the store times.
+        """Compare the records at candidates with the keys and the store times, at most `max_num` of each key.
 
-        Parameters
-        ----------
-        max_num : int
-            Take at most this many records of each key; the others are not compared.
-        out : ArrowColumns, optional
-            Takes the rows.
-        take : callable, optional
-            Takes a full batch out of `out`.
-
-        Returns
-        -------
-        (list of list, array of bool)
-            What `take` returned, and for each candidate whether its record was taken.
+        `out` gets the rows, and `take` takes full batches out of it.  Returns these batches, and as an array of bool which
+        candidates were taken.
         """
         batches = []
         numbers, phy_offsets = candidates.numbers, candidates.phy_offsets
+        if self.by_text:
+            messages = map(log.look_up, phy_offsets.tolist())
+            has_key = np.array([message is not None and self.selection.has(message) for message in messages], bool)
+            has_key[np.flatnonzero(has_key)[max_num:]] = False
+            return [], has_key
         taken = np.zeros(len(candidates), np.uint8)
         out = ArrowColumns((), 1 << 30) if out is None else out
         low, high = self.selection.times
@@ -162,12 +148,7 @@ class KeySource(Protocol):
 
 
 class Merged:
-    """Several indexes as one, a `KeySource`: what one of them has is found.
-
-    Parameters
-    ----------
-    sources : KeySource
-    """
+    """Several indexes as one, a `KeySource`: what one of them has is found."""
 
     def __init__(self, *sources: KeySource):
         self.sources = sources

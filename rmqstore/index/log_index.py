@@ -20,7 +20,7 @@ from rmqstore._core import Verdict, doubtful_entry
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.memory_file import MemoryFile
+from rmqstore.files.mapped_file import MemoryFile
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_file import IndexFile
@@ -49,19 +49,8 @@ class _Part(NamedTuple):
 class LogIndex:
     """The index files of a store, and entries of those stretches of its log that they do not cover, as a `KeySource`.
 
-    Parameters
-    ----------
-    root : str
-        The store's directory.
-    commit_log : CommitLog
-    index_service : IndexService
-    database : DatabaseIndex, optional
-        What it covers need not be gone over either.
-
-    Attributes
-    ----------
-    uncovered : tuple of (int, int)
-        Phy offsets, begin and end, of what neither the index nor this covers; ascending.
+    - `database`: what it covers need not be gone over either.
+    - `uncovered`: phy offsets, begin and end, of what neither the index nor this covers; ascending.
     """
 
     def __init__(
@@ -143,12 +132,8 @@ class LogIndex:
     def cover(self, max_log_bytes: int | None, progress: Callable[[int, int], object] | None = None) -> None:
         """Go over what the index files do not cover, the newest first, and let the index service ask it.
 
-        Parameters
-        ----------
-        max_log_bytes : int or None
-            Go over at most so many bytes, those of earlier calls included; None = all.
-        progress : callable, optional
-            Told how many bytes were gone over, and how many there are to go over.
+        - `max_log_bytes`: go over at most so many bytes, those of earlier calls included; None = all.
+        - `progress`: told how many bytes were gone over, and how many there are to go over.
         """
         limit = 1 << 62 if max_log_bytes is None else max(max_log_bytes, 0)
         with self._lock:
@@ -262,7 +247,9 @@ class LogIndex:
                 found.append((last, min(first_of + (1 if message is None else message.size), high)))
             if end_of >= at:
                 at, last = end_of, last_of
-        if not self._is_ours(last if at > low else -1):
+        service = self.index_service
+        if at > low and last >= 0 and service.names[-1] not in service.distrusted and is_held(self.root):
+            # A living writer indexes the end of the log itself, if it has an index.
             return found, False
         unsure = self._unsure(last)
         if at >= high and unsure >= high:
@@ -280,11 +267,6 @@ class LogIndex:
             return self.commit_log.max_offset
         flushed = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint")).flushed_offset
         return last if flushed < 0 else min(flushed, last)
-
-    def _is_ours(self, last: int) -> bool:
-        # Whether the end of the log is to be gone over: a living writer indexes it itself, if it has an index.
-        service = self.index_service
-        return last < 0 or service.names[-1] in service.distrusted or not is_held(self.root)
 
     def _pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
         # By segment, so that what is newest can be gone over first.

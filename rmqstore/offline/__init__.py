@@ -16,7 +16,7 @@ write.
 - `importing`: files into a store; `import_rows`: files of JSON lines and CSV as tables to put; `import_arrow`: those of
   Arrow and Parquet, with the sizes of their rows before they are decoded
 - `pending`: what still waits, and for what; `pending_queues` (delay levels, retries, dead letters, transactions),
-  `pending_timers`: from where on it waits; `pending_search`: records and rows, which they share
+  `pending_timers`: where what waits begins; `pending_search`: records and rows, which they share
 - `timeline`: messages and bytes over time, sampled, and those after a place
 - `metrics`: names, labels and meaning of the Prometheus metrics
 """

@@ -14,7 +14,7 @@ from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, St
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.index.index_service import IndexService
-from rmqstore.store.queue_lives import DeletedTopics
+from rmqstore.store.dispatch_rules import DeletedTopics
 
 __all__ = ["Compared"]
 
@@ -46,7 +46,7 @@ class Compared:
         self.commit_log, self.root, self.config, self.kinds = commit_log, root, config, kinds
         parts_root = root if parts_root is None else parts_root
         pool = MappedFilePool(config.max_mapped_files)
-        self.queues = ConsumeQueueStore(parts_root, config, pool, read_only=True, pass_over=True)
+        self.queues = ConsumeQueueStore(parts_root, config, pool, read_only=True)
         self.index_service = IndexService(parts_root, config, read_only=True)
         self.deleted = DeletedTopics(root)
         # A record whose CRC fails is damage; otherwise it is compared like every other.

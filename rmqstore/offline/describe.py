@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
-from rmqstore.files.again import ask_again
-from rmqstore.files.listing import listing
-from rmqstore.files.os_errors import is_missing
+from rmqstore.files.listing import ask_again
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
-    from rmqstore.files.unread import UnreadPart
+    from rmqstore.files.listing import UnreadPart
     from rmqstore.store.completion import QueueDatabaseState
 
 __all__ = [
@@ -35,7 +33,6 @@ __all__ = [
     "StoreDescription",
     "describe",
     "queue_rows",
-    "rocksdb_folders",
 ]
 
 logger = logging.getLogger(__name__)
@@ -124,18 +121,14 @@ class StoreDescription:
         What of them cannot be read: all, or some.
     damaged_files : tuple of (str, str)
         Path and what is wrong, of files that do not have their length: segments, queue files, index files.
-    rocksdb : tuple of str
-        As of `rocksdb_folders`.
     undispatched, unserved : tuple of (int, int) or None
         As of `MessageStore`.
     queue_database : QueueDatabaseState or None
         As of `MessageStore`.
     layout : dict of str to str
-        Where it keeps its parts, as of `store_layout`.
+        Part to place, see `store_layout`.
     unseen_queues : tuple of str
         Folders of queues that cannot be looked into, so that it is not known which queues are in them.
-    unread_queues : tuple of (str, int)
-        Topic and queue id of the queues that are there, and of which the system does not give out a folder or file.
     unread : tuple of UnreadPart
         What lies in the store and is not read: its path, the number of files and their bytes.
     """
@@ -150,13 +143,11 @@ class StoreDescription:
     consumer_offsets: dict[tuple[str, str], dict[int, int]]
     consumer_offsets_error: str | None = None
     damaged_files: tuple[tuple[str, str], ...] = ()
-    rocksdb: tuple[str, ...] = ()
     undispatched: tuple[int, int] | None = None
     unserved: tuple[int, int] | None = None
     queue_database: QueueDatabaseState | None = None
     layout: dict[str, str] = field(default_factory=dict)
     unseen_queues: tuple[str, ...] = ()
-    unread_queues: tuple[tuple[str, int], ...] = ()
     unread: tuple[UnreadPart, ...] = ()
 
     def __repr__(self) -> str:
@@ -176,14 +167,6 @@ class StoreDescription:
                 f"  damaged files: {len(self.damaged_files)}",
             ]
         )
-
-    @property
-    def queues_elsewhere(self) -> bool:
-        """bool: the log has messages, no queue has a file, and there is a RocksDB that may hold the queues and is not read."""
-        log = self.commit_log
-        if self.queue_database is not None:
-            return False
-        return bool(self.rocksdb) and log.max_offset > log.min_offset and not any(each.files for each in self.queues)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -259,38 +242,13 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
             CheckpointDescription(**store.checkpoint.as_dict()),
             *store.consumer_progress(),
             tuple((problem.path or store.path, problem.message) for problem in store.damaged_files()),
-            rocksdb_folders(store.path),
             store.undispatched,
             store.unserved,
             store.queue_database,
             store_layout(store.path, store.config),
             tuple(sorted(store.queues.unseen)),
-            tuple(sorted(store.queues.unread)),
             unread_in(store.path),
         )
-
-
-def rocksdb_folders(root: str) -> tuple[str, ...]:
-    """tuple of str: the folders below `root` that are a RocksDB, relative to it and sorted.
-
-    A broker with ``storeType=defaultRocksDB`` keeps its queues in one instead of in queue files; others keep timers, the
-    index or config there.  RocksDB has a file ``MANIFEST-`` and a number in each of its folders.
-    """
-    found = []
-    for folder in ("", "config"):
-        below = listing(os.path.join(root, folder), os.DirEntry.is_dir)
-        if below.error is not None and not is_missing(below.error):
-            # The rest of an answer needs none of them.
-            logger.warning(
-                "%s: whether a RocksDB lies there cannot be told: %s", os.path.join(root, folder), below.error.strerror
-            )
-        found += [os.path.join(folder, entry.name) for entry in below if _is_rocksdb(entry.path)]
-    return tuple(sorted(found))
-
-
-def _is_rocksdb(path: str) -> bool:
-    # One that lost its file CURRENT is one too; a topic may be a directory of such a name.
-    return bool(listing(path, lambda entry: entry.name.startswith("MANIFEST-") and not entry.is_dir()))
 
 
 def queue_rows(
@@ -368,7 +326,7 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
         ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress in other
         queues of the topic only), ``max_queue_offset`` and ``lag``: None where the queue is gone or cannot be read, or, the lag,
         where the offset is after the end of the queue.  ``waiting_since`` is when the next message was stored, ms since epoch, or
-        None; ``kind`` as of `progress_kind`.
+        None; ``kind`` is that of `progress_kind`.
     """
     # Imported where it is used, as few programs use it.
     from rmqstore.consumer.system_names import progress_kind

@@ -40,7 +40,7 @@ BODY_FORMS = ("text", "hex", "base64", "raw", "none")
 """How bodies are written: text where they are UTF-8 (else base64), hexadecimal, base64, bytes as they are, or not at all."""
 
 CORRUPT_MODES = ("fail", "report", "skip")
-"""What damage does: end the export, be passed over and counted, or be written with ``corrupt`` set."""
+"""What damage does: end the export, be skipped and counted, or be written with ``corrupt`` set."""
 
 COMPRESSIONS = {
     "jsonl": ("none", "gzip", "zstd"),
@@ -72,12 +72,12 @@ class ExportOptions:
     format : {"jsonl", "csv", "arrow", "parquet", "files"} or None
         None is what the ending of the output says, ``jsonl`` for an open file.
     columns : iterable of str or None
-        As of `MessageStore.scan`; None is all but those that repeat others.
+        Those of `MessageStore.scan`; None is all but those that repeat others.
     body : {"text", "hex", "base64", "raw", "none"} or None
         How bodies are written.  None is ``raw`` for Arrow, Parquet and single files, ``text`` otherwise: bodies that are not
         UTF-8 become base64, and ``body_encoding`` says so.
     corrupt : {"fail", "report", "skip"}
-        What damage does.  Without ``body`` and ``corrupt`` among the columns CRCs are not looked at.
+        Damage ends the export, is written, or is skipped.  CRCs are checked for the columns ``body`` and ``corrupt`` only.
     compression : str or None
         One of `COMPRESSIONS`; None is what the ending says (``.gz``, ``.zst``), zstd for Parquet.
     force : bool
@@ -112,7 +112,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Layout:
-    """What an export writes, once all options are known; as of `ExportOptions`."""
+    """The options of an export, once all are known; see `ExportOptions`."""
 
     format: str
     columns: tuple[str, ...]

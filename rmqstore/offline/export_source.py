@@ -38,7 +38,7 @@ from rmqstore.store.columns import (
 )
 from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_columns import chosen, rows_at
+from rmqstore.store.placed_columns import chosen, rows_at
 from rmqstore.store.results import QueryResult
 
 if TYPE_CHECKING:
@@ -127,14 +127,6 @@ class Damage:
         self.findings += 1
         if self.findings <= _NAMED:
             logger.warning("%s: %s; these messages are left out", finding.path, finding.detail)
-
-    def is_sound_in(self, queue: FlatQueue, message: MessageExt, names: Sequence[str]) -> bool:
-        """bool: as `is_sound`, of a message in tiered storage."""
-        self.queue = queue
-        try:
-            return self.is_sound(message, names)
-        finally:
-            self.queue = None
 
     def record(self, message: MessageExt) -> bool:
         """bool: write this message, which is corrupt."""
@@ -368,12 +360,44 @@ class Source:
         except OffsetOutOfRangeError:
             return None
 
+    def _older(self) -> Iterator[tuple[FlatQueue, list[int]]]:
+        # Queues of tiered storage, and log offsets in them of the chosen messages that the local log no longer has.
+        older, selection = self.store.older, self.selection
+        wanted: set[tuple[str, int, int]] | None = None
+        if selection.keys and selection.topics:
+            wanted = {
+                (message.topic, message.queue_id, message.queue_offset)
+                for topic in dict.fromkeys(selection.topics)
+                for key in dict.fromkeys(selection.keys)
+                for message in older.with_key(QueryResult(), Selection((topic,), keys=(key,), max_num=INT64_MAX))
+            }
+        for queue, begin, end in older.ranges(selection):
+            self.damage.queue = queue
+            for each in queue.places(begin, end, STEP):
+                places = chosen(queue, each, selection)
+                found = []
+                for row, queue_offset in enumerate(places.queue_offsets.tolist()):
+                    if wanted is not None and (queue.topic, queue.queue_id, queue_offset) not in wanted:
+                        continue
+                    message = queue.log.look_up(int(places.phy_offsets[row]), int(places.sizes[row]))
+                    if message is None or not message.check_queue(queue.topic, queue.queue_id, queue_offset):
+                        queue.report_unread(places[row : row + 1])
+                    elif selection.has(message):
+                        found.append(int(places.phy_offsets[row]))
+                if found:
+                    yield queue, found
+        self.damage.queue = None
+
     def messages(self, names: Sequence[str]) -> Iterator[MessageExt]:
         """The chosen messages, of which these columns are wanted."""
         damage = self.damage
-        yield from older_messages(
-            self.store, self.selection, lambda queue, message: damage.is_sound_in(queue, message, names)
-        )
+        for queue, offsets in self._older():
+            for offset in offsets:
+                message = queue.log.look_up(offset)
+                if message is None:
+                    _report_gone(queue, offset)
+                elif damage.is_sound(message, names):
+                    yield message
         for phy_offsets in self.offsets():
             for phy_offset in phy_offsets.tolist():
                 message = self.look_up(phy_offset)
@@ -387,11 +411,12 @@ class Source:
         decode = not DECODED.isdisjoint(columns)
         options = ColumnOptions([*columns, *extra], _BATCH_ROWS, byte_limit=_BATCH_BYTES, decode=decode)
         made = Columns(options, self.log.crc_check)
-        for queue, batch in older_batches(self.store, self.selection, made):
-            self.damage.queue = queue
-            sound = _sound_rows(batch, columns, self.damage, judged)
-            self.damage.queue = None
-            yield sound
+        for queue, offsets in self._older():
+            older, taken = rows_at(queue.log, made, np.array(offsets, np.int64))
+            for batch in older:
+                yield _sound_rows(batch, columns, self.damage, judged)
+            for number in np.setdiff1d(np.arange(len(offsets)), taken).tolist():
+                _report_gone(queue, offsets[number])
         if self.is_scan:
             ready: list[pa.RecordBatch] = []
 
@@ -430,63 +455,6 @@ def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: Damage,
             keep[place] = damage.row(batch.column("phy_offset")[place].as_py())
         batch = batch.filter(import_pyarrow().array(keep))
     return batch.select(list(columns))
-
-
-def _places(store: MessageStore, selection: Selection) -> Iterator[tuple[FlatQueue, list[int]]]:
-    # Log offsets of the chosen messages of one queue, some at a time.
-    wanted: set[tuple[str, int, int]] | None = None
-    if selection.keys and selection.topics:
-        wanted = {
-            (message.topic, message.queue_id, message.queue_offset)
-            for topic in dict.fromkeys(selection.topics)
-            for key in dict.fromkeys(selection.keys)
-            for message in store.older.with_key(QueryResult(), Selection((topic,), keys=(key,), max_num=INT64_MAX))
-        }
-    for queue, begin, end in store.older.ranges(selection):
-        for each in queue.places(begin, end, STEP):
-            places = chosen(queue, each, selection)
-            found = []
-            for row, queue_offset in enumerate(places.queue_offsets.tolist()):
-                if wanted is not None and (queue.topic, queue.queue_id, queue_offset) not in wanted:
-                    continue
-                message = queue.log.look_up(int(places.phy_offsets[row]), int(places.sizes[row]))
-                if message is None or not message.check_queue(queue.topic, queue.queue_id, queue_offset):
-                    queue.report_unread(places[row : row + 1])
-                elif selection.has(message):
-                    found.append(int(places.phy_offsets[row]))
-            if found:
-                yield queue, found
-
-
-def older_messages(
-    store: MessageStore, selection: Selection, is_sound: Callable[[FlatQueue, MessageExt], bool]
-) -> Iterator[MessageExt]:
-    """The chosen messages that only tiered storage has; a unit that leads to no message of its queue is reported.
-
-    Parameters
-    ----------
-    is_sound : callable
-        Whether to give a message whose CRC or body may be wrong.
-    """
-    for queue, offsets in _places(store, selection):
-        for offset in offsets:
-            message = queue.log.look_up(offset)
-            if message is None:
-                _report_gone(queue, offset)
-            elif is_sound(queue, message):
-                yield message
-
-
-def older_batches(
-    store: MessageStore, selection: Selection, columns: Columns
-) -> Iterator[tuple[FlatQueue, pa.RecordBatch]]:
-    """The same as record batches of these columns, each of one queue."""
-    for queue, offsets in _places(store, selection):
-        batches, taken = rows_at(queue.log, columns, np.array(offsets, np.int64))
-        for batch in batches:
-            yield queue, batch
-        for number in np.setdiff1d(np.arange(len(offsets)), taken).tolist():
-            _report_gone(queue, offsets[number])
 
 
 def _report_gone(queue: FlatQueue, log_offset: int) -> None:

@@ -28,12 +28,13 @@ from rmqstore.files.open_file import open_regular
 from rmqstore.files.output_file import format_of
 from rmqstore.offline.export_files import MANIFEST, import_zstandard
 from rmqstore.store.columns import import_pyarrow
-from rmqstore.store.table_rows import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key
+from rmqstore.store.table_writing import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["BOUNDS", "Bounds", "Chunk", "Input"]
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -52,14 +53,14 @@ class Bounds:
     largest: int
 
 
-# A line that is longer is none: a broker's messages have 4 MiB at most unless it is told otherwise.
+# A longer line is no message: a broker's have 4 MiB at most unless it is told otherwise.
 BOUNDS = Bounds(rows=2048, size=8 << 20, largest=256 << 20)
 """Rows and bytes that are held at once, and bytes of a row."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a file, and where each stands in it."""
+    """Some rows of a file, and the place of each in it."""
 
     table: pa.Table
     file: str
@@ -132,7 +133,7 @@ class Input:
 
     @contextlib.contextmanager
     def text(self) -> Iterator[IO[bytes]]:
-        """The file unpacked, from its begin on."""
+        """The file unpacked, from its begin."""
         self.file.seek(0)
         try:
             if self.compression == "gzip":
@@ -163,7 +164,7 @@ class Input:
 class _Zstd(io.RawIOBase):
     """The contents of a file of zstd frames; the library's own reader takes a file that was cut for one that ended."""
 
-    # What so many bytes unpack to is held at once: 128 KiB for 4 bytes at worst.
+    # Bytes that are unpacked at once, each 4 to 128 KiB at worst.
     _PIECE = 2048
 
     def __init__(self, file: IO[bytes], zstandard: Any):

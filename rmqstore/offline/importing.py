@@ -44,16 +44,9 @@ _ROW = re.compile(r"row ([0-9]+):? (.*)", re.DOTALL)
 class ImportOptions:
     """How files are imported.
 
-    Attributes
-    ----------
-    config : StoreConfig or None
-        None is what the store's files say, RocketMQ's defaults for a new one.
-    format : {"jsonl", "csv", "arrow", "parquet"} or None
-        Of all files; None is what the ending of each says, or else its content.
-    topic, queue_id, tags, keys
-        For all rows, instead of what the files say.
-    keep_timestamps : bool
-        Take the store times from the files; they must not fall, nor lie before the store's last message.
+    `config` None is what the store's files say, RocketMQ's defaults for a new one; `format` None is what the ending of each file
+    says, or else its content.  `topic`, `queue_id`, `tags`, `keys` are for all rows, instead of what the files say.
+    `keep_timestamps` takes the store times from the files; they must not fall, nor be before the store's last message.
     """
 
     config: StoreConfig | None = None

@@ -6,10 +6,10 @@ index, or where topics cannot be seen.  What was not searched is reported as by 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from collections import deque
-from dataclasses import dataclass
 
 from rmqstore.errors import StoreError
 from rmqstore.message import MessageExt
@@ -17,52 +17,28 @@ from rmqstore.offline.settings import settings
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.querying import LogLook
+from rmqstore.store.results import QueryResult
 
-__all__ = ["AllTopicsResult", "find_in_all_topics", "topics_to_ask"]
-
-@dataclass(frozen=True, slots=True)
-class AllTopicsResult:
-    """Messages newest first, each once; `truncated` if there are more than `max_num`.
-
-    `uncovered` are stretches of the log, in phy offsets, that were not searched; `topics` is how many topics the index was asked
-    for, None where the log itself was scanned.
-    """
-
-    messages: list[MessageExt]
-    truncated: bool
-    uncovered: tuple[tuple[int, int], ...]
-    topics: int | None
+__all__ = ["find_in_all_topics", "topics_to_ask"]
 
 
 def topics_to_ask(store: MessageStore) -> list[str]:
     """list of str: the topics that have a queue, and those that the broker's settings name, sorted."""
     names = set(store.topics())
-    try:
+    # They are a help and nothing more: messages are in topics that have queues.
+    with contextlib.suppress(StoreError, OSError):
         names.update(settings(store.path).topics)
-    except (StoreError, OSError):
-        # They are a help and nothing more: messages are in topics that have queues.
-        pass
     return sorted(names)
 
 
 def find_in_all_topics(
     store: MessageStore, selection: Selection, look: LogLook, topics: list[str] | None = None
-) -> AllTopicsResult:
+) -> QueryResult:
     """Find the messages of all topics that have a key, newest first, each compared with its message.
 
-    Parameters
-    ----------
-    selection : Selection
-        One key, `index_type`, store times and `max_num`.
-    look : LogLook
-        How many bytes of the log that the index does not cover are searched.
-    topics : list of str, optional
-        As of `topics_to_ask`, for a search for several keys.
-
-    Raises
-    ------
-    StoreError, ValueError
-        As of `MessageStore.query_message`.
+    `selection` has one key, `index_type`, store times and `max_num`; `look` says how many bytes of the log that the index does not
+    cover are searched; `topics` are those of `topics_to_ask`, for a search for several keys.  Errors are those of
+    `MessageStore.query_message`.
     """
     names = topics_to_ask(store) if topics is None else topics
     max_num = selection.max_num or 0
@@ -85,10 +61,10 @@ def find_in_all_topics(
         return (0 if store.older.one_log else -message.store_timestamp, -message.phy_offset)
 
     messages = list(itertools.islice(heapq.merge(*found, key=newest_first), max_num + 1))
-    return AllTopicsResult(messages[:max_num], truncated or len(messages) > max_num, uncovered, len(names))
+    return QueryResult(messages[:max_num], truncated or len(messages) > max_num, uncovered)
 
 
-def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> AllTopicsResult:
+def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> QueryResult:
     log, max_num, (max_log_bytes, progress) = store.commit_log, selection.max_num or 0, look
     low, high = log.min_offset, log.max_offset
     # Whole segments, the newest ones: a record is known to begin where a segment does.
@@ -102,4 +78,4 @@ def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> AllTopi
             found.append(message)
     messages = list(found)[::-1]
     uncovered = ((low, first),) if first > low else ()
-    return AllTopicsResult(messages[:max_num], len(messages) > max_num, uncovered, None)
+    return QueryResult(messages[:max_num], len(messages) > max_num, uncovered)

@@ -12,15 +12,14 @@ from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
 from rmqstore.consumer.settings_sources import SettingsKind
 from rmqstore.errors import MissingDependencyError, StoreError
-from rmqstore.files.listing import listing
+from rmqstore.files.listing import UnreadPart, listing, unread_parts
 from rmqstore.files.mapped_file import STAGING_PREFIX, offset_of_name
-from rmqstore.files.unread import UnreadPart, unread_parts
 from rmqstore.index.index_service import is_index_name
 from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
 from rmqstore.rocksdb.places import FOLDERS, PLACES, closed_folder, may_be_database, queue_databases
-from rmqstore.rocksdb.pop_records import has_pop_records
 from rmqstore.rocksdb.settings import settings_layouts
+from rmqstore.rocksdb.waiting import has_pop_records
 
 __all__ = ["store_layout", "unread_in"]
 
@@ -49,7 +48,7 @@ def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> dict[str,
     Parameters
     ----------
     config : StoreConfig
-        What is known of the store, see `StoreConfig.infer`.
+        Options of the store, see `StoreConfig.infer`.
     """
     root = os.fspath(root)
     families = _families(root)

@@ -107,19 +107,9 @@ class PendingTotal:
 class Pending:
     """What waits in a store; iterate over it for the messages, those that are due first first.
 
-    Attributes
-    ----------
-    path : str
-    now : int
-        What is due before is overdue, ms since epoch.
-    unordered : pyarrow.Table
-        A row a message (`rmqstore.offline.pending_search.schema`), as they were found.
-    sources : list of PendingSource
-        What was looked at, and what each said.
-    problems : list of Problem
-        What could not be read, or cannot be right: the answer may lack messages.  Empty if all was read.
-    notes : list of str
-        What else to know, as where a lower bound is missing.
+    `now` is when it was asked: what was due before is overdue, ms since epoch.  `unordered` is an Arrow table with a row a message
+    (`rmqstore.offline.pending_search.schema`), as they were found.  `sources` are the places that were read, and `problems` what
+    could not be read, or cannot be right, so that the answer may lack messages; `notes` is what else to know.
     """
 
     path: str

@@ -29,7 +29,7 @@ from rmqstore.offline.pending_search import (
     records_in_log,
     taken_down,
 )
-from rmqstore.rocksdb.transactions import StoredTransactions, read_transactions
+from rmqstore.rocksdb.waiting import StoredTransactions, read_transactions
 from rmqstore.store.columns import import_pyarrow
 
 __all__ = ["search_delayed", "search_dlq", "search_retry"]

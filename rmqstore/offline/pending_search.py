@@ -17,14 +17,14 @@ import numpy as np
 
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
-from rmqstore.rocksdb.database import Database, is_database
+from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder
 from rmqstore.rocksdb.places import may_be_database
 from rmqstore.selection import Selection
 from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow
 from rmqstore.store.local_queue import LocalQueue
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.queue_columns import queue_rows, rows_at
+from rmqstore.store.placed_columns import rows_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,16 +107,8 @@ class Search:
     def progress(self) -> dict[tuple[str, str], dict[int, int]]:
         """dict: next queue offset by (group, topic) and queue id."""
         progress, error = self.store.consumer_progress()
-        config = os.path.join(self.store.path, "config")
         if error is not None:
-            self.tell(f"consumer progress: {error}", config)
-        elif not progress:
-            for name in ("consumerOffsets", "metadata", "rdb"):
-                if is_database(os.path.join(config, name)):
-                    self.notes.append(
-                        "consumer progress was not found in the JSON file of config; "
-                        f"config/{name} is a RocksDB that may hold it"
-                    )
+            self.tell(f"consumer progress: {error}", os.path.join(self.store.path, "config"))
         return progress
 
     @property
@@ -414,7 +406,7 @@ def records_of_queue(
     columns = _columns(store, None, body)
     source = LocalQueue(queue, store.commit_log)
     for places in source.places(begin, end):
-        batches, taken = queue_rows(source, columns, places)
+        batches, taken = rows_at(source.log, columns, places.phy_offsets, source, places)
         codes = source.resolved_codes(places.tags_codes[taken])
         records = Records(_one(batches, columns), taken, codes) if len(taken) else None
         yield records, len(places) - len(taken)

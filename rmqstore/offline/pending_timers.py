@@ -22,11 +22,10 @@ from rmqstore.offline.pending_search import (
     rows,
     taken_down,
 )
-from rmqstore.rocksdb.timers import StoredTimers, read_timers
+from rmqstore.rocksdb.waiting import StoredTimers, read_timers
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.texts import format_time
-from rmqstore.timer.timer_log import MAGIC_DELETE, MAGIC_ROLL
-from rmqstore.timer.waiting_units import WaitingUnits, waiting_units
+from rmqstore.timer.timer_files import MAGIC_DELETE, MAGIC_ROLL, WaitingUnits, waiting_units
 
 __all__ = ["search_timers"]
 
@@ -98,12 +97,12 @@ def _of_wheel(search: Search, waiting: WaitingUnits, found: _Found) -> None:
             "config/timercheck tells nothing: of the timer log all messages are taken to wait that are not on their "
             "topic"
         )
-    for units, doubtful in ((waiting.units, False), (waiting.doubtful, True)):
-        # The log is read in its order, whatever the order of the units.
-        _records_of_units(search, source, units[np.argsort(units["phy_offset"], kind="stable")], found, doubtful)
+    # The log is read in its order, whatever the order of the units.
+    units = waiting.units[np.argsort(waiting.units["phy_offset"], kind="stable")]
+    _records_of_units(search, source, units, found)
 
 
-def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, found: _Found, doubtful: bool) -> None:
+def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, found: _Found) -> None:
     phy_offsets = units["phy_offset"]
     again = np.zeros(len(units), bool)
     again[1:] = phy_offsets[1:] == phy_offsets[:-1]
@@ -115,14 +114,9 @@ def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, 
         own = units[records.numbers]
         led[records.numbers] = True
         out, has_out = records.properties.whole("TIMER_OUT_MS")
-        if doubtful:
-            # The chain's time is right where the record says the same.
-            keep = has_out & (out == own["time"]) & ~np.isin(own["phy_offset"], found.known())
-        else:
-            keep = np.ones(len(records), bool)
-            _compare(search, records, own, out, has_out)
-        found.take(source, records, np.where(has_out, out, own["time"]), keep)
-    if not doubtful and not led.all():
+        _compare(search, records, own, out, has_out)
+        found.take(source, records, np.where(has_out, out, own["time"]), np.ones(len(records), bool))
+    if not led.all():
         lost = units[~led]
         low = search.store.commit_log.min_offset
         gone = lost["phy_offset"] < low

@@ -23,7 +23,7 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig
-from rmqstore.config.dledger import refuse_dledger
+from rmqstore.config.places import refuse_dledger
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import look_at_files
@@ -88,19 +88,7 @@ class RebuildReport:
 
 @dataclass(frozen=True, slots=True)
 class RebuildJob:
-    """What is rebuilt, of which store, and where to.
-
-    Attributes
-    ----------
-    root : str
-        The store's directory.
-    kinds : tuple of str
-        "index", "consumequeue" or both.
-    config, output, drop_units
-        As for `rebuild`.
-    as_database : bool
-        The queues become a RocksDB database.
-    """
+    """What is rebuilt of the store at `root`, as for `rebuild`; `as_database`: the queues become a RocksDB database."""
 
     root: str
     kinds: tuple[str, ...]

@@ -13,8 +13,8 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, CollectedQueue, CollectedQueues
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.database_queues import CollectedBatchQueue, CollectedQueue, CollectedQueues
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.durable import fsync_tree
@@ -22,8 +22,7 @@ from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import encode_java_utf8
 from rmqstore.offline.rebuild import RebuildJob, RebuildReport, refuse_assumed
 from rmqstore.offline.verify_databases import QueueDatabaseCheck
-from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
-from rmqstore.rocksdb.queues import Units
+from rmqstore.rocksdb.queues import QueueDatabaseWriter, Units
 from rmqstore.store.dispatcher import LogDispatcher
 
 __all__ = ["rebuild_queue_database"]

@@ -19,7 +19,7 @@ from typing import Any
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
-from rmqstore.rocksdb.pop_records import PopRecord, has_pop_records, pop_records
+from rmqstore.rocksdb.waiting import PopRecord, has_pop_records, pop_records
 
 __all__ = ["Settings", "SourceDescription", "settings"]
 
@@ -84,16 +84,8 @@ class Settings:
     def config_json(self, what: str) -> dict[str, Any]:
         """dict: one kind as ``mqadmin rocksDBConfigToJson`` prints it, wherever it is kept.
 
-        Parameters
-        ----------
-        what : {"topics", "subscriptionGroups", "consumerOffsets"}
-            As that command's ``-t``.  Pull offsets and what is forbidden, which it does not print, are added as in the JSON
-            files where there are any.
-
-        Raises
-        ------
-        ValueError
-            Another name.
+        `what` is "topics", "subscriptionGroups" or "consumerOffsets", as that command's ``-t``; ValueError for another.  Pull
+        offsets and what is forbidden, which it does not print, are added as in the JSON files where there are any.
         """
         if what == "consumerOffsets":
             tables: dict[str, Any] = {"offsetTable": _by_key(self.consumer_offsets)}

@@ -52,8 +52,6 @@ _QUEUE_FOLDERS = {
     "consumequeue_ext": "queue_extension",
 }  # fmt: skip
 _PIECE = 1 << 16
-# Bytes of a record that no broker goes beyond.
-_RECORD_MAX = 1 << 27
 _UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _BATCH_UNIT = np.dtype(
     [
@@ -161,15 +159,7 @@ class StoreFile:
 
 
 def identify(path: str | os.PathLike[str]) -> StoreFile:
-    """Recognise the file at `path`, by the folders it lies in and its name, otherwise by its first bytes.
-
-    Raises
-    ------
-    StoreError
-        It is not a file of a store that is known; the error says which are.
-    OSError
-        It cannot be read.
-    """
+    """Recognise the file at `path`, by its folders and name, otherwise by its first bytes; StoreError if it is no known one."""
     path = os.fspath(path)
     size = os.stat(path).st_size
     parts = os.path.abspath(path).split(os.sep)
@@ -187,17 +177,6 @@ def identify(path: str | os.PathLike[str]) -> StoreFile:
         return StoreFile(path, "index", size)
     if name == "checkpoint":
         return StoreFile(path, "checkpoint", size)
-    found = _by_contents(path, size, head, base)
-    if found is not None:
-        return found
-    raise StoreError(
-        "it is not a file of a store that is known, by its name or by what it holds; known files are segments, files of "
-        "queues, index files and checkpoints",
-        path,
-    )
-
-
-def _by_contents(path: str, size: int, head: bytes, base: int | None) -> StoreFile | None:
     if len(head) >= 8 and struct.unpack_from(">i", head, 4)[0] in _MAGICS:
         at = int(RecordLayout.RECORD_PHY_OFFSET)
         if base is None and len(head) >= at + 8 and struct.unpack_from(">i", head, 4)[0] != MAGIC_BLANK:
@@ -206,19 +185,8 @@ def _by_contents(path: str, size: int, head: bytes, base: int | None) -> StoreFi
     with contextlib.suppress(StoreError, ValueError):
         IndexFile.open(path, read_only=True).close()
         return StoreFile(path, "index", size)
-    if size and size % _UNIT.itemsize == 0 and _is_queue(path):
-        return StoreFile(path, "queue", size, None if base is None else base // _UNIT.itemsize)
-    return None
-
-
-def _is_queue(path: str) -> bool:
-    """bool: the first units lead forward through a log, each to a record after that of the one before."""
-    with open(path, "rb") as file:
-        units = np.fromfile(file, _UNIT, 64)
-    units = units[(units["size"] != 0) & (units["size"] != PRE_FILL_SIZE)]
-    if not len(units):
-        return False
-    begins, sizes = units["phy_offset"].astype(np.int64), units["size"].astype(np.int64)
-    if (begins < 0).any() or (sizes <= 0).any() or (sizes > _RECORD_MAX).any():
-        return False
-    return bool((begins[:-1] + sizes[:-1] <= begins[1:]).all())
+    raise StoreError(
+        "it is not a file of a store that is known, by its name or by what it holds; known files are segments, files of "
+        "queues, index files and checkpoints",
+        path,
+    )

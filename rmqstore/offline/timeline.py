@@ -1,15 +1,13 @@
 """How many messages and bytes came into a log when, estimated from some of its records; and those after a place, counted.
 
 A log of up to 32 MiB is scanned, and the answer is exact.  Of a longer one at most 256 records are read, however long it
-is.  Between two of them bytes are taken to have come evenly; more records are read where that may be most wrong.  How many
-messages a stretch has follows from the sizes of the records at its ends.
+is, at even distances.  Between two of them bytes are taken to have come evenly; how many messages that is follows from the
+sizes of the records at both.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
-import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,8 +28,8 @@ __all__ = ["EXACT_BYTES", "Timeline", "TimelineBin", "timeline"]
 EXACT_BYTES = 32 << 20
 """A log of no more bytes is scanned as a whole."""
 
-# Records that are read of a longer log, and how many of them at even distances before others are chosen.
-_PLACES, _EVEN = 256, 64
+# Records that are read of a longer log, at even distances: so no column is wrong by more than two of them.
+_PLACES = 256
 # Bytes of records after a place, whose number says how large they are.
 _RUN = 32 * 1024
 # Bytes after a place in which a record is looked for.
@@ -72,19 +70,10 @@ class _Place:
 
 
 def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None) -> Timeline:
-    """Estimate messages and bytes by store time.
+    """Estimate messages and bytes by store time, in `bins` equally long times, fewer where the log spans fewer milliseconds.
 
-    Parameters
-    ----------
-    bins : int
-        How many equally long times; fewer where the log spans fewer milliseconds.
-    messages : int, optional
-        How many messages there are, where that is known: an estimate is scaled so that its sum is right.
-
-    Raises
-    ------
-    ValueError
-        `bins` is below 2.
+    `messages` is how many there are, where that is known: an estimate is scaled so that its sum is right.  ValueError for `bins`
+    below 2.
     """
     if bins < 2:
         raise ValueError(f"bins is {bins}; give at least 2")
@@ -95,9 +84,9 @@ def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None
     if high - low <= EXACT_BYTES:
         return _exact(log, low, high, bins)
     with log.single_records():
-        found, places = _spread(log, low, high)
-    found = _ordered(found)
-    return Timeline(_binned(found, low, high, bins, messages) if len(found) > 1 else (), False, places)
+        places = _spread(log, low, high)
+    found = _ordered(places)
+    return Timeline(_binned(found, low, high, bins, messages) if len(found) > 1 else (), False, len(places))
 
 
 def _exact(log: CommitLog, low: int, high: int, bins: int) -> Timeline:
@@ -129,30 +118,17 @@ def _edges(first: int, last: int, bins: int) -> list[int]:
     step = max(-(-(last - first + 1) // bins), 1)
     return list(range(first, last + 1 + step, step))
 
-def _spread(log: CommitLog, low: int, high: int) -> tuple[list[_Place], int]:
-    # Places in order, and how many were tried: some at even distances, then where much time lies over many bytes.
-    tried = min(_EVEN, _PLACES)
-    gap = (high - low) // tried
-    found = {place for number in range(tried) if (place := _at_or_after(log, low + number * gap, gap)) is not None}
+
+def _spread(log: CommitLog, low: int, high: int) -> list[_Place]:
+    # Places at even distances, in order.
+    gap = -(-(high - low) // _PLACES)
+    found = {place for begin in range(low, high, gap) if (place := _at_or_after(log, begin, gap)) is not None}
     places = sorted(found)
     last = log.last_store_timestamp()
     if last is not None and 0 <= last < _TIME_MAX and places:
         # The end is not a record, but what lies before it came until then.
         places.append(_Place(high, last, places[-1].density))
-    waiting = [_weighed(a, b) for a, b in itertools.pairwise(places)]
-    heapq.heapify(waiting)
-    while waiting and tried < _PLACES:
-        weight, before, after = heapq.heappop(waiting)
-        if not weight:
-            break
-        tried += 1
-        middle = (before.phy_offset + after.phy_offset) // 2
-        place = _at_or_after(log, middle, (after.phy_offset - before.phy_offset) // 2)
-        if place is not None and before.phy_offset < place.phy_offset < after.phy_offset:
-            places.append(place)
-            heapq.heappush(waiting, _weighed(before, place))
-            heapq.heappush(waiting, _weighed(place, after))
-    return sorted(places), tried
+    return places
 
 
 def _at_or_after(log: CommitLog, phy_offset: int, gap: int) -> _Place | None:
@@ -172,12 +148,6 @@ def _at_or_after(log: CommitLog, phy_offset: int, gap: int) -> _Place | None:
     if not 0 <= time < _TIME_MAX or run is None or run.verdict is not Verdict.RECORD:
         return None
     return _Place(begin, time, run.records / (run.end - run.begin))
-
-
-def _weighed(before: _Place, after: _Place) -> tuple[int, _Place, _Place]:
-    # The more bytes and time lie between two places, the more wrong it may be that they came evenly.
-    weight = (after.phy_offset - before.phy_offset) * max(after.store_timestamp - before.store_timestamp, 0)
-    return -weight, before, after
 
 
 def _ordered(places: Sequence[_Place]) -> list[_Place]:

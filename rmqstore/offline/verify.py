@@ -19,12 +19,12 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS, Stretch
 from rmqstore.config import StoreConfig
-from rmqstore.config.dledger import dledger_folders
+from rmqstore.config.places import dledger_folders
 from rmqstore.errors import Finding, GeometryError, StoreError, finding_of
 from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.listing import UnreadPart
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.open_file import why_unreadable
-from rmqstore.files.unread import UnreadPart
 from rmqstore.message import MessageExt, SysFlag, body_findings, decode_java_utf8, is_queued
 from rmqstore.offline.compared import Compared, unread_file, unread_folder
 from rmqstore.offline.verify_databases import QueueDatabaseCheck, has_index_database, verify_index_database
@@ -32,10 +32,9 @@ from rmqstore.offline.verify_entries import IndexCheck, load_index
 from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings, verify_waiting
 from rmqstore.offline.verify_units import QueueCheck
 from rmqstore.remedies import Sentence
-from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.dispatch_rules import gone_text, multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
-from rmqstore.store.queue_lives import gone_text
 
 __all__ = ["Finding", "verify"]
 
@@ -105,22 +104,13 @@ def verify_records(
 ) -> tuple[list[Finding], dict[tuple[str, int], int], int]:
     """Compare queues and index that were built just now with some of the records of a log.
 
-    Parameters
-    ----------
-    columns : RecordColumns
-        Filled by `stretches`.
-    stretches : iterable of Stretch
-        As of `CommitLog.stretches` without a look at CRCs.
-    batch_topics : iterable of str
-        Topics with batch queues.
-    first_entry : int
-        Number of the first record's first entry in the whole index, from 0 on; all files but the last are full.
+    `stretches`, of `CommitLog.stretches` without a look at CRCs, fill `columns`; `batch_topics` have batch queues; `first_entry` is
+    the number of the first record's first entry in the whole index, from 0, of which all files but the last are full.
 
     Returns
     -------
     (list of Finding, dict of (str, int) to int, int)
-        What is wrong, 100 findings at the most; units of each queue that belong to these records; number after the last
-        entry.
+        What is wrong, 100 findings at most; units of each queue that belong to these records; number after the last entry.
     """
     compared.is_built = True
     checker = _Checker(compared)

@@ -25,8 +25,7 @@ from rmqstore.rocksdb.index import IndexDatabase, index_folder, keys_of_message,
 from rmqstore.rocksdb.places import may_be_database, queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
-from rmqstore.store.dispatch_rules import multi_dispatch_places, unit_rows
-from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
+from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life, multi_dispatch_places, unit_rows
 
 __all__ = ["has_index_database", "verify_index_database"]
 
@@ -47,14 +46,7 @@ def has_index_database(root: str) -> bool:
 
 
 def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterator[Finding]:
-    """Compare the index in RocksDB of the store at `root` with its log, which ends at phy offset `end`.
-
-    Yields
-    ------
-    Finding
-        "missing_index_entry", "bad_index_entry", "damaged_database", or "not_checked" where it cannot be read, among others as
-        rocksdict is not installed.
-    """
+    """Compare the index in RocksDB of the store at `root` with its log, which ends at phy offset `end`."""
     path = index_folder(root)
     if not may_be_database(path):
         return

@@ -312,13 +312,7 @@ class IndexCheck:
 
 
 def load_index(service: IndexService) -> tuple[list[Finding], bool]:
-    """Take the index files whose names and lengths are right.
-
-    Returns
-    -------
-    (list of Finding, bool)
-        What is wrong with the others, and whether some cannot be read.
-    """
+    """Take the index files whose names and lengths are right; what is wrong with the others, and whether some cannot be read."""
     found = listing(service.path)
     if found.unreadable is not None:
         return [finding_of(service.folder_not_given_out(found.unreadable), "file", service.path)], True

@@ -19,10 +19,7 @@ from rmqstore.offline.compared import Compared, unread_database, unread_file
 from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
 from rmqstore.rocksdb.places import may_be_database
-from rmqstore.rocksdb.timers import FAMILY as TIMER_FAMILY
-from rmqstore.rocksdb.timers import read_timers
-from rmqstore.rocksdb.transactions import FAMILY as TRANSACTION_FAMILY
-from rmqstore.rocksdb.transactions import read_transactions
+from rmqstore.rocksdb.waiting import TIMER_FAMILY, TRANSACTION_FAMILY, read_timers, read_transactions
 
 if TYPE_CHECKING:
     from rmqstore.consumer.settings_sources import SettingsKind
@@ -99,15 +96,9 @@ def _end_of_queue(compared: Compared, topic: str, queue_id: int) -> int:
 
 
 def settings_findings(compared: Compared, queues_known: bool) -> Iterator[Finding]:
-    """Check the settings of a store.
-
-    Parameters
-    ----------
-    queues_known : bool
-        The files of queues say where queues end.
-    """
+    """Check the settings of a store; `queues_known`: the files of queues say where queues end."""
     from rmqstore.consumer.settings_sources import settings_sources
-    from rmqstore.rocksdb.pop_records import has_pop_records, pop_records
+    from rmqstore.rocksdb.waiting import has_pop_records, pop_records
 
     kinds: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
     for kind in kinds:
@@ -134,13 +125,7 @@ _TOLD = 20
 
 
 def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
-    """Look for what is wrong in timer files, and in timers and transactions in RocksDB.
-
-    Yields
-    ------
-    Finding
-        "bad_timer", "bad_transaction", "damaged_database", or "not_checked" where the database cannot be read.
-    """
+    """Look for what is wrong in timer files, and in timers and transactions in RocksDB."""
     yield from _timer_files(commit_log, root)
     path = index_folder(root)
     if not may_be_database(path):
@@ -155,7 +140,7 @@ def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
 
 def _timer_files(commit_log: CommitLog, root: str) -> Iterator[Finding]:
     # It brings NumPy along.
-    from rmqstore.timer.waiting_units import waiting_units
+    from rmqstore.timer.timer_files import waiting_units
 
     try:
         waiting = waiting_units(root)

@@ -22,8 +22,7 @@ from rmqstore.files.open_file import why_unreadable
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 from rmqstore.offline.compared import Compared, unread_file
-from rmqstore.store.dispatch_rules import names_further_queue
-from rmqstore.store.queue_lives import QueueLife, life_of
+from rmqstore.store.dispatch_rules import QueueLife, life_of, names_further_queue
 
 _NOT_COMPARED = "the queue is not compared with the log"
 

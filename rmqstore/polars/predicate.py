@@ -41,10 +41,7 @@ _UP, _DOWN = (operator.gt, operator.ge), (operator.lt, operator.le)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a column may hold: one of `values`, or where that is None, what lies from `low` to `high`, both included.
-
-    Numbers are as in the column, times in ms since epoch; None is not a bound.
-    """
+    """What a column may hold: one of `values`, or if that is None, from `low` to `high`, both included; times in ms since epoch."""
 
     values: frozenset[Any] | None = None
     low: int | None = None

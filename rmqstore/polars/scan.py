@@ -6,26 +6,206 @@ log and the filter give, in the order of the log; where another way may not have
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
 from rmqstore.config import StoreConfig
-from rmqstore.errors import InvalidMessageError, MissingDependencyError
+from rmqstore.errors import InvalidMessageError, MissingDependencyError, OffsetOutOfRangeError
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import is_light_queue, parse_message_id
+from rmqstore.offline.describe import consumer_rows, queue_rows
 from rmqstore.polars.predicate import Limit, limits_of
-from rmqstore.polars.reading import Reading
-from rmqstore.store.columns import DEFAULT_COLUMNS, import_pyarrow, scan_schema
+from rmqstore.selection import Selection
+from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, import_pyarrow, scan_schema
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-__all__ = ["import_polars", "scan_store"]
+__all__ = ["Reading", "import_polars", "scan_store", "scan_tables"]
+
+# Entries of an index file that are read at once.
+_ENTRIES = 1 << 18
+
+
+def scan_tables(
+    source: str | os.PathLike[str] | MessageStore, *, config: StoreConfig | None = None
+) -> dict[str, pl.LazyFrame]:
+    """A store as tables, for a `polars.SQLContext` or by themselves; nothing is read before one is collected.
+
+    ``messages`` is `scan_store`. ``queues`` has a row for each queue: ``topic``, ``queue_id``, ``kind``,
+    ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``, ``first_store_timestamp``,
+    ``last_store_timestamp``. ``consumers`` has a row for each group and queue: ``group``, ``topic``, ``queue_id``,
+    ``queue_offset`` (the next one to consume), ``max_queue_offset``, ``lag``, ``waiting_since`` (when that one was
+    stored), ``kind`` ("system", "retry" or "dlq" where it is RocketMQ's own). ``index_entries`` has the entries of the
+    index files as they lie on disk: ``file``, ``entry``, ``key_hash``, ``phy_offset``, ``store_timestamp`` (whole seconds
+    after the file's first).
+
+    Parameters
+    ----------
+    source, config
+        As of `scan_store`.
+
+    Returns
+    -------
+    dict of str to polars.LazyFrame
+        Times are ``Datetime("ms", "UTC")``, all integers ``Int64``.
+
+    Raises
+    ------
+    MissingDependencyError
+        polars or pyarrow is not installed.
+    """
+    polars = import_polars()
+    text, number, time = polars.String, polars.Int64, polars.Datetime("ms", "UTC")
+    queues = {
+        "topic": text, "queue_id": number, "kind": text, "min_queue_offset": number, "max_queue_offset": number,
+        "messages": number, "files": number, "first_store_timestamp": time, "last_store_timestamp": time,
+    }  # fmt: skip
+    entries = {"file": text, "entry": number, "key_hash": number, "phy_offset": number, "store_timestamp": time}
+    consumers = {
+        "group": text, "topic": text, "queue_id": number, "queue_offset": number, "max_queue_offset": number,
+        "lag": number, "waiting_since": time, "kind": text,
+    }  # fmt: skip
+
+    def of(schema: dict[str, Any], columns_of: Callable[[MessageStore], Iterable[dict[str, Any]]]) -> pl.LazyFrame:
+        def read(
+            with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
+        ) -> Reading:
+            def frames(store: MessageStore) -> Iterator[pl.DataFrame]:
+                left = n_rows
+                for columns in columns_of(store):
+                    frame: pl.DataFrame = polars.DataFrame(columns, schema=schema)
+                    if left is not None:
+                        frame = frame.head(left)
+                        left -= frame.height
+                    if predicate is not None:
+                        frame = frame.filter(predicate)
+                    yield frame if with_columns is None else frame.select(with_columns)
+                    if left == 0:
+                        break
+
+            return Reading(source, config, frames)
+
+        lazy: pl.LazyFrame = polars.io.plugins.register_io_source(read, schema=schema)
+        return lazy
+
+    return {
+        "messages": scan_store(source, config=config),
+        "queues": of(queues, lambda store: [_columns(list(queues), queue_rows(store))]),
+        "index_entries": of(entries, _index_entries),
+        "consumers": of(consumers, lambda store: [_columns(list(consumers), consumer_rows(store))]),
+    }
+
+
+def _columns(names: list[str], rows: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
+    listed = list(rows)
+    return {name: [_text(row[name]) for row in listed] for name in names}
+
+
+def _text(value: Any) -> Any:
+    # A folder's name that is not UTF-8 has surrogates, which Polars takes in no text.
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _index_entries(store: MessageStore) -> Iterator[dict[str, Any]]:
+    service = store.index_service
+    for name in () if service is None else service.names:
+        assert service is not None
+        try:
+            index = service.file(name)
+        except (FileNotFoundError, OffsetOutOfRangeError):
+            # Retention deleted it since it was listed.
+            continue
+        header = index.header
+        behind = min(header.index_count, index.index_num)
+        for first in range(1, behind, _ENTRIES):
+            num = min(_ENTRIES, behind - first)
+            hashes, phy_offsets, seconds = index.read_entries(first, num)
+            yield {
+                "file": [name] * num,
+                "entry": np.arange(first, first + num),
+                "key_hash": hashes,
+                "phy_offset": phy_offsets,
+                "store_timestamp": header.begin_timestamp + 1000 * seconds.astype(np.int64),
+            }
+
+
+_working: set[Reading] = set()
+_changed = threading.Condition()
+_over = False
+
+
+class Reading:
+    """The frames that one query reads from a store; an iterator."""
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | MessageStore,
+        config: StoreConfig | None,
+        frames: Callable[[MessageStore], Iterator[pl.DataFrame]],
+    ):
+        self.store: MessageStore | None = None
+        if isinstance(source, MessageStore):
+            self.store, self._frames = source, frames(source)
+        else:
+            self._frames = self._opened(source, config, frames)
+
+    def _opened(
+        self,
+        source: str | os.PathLike[str],
+        config: StoreConfig | None,
+        frames: Callable[[MessageStore], Iterator[pl.DataFrame]],
+    ) -> Iterator[pl.DataFrame]:
+        with MessageStore.open(source, config=config, read_only=True) as self.store:
+            yield from frames(self.store)
+
+    def __iter__(self) -> Reading:
+        return self
+
+    def __next__(self) -> pl.DataFrame:
+        with _changed:
+            if _over:
+                raise StopIteration
+            _working.add(self)
+        try:
+            return next(self._frames)
+        finally:
+            with _changed:
+                _working.discard(self)
+                _changed.notify_all()
+
+
+def _end_all() -> None:
+    global _over
+    with _changed:
+        _over = True
+        while _working:
+            for each in _working:
+                # A batch may take minutes, but not of a store that is closed.
+                if each.store is not None:
+                    with contextlib.suppress(Exception):
+                        each.store.close()
+            # A store that is being opened now is closed the next time.
+            _changed.wait(0.1)
+
+
+def _after_fork_in_child() -> None:
+    # The threads are the parent's.
+    global _changed
+    _changed = threading.Condition()
+    _working.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_end_all)
+
 
 # Rows of a batch at most; Polars asks for about as many.
 _BATCH = 65536
@@ -35,7 +215,6 @@ _PLACES, _QUEUES, _QUESTIONS = 256, 64, 65536
 _QUEUE_ROWS = 1 << 20
 _INT32 = range(-(2**31), 2**31)
 _INT64_MAX = 2**63 - 1
-_INT64_MIN = -(2**63)
 
 
 def import_polars(what: str = "a LazyFrame needs", extra: str = "polars") -> Any:
@@ -157,7 +336,7 @@ def _batches(
             yield found
             return
     # Polars' own texts are views too, so that nothing is copied on the way.
-    yield from store.scan(names, batch_size=rows, views=True, **_choice(limits))
+    yield from store.scan_selected(_selected(limits), ColumnOptions(names, rows, views=True))
 
 
 def _places(limits: dict[str, Limit]) -> list[int] | None:
@@ -287,26 +466,27 @@ def _times(limits: dict[str, Limit]) -> tuple[int | None, int | None]:
     return limit.low, limit.high
 
 
-def _choice(limits: dict[str, Limit]) -> dict[str, Any]:
-    # What a scan can be told of the limits.
+def _selected(limits: dict[str, Limit]) -> Selection:
+    # What a scan can choose by, of the limits.
     begin, end = _times(limits)
-    choice: dict[str, Any] = {"begin": begin, "end": end}
-    for name in ("topic", "tags"):
-        texts = _texts(limits, name) if name in limits else None
-        # "" and "*" are not tags to a subscription.
-        if texts is not None and not (name == "tags" and {"", "*"} & set(texts)):
-            choice[name] = texts
+    topics, tags = (_texts(limits, name) if name in limits else None for name in ("topic", "tags"))
+    # "" and "*" are not tags to a subscription.
+    tags = None if tags is None or {"", "*"} & set(tags) else tags
+    queue_ids: Iterable[int] | None = None
     if "queue_id" in limits:
         limit = limits["queue_id"]
         if limit.values is not None:
-            choice["queue_id"] = [each for each in limit.values if each in _INT32]
+            queue_ids = limit.values
         elif limit.low is not None and limit.high is not None and limit.high - limit.low < _QUEUES:
-            choice["queue_id"] = [each for each in range(limit.low, limit.high + 1) if each in _INT32]
-    if "phy_offset" in limits:
-        places = limits["phy_offset"]
-        low, high = (places.low, places.high) if places.values is None else (min(places.values), max(places.values))
-        if low is not None:
-            choice["begin_phy_offset"] = min(max(low, 0), _INT64_MAX)
-        if high is not None:
-            choice["end_phy_offset"] = min(max(high + 1, 0), _INT64_MAX)
-    return choice
+            queue_ids = range(limit.low, limit.high + 1)
+    places = limits.get("phy_offset", Limit())
+    low, high = (places.low, places.high) if places.values is None else (min(places.values), max(places.values))
+    return Selection(
+        topics=None if topics is None else tuple(topics),
+        queue_ids=None if queue_ids is None else tuple(each for each in queue_ids if each in _INT32),
+        tags=None if tags is None else tuple(tags),
+        begin=begin,
+        end=end,
+        begin_phy_offset=None if low is None else min(max(low, 0), _INT64_MAX),
+        end_phy_offset=None if high is None else min(max(high + 1, 0), _INT64_MAX),
+    )

@@ -29,7 +29,7 @@ from rmqstore.errors import (
 )
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.os_errors import with_path
-from rmqstore.files.unclosed import ClosedAtExit
+from rmqstore.files.store_lock import ClosedAtExit
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
 from rmqstore.rabbitmq.message import Message, checked_term

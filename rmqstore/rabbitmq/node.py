@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files import unread
 from rmqstore.files.listing import listing
+from rmqstore.files.listing import unread_parts as parts_unread_by
 from rmqstore.files.open_file import is_directory, open_regular, read_small_file
 from rmqstore.rabbitmq import term
 
@@ -221,7 +221,7 @@ def _strays(vhost: str) -> Iterator[UnreadPart]:
 
 
 def _unread(folder: str, is_read: Callable[[str], bool]) -> Iterator[UnreadPart]:
-    for part in unread.unread_parts(folder, is_read):
+    for part in parts_unread_by(folder, is_read):
         kind = "directory" if os.path.isdir(part.path) else "file"
         yield UnreadPart(part.path, kind, "", "", part.size)
 

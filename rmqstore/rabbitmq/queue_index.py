@@ -28,7 +28,7 @@ from rmqstore.errors import (
 )
 from rmqstore.files.durable import make_directories
 from rmqstore.files.listing import listing
-from rmqstore.files.unclosed import ClosedAtExit
+from rmqstore.files.store_lock import ClosedAtExit
 from rmqstore.rabbitmq._core import MAX_SEQ_ID, checked_ids
 from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, IndexEntry, LiveIndex, check_entry_count
 from rmqstore.rabbitmq.index_writer import IndexWriter, RecoveryTerms, checked_terms, next_seq_ids, recover

@@ -1,9 +1,15 @@
 """One RocksDB database, read as it is on the disk.
 
-Owns opening and going over entries.  rocksdict writes a file into the directory that it opens, read-only or not, so it gets
-a directory of symbolic links and the store's own stays untouched (I7).  A walk that meets damage raises: `items` of rocksdict
-ends there in silence, so every walk here ends by asking the iterator for its status.  RocksDB takes a MANIFEST whose end it cannot
-read for one that ended before, and shows an older state; so the MANIFEST is looked through here too.
+Owns opening and going over entries.  rocksdict writes a file into the directory that it opens, read-only or not, so it gets a
+directory of symbolic links and the store's own stays untouched (I7).  A walk that meets damage raises: `items` of rocksdict
+ends there in silence, so every walk here ends by asking the iterator for its status.  RocksDB takes a MANIFEST whose end it
+cannot read for one that ended before, and shows an older state; so the MANIFEST is looked through here too, and in logs types
+of records that RocksDB does not come past.
+
+Layout of a log, and of the MANIFEST (RocksDB, `db/log_format.h`): blocks of 32 KiB; a record has a masked CRC-32C of type and
+content, a length of two bytes and a type, little-endian, and is cut where a block ends.  Types 1 to 4 are a whole record, a
+first, a middle and a last part; 5 to 8 and 11 the same in a file that is used again, with the file's number behind the type.  0
+fills a block up.
 """
 
 from __future__ import annotations
@@ -11,20 +17,24 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import struct
 import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError, StoreError
-from rmqstore.files.again import ask_again
-from rmqstore.files.listing import is_empty, listing
+from rmqstore.files.listing import ask_again, is_empty, listing
 from rmqstore.files.os_errors import missing_file, says_full
-from rmqstore.rocksdb.log_files import BLOCK, FIRST, HEAD, LAST, wrong_types
 from rmqstore.rocksdb.places import is_database
 
-__all__ = ["Database", "is_database", "load_rocksdict", "lost_log_text", "unlisted_text"]
+__all__ = ["BLOCK", "FIRST", "HEAD", "LAST", "Database", "is_database", "load_rocksdict", "wrong_types"]
 
+BLOCK = 1 << 15
+HEAD = struct.Struct("<IHB")
+FIRST, LAST = 2, 4
+_OF_FILES_USED_AGAIN = (5, 6, 7, 8, 11)
+_CRC_MASK = 0xA282EAD8
 # What a database reads when it is opened; OPTIONS, IDENTITY and LOCK are not needed.
 _SUFFIXES = (".sst", ".log")
 # A flush or a compaction of a broker takes files away between the listing and the opening.
@@ -51,42 +61,15 @@ class Database:
     A forked child may read it too, and has to end by ``os._exit``, as those of multiprocessing do: at an ordinary exit RocksDB
     waits for its threads, which the child does not have (with glibc 2.43 for ever).
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The directory with the file ``CURRENT``.
-    skip_damaged : bool
-        Of a damaged write-ahead log take what follows the damage too, instead of ending there: for databases in which one
-        entry has nothing to do with another.  A torn end counts as damage then: it may be a damaged length.
-
-    Attributes
-    ----------
-    path : str
-    families : tuple of str
-        The column families that are there.
-    log_damage : str or None
-        What is wrong with the write-ahead log, so that entries of it are missing here; its torn end, as a kill may leave
-        it, is none unless `skip_damaged`.  Or with the MANIFEST, so that an older state is shown.
-    lost_log : str or None
-        That there is no write-ahead log, though every broker leaves one, or that what has its name is not a file: what
-        was written last may be missing here.  It says nothing of queues: a topic there may have such a name.
-    unlisted : tuple of str
-        Tables that were written after the last one that the MANIFEST has: one that a broker writes just now, or the MANIFEST
-        is older than the rest.
-
-    Raises
-    ------
-    CorruptionError
-        The database cannot be opened: a file is missing or damaged, or is none.
-    StoreError
-        There is no place for the temporary directory that the opening takes, or no room in it: this says nothing of the
-        database.
-    FileNotFoundError
-        No database is there.
-    MissingDependencyError
-        rocksdict is not installed.
-    PermissionError
-        A file of it cannot be read.
+    - `path`: the directory with the file ``CURRENT``.
+    - `skip_damaged`: of a damaged write-ahead log take what follows the damage too, instead of ending there: for databases in
+      which one entry has nothing to do with another.  A torn end counts as damage then: it may be a damaged length.
+    - `log_damage`: what is wrong with the write-ahead log, so that entries of it are missing here; its torn end, as a kill may
+      leave it, is none unless `skip_damaged`.  Or with the MANIFEST, so that an older state is shown.
+    - `lost_log`: that there is no write-ahead log, though every broker leaves one, or that what has its name is not a file:
+      what was written last may be missing here.  It says nothing of queues: a topic there may have such a name.
+    - `unlisted`: tables that were written after the last one that the MANIFEST has: one that a broker writes just now, or the
+      MANIFEST is older than the rest.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False):
@@ -238,13 +221,7 @@ class Database:
         return family in self.families
 
     def get(self, key: bytes, *, family: str = "default") -> bytes | None:
-        """The value of a key, None if there is none, also where the family is not there.
-
-        Raises
-        ------
-        CorruptionError
-            The block that would hold it is damaged.
-        """
+        """The value of a key, None if there is none, also where the family is not there."""
         handle = self._handle(family)
         if handle is None:
             return None
@@ -257,13 +234,7 @@ class Database:
     def items(
         self, begin: bytes = b"", end: bytes | None = None, *, family: str = "default"
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Go over the entries with ``begin <= key < end``, ascending; `end` None = to the last.
-
-        Raises
-        ------
-        CorruptionError
-            A block is damaged; what came before was given.
-        """
+        """Go over the entries with ``begin <= key < end``, ascending; `end` None = to the last."""
         handle = self._handle(family)
         if handle is None:
             return
@@ -303,6 +274,20 @@ class Database:
         except Exception as error:
             raise self._damage(family, error) from error
         return None
+
+    def problems(self) -> list[str]:
+        """Return what may be missing here, for callers that have no log to complete the database from."""
+        found = []
+        if self.log_damage is not None:
+            text = f"its log or MANIFEST is damaged, or torn by a kill ({self.log_damage}); its newest entries may be missing"
+            found.append(text)
+        if self.lost_log is not None:
+            found.append(f"{self.lost_log}: what was written last may be lacking; take the file from a backup of the folder")
+        if self.unlisted:
+            names = ", ".join(self.unlisted[:3]) + (", …" if len(self.unlisted) > 3 else "")
+            text = "a broker writes just now, or newest entries are missing"
+            found.append(f"its MANIFEST does not have the newer tables {names}: {text}")
+        return found
 
     def close(self) -> None:
         """Let go of the files; the database cannot be read after that."""
@@ -421,11 +406,6 @@ def _lost_log(path: str) -> str | None:
     return None if logs else "its write-ahead log (*.log) is gone"
 
 
-def lost_log_text(lost: str) -> str:
-    """str: what `Database.lost_log` means for whoever has no log to complete the database from."""
-    return f"{lost}: what was written last may be lacking; take the file from a backup of the folder"
-
-
 def _torn(name: str, pos: int) -> str:
     return f"{name} is damaged or cut at byte {pos}: an older state is shown"
 
@@ -449,12 +429,6 @@ def _first_line(error: Exception | None, links: str) -> str:
     return str(error).partition("\n")[0].replace(links.rstrip("/") + "/", "")
 
 
-def unlisted_text(tables: tuple[str, ...]) -> str:
-    """str: what `Database.unlisted` means for whoever has no log to complete the database from."""
-    names = ", ".join(tables[:3]) + (", …" if len(tables) > 3 else "")
-    return f"its MANIFEST does not have the newer tables {names}: a broker writes just now, or newest entries are missing"
-
-
 def load_rocksdict() -> Any:
     """The module rocksdict; MissingDependencyError, with the name of the extra, where it is not installed."""
     try:
@@ -464,3 +438,40 @@ def load_rocksdict() -> Any:
             "this store keeps data in RocksDB; to read it install rocksdict: pip install 'rmqstore[rocksdb]'"
         ) from None
     return rocksdict
+
+
+def wrong_types(path: str | os.PathLike[str]) -> list[tuple[int, int]]:
+    """List of (int, int): where a type stands that this file cannot have, and the one that it may have been.
+
+    RocksDB (to 10.x) takes a file for one that is used again by its first record alone, and where a later one only says
+    so it reads the same record for ever.  Where the first one says so wrongly it reads nothing, in silence.
+    """
+    found: list[tuple[int, int]] = []
+    with open(path, "rb") as file:
+        at = 0
+        while block := file.read(BLOCK):
+            pos = 0
+            while pos + HEAD.size <= len(block):
+                crc, length, kind = HEAD.unpack_from(block, pos)
+                if not kind and not length:
+                    break
+                if kind in _OF_FILES_USED_AGAIN:
+                    before = kind - LAST if kind <= 2 * LAST else 1
+                    content = block[pos + HEAD.size : pos + HEAD.size + length]
+                    if at == pos == 0 and crc != _masked_crc(bytes([before]) + content):
+                        # This file is used again.
+                        return []
+                    found.append((at + pos + HEAD.size - 1, before))
+                pos += HEAD.size + length
+            at += len(block)
+    return found
+
+
+def _masked_crc(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + _CRC_MASK) % 2**32

@@ -66,10 +66,6 @@ def may_have_entries(root: str | os.PathLike[str]) -> bool:
     return isinstance(found.error, PermissionError) or bool(found.checked())
 
 
-def _prefix(topic: str, kind: IndexKind, text: str) -> bytes:
-    return encode_java_utf8(f"@{topic}@{kind}@{text}@")
-
-
 def keys_of_record(
     topic: str, keys: list[str], tags: str | None, unique_key: str | None, phy_offset: int, store_timestamp: int
 ) -> list[bytes]:
@@ -119,24 +115,8 @@ def parse_entry(key: bytes, value: bytes) -> IndexEntry | None:
 class IndexDatabase:
     """The entries of one database, as they were when it was opened.
 
-    Parameters
-    ----------
-    root : path
-        The store's directory.
-
-    Attributes
-    ----------
-    path : str
-    last_offset : int
-        Phy offset of the last record of which all entries are there, -1 where there is none.
-    has_entries : bool
-    log_damage : str or None
-        As of `Database`: later entries are missing, and `last_offset` is one before them.
-
-    Raises
-    ------
-    CorruptionError, FileNotFoundError, MissingDependencyError, PermissionError
-        As of `Database`.
+    - `last_offset`: phy offset of the last record of which all entries are there, -1 where there is none.
+    - `log_damage`: as of `Database`: later entries are missing, and `last_offset` is one before them.
     """
 
     def __init__(self, root: str | os.PathLike[str]):
@@ -159,10 +139,6 @@ class IndexDatabase:
         """bool: an entry with this key is there."""
         return self._database.get(key) is not None
 
-    def value(self, key: bytes) -> bytes | None:
-        """The value of an entry, None where there is none."""
-        return self._database.get(key)
-
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Key and value of every entry, ascending; raises CorruptionError where a block is damaged."""
         for key, value in self._database.items():
@@ -172,17 +148,9 @@ class IndexDatabase:
     def find(self, topic: str, kind: IndexKind, text: str, begin: int = 0, end: int = _MAX) -> Iterator[int]:
         """Phy offsets of the entries with exactly this text, by hour.
 
-        Parameters
-        ----------
-        begin, end : int
-            Store times in ms, inclusive; the hours of these are gone over as a whole.
-
-        Raises
-        ------
-        CorruptionError
-            A block is damaged; what came before was given.
+        - `begin`, `end`: store times in ms, inclusive; the hours of these are gone over as a whole.
         """
-        prefix = _prefix(topic, kind, text)
+        prefix = encode_java_utf8(f"@{topic}@{kind}@{text}@")
         hour, last = max(begin, 0) // HOUR * HOUR, end // HOUR * HOUR
         while hour <= last:
             sought, following = _LONG.pack(hour) + prefix, b""

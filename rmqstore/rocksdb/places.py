@@ -13,16 +13,9 @@ from rmqstore.files.listing import listing
 from rmqstore.files.os_errors import is_unreadable, with_path
 
 __all__ = [
-    "FOLDERS",
-    "PLACES",
-    "check_queue_databases",
-    "closed_databases",
-    "closed_folder",
-    "is_database",
-    "may_be_database",
-    "queue_databases",
-    "state_of_files",
-]
+    "FOLDERS", "PLACES", "check_queue_databases", "closed_databases", "closed_folder", "is_database", "may_be_database",
+    "queue_databases", "state_of_files",
+]  # fmt: skip
 
 PLACES = ("consumequeue", "consumequeue_rocksdb")
 """The folders of a store in which a broker keeps the database of its queues."""
@@ -67,13 +60,7 @@ def closed_folder(path: str | os.PathLike[str]) -> OSError | None:
 
 
 def state_of_files(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
-    """Return name, length and time of the files that change when a broker writes into the database at `path`.
-
-    Raises
-    ------
-    OSError
-        The directory exists and cannot be listed.
-    """
+    """Return name, length and time of the files that change when a broker writes into the database at `path`."""
     found = []
     for entry in listing(path, lambda entry: entry.name == "CURRENT" or entry.name.endswith((".sst", ".log"))).existing():
         # A broker deletes files while this runs.

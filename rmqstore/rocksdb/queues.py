@@ -1,23 +1,25 @@
 """Consume queues in RocksDB (``storeType=defaultRocksDB``): keys and values, and reading the units of a queue.
 
-Owns the layout of the two families: ``default`` has an entry a unit, ``offset`` the last unit of each queue and how far the
-log was dispatched.  It never reads the commit log, and never gives a unit beyond the last one that ``offset`` names: what lies
-there is left from before a truncation.  Lengths in keys are checked against the keys themselves (I4).
+Owns the layout of the two families, and writing a new database as RocketMQ's RocksDB reads it (tables of format 5): ``default``
+has an entry a unit, ``offset`` the last unit of each queue and how far the log was dispatched.  It never reads the commit log,
+and never gives a unit beyond the last one that ``offset`` names: what lies there is left from before a truncation.  Lengths in
+keys are checked against the keys themselves (I4).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from rmqstore import _numpy as np
-from rmqstore.errors import CorruptionError
+from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.message import decode_java_utf8
-from rmqstore.rocksdb.database import Database
+from rmqstore.rocksdb.database import Database, load_rocksdict
 
-__all__ = ["VALUE_SIZE", "LastUnit", "QueueDatabase", "Units"]
+__all__ = ["VALUE_SIZE", "LastUnit", "QueueDatabase", "QueueDatabaseWriter", "Units"]
 
 _CHECKPOINT = b"CHECKPOINT_TOPIC"
 _SEPARATOR = 1
@@ -89,25 +91,7 @@ class Units(NamedTuple):
 class QueueDatabase:
     """The database with the queues of a store, as it was flushed last; read-only.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The directory of the database.
-
-    Attributes
-    ----------
-    path : str
-    last : dict of (str, int) to LastUnit
-        The last unit of each queue, by topic and queue id.
-    checkpoint : int
-        Phy offset after the furthest record whose units are here; -1 where nothing was flushed yet.
-    log_damage : str or None
-        As of `Database`.
-
-    Raises
-    ------
-    CorruptionError, FileNotFoundError, MissingDependencyError, PermissionError
-        As of `Database`; CorruptionError also for an entry that is none of a queue.
+    - `checkpoint`: phy offset after the furthest record whose units are here; -1 where nothing was flushed yet.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -152,13 +136,7 @@ class QueueDatabase:
             self._prefixes[name] = unit_prefix(topic, queue_id)
 
     def value(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int, int, int] | None:
-        """(phy offset, size, tags code, store timestamp) of one unit; None if there is none.
-
-        Raises
-        ------
-        CorruptionError
-            The block that would hold it is damaged.
-        """
+        """(phy offset, size, tags code, store timestamp) of one unit; None if there is none."""
         if not self._may_hold(topic, queue_id, queue_offset):
             return None
         value = self._database.get(self._prefixes[topic, queue_id] + _OFFSET.pack(queue_offset))
@@ -207,15 +185,7 @@ class QueueDatabase:
     ) -> Units:
         """The units of a queue with queue offsets from `begin` to before `end`, those that are there.
 
-        Parameters
-        ----------
-        damage : list, optional
-            Takes the error that ends the reading, and what came before it is given.
-
-        Raises
-        ------
-        CorruptionError
-            A block is damaged, or an entry is not a unit, and there is no `damage`.
+        - `damage`: takes the error that ends the reading, and what came before it is given.
         """
         last = self.last.get((topic, queue_id))
         begin, end = max(begin, 0), -1 if last is None else min(end, last.queue_offset + 1)
@@ -242,13 +212,7 @@ class QueueDatabase:
         return units_of([key[-8:] for key in keys], values)
 
     def beyond_last(self) -> Mapping[Key, int]:
-        """How many units of each queue lie beyond its last one, garbage that a truncation of the log left.
-
-        Raises
-        ------
-        CorruptionError
-            As of `units`.
-        """
+        """How many units of each queue lie beyond its last one, garbage that a truncation of the log left."""
         found = {}
         for name, last in self.last.items():
             prefix = self._prefixes[name]
@@ -305,3 +269,108 @@ def _odd_value(value: bytes, what: str, path: str) -> CorruptionError:
     return CorruptionError(
         f"the RocksDB database has an entry of {len(value)} bytes for {what}, which cannot be; rebuild the queues", path
     )
+
+
+# RocketMQ 5.5.0 has RocksDB 8.4.4, which knows no later tables.
+_FORMAT_VERSION = 5
+_WRITE_BUFFER_SIZE = 128 << 20
+# What RocksDB and rocksdict leave besides the database.
+_LEFT = ("rocksdict-config.json", "LOG", "LOCK")
+
+
+class QueueDatabaseWriter:
+    """A new database of queues; `finish` makes it whole."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = os.path.abspath(os.fspath(path))
+        self._rocksdict = load_rocksdict()
+        if os.path.lexists(self.path):
+            raise StoreError("the directory for the new database exists; give one that does not", self.path)
+        self._rdict: Any = None
+        with self._writing():
+            self._rdict = self._rocksdict.Rdict(
+                self.path,
+                options=self._options(),
+                column_families={"default": self._options(), "offset": self._options()},
+            )
+        self._no_log = self._rocksdict.WriteOptions()
+        self._no_log.disable_wal = True
+
+    def _options(self) -> Any:
+        options = self._rocksdict.Options(raw_mode=True)
+        tables = self._rocksdict.BlockBasedOptions()
+        tables.set_format_version(_FORMAT_VERSION)
+        tables.set_bloom_filter(16, False)
+        options.set_block_based_table_factory(tables)
+        options.set_compression_type(self._rocksdict.DBCompressionType.lz4())
+        options.create_if_missing(True)
+        options.create_missing_column_families(True)
+        options.set_atomic_flush(True)
+        options.set_write_buffer_size(_WRITE_BUFFER_SIZE)
+        options.set_compaction_style(self._rocksdict.DBCompactionStyle.universal())
+        return options
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # rocksdict raises plain Exceptions; others are mistakes of a program.
+            if type(error) is not Exception and not isinstance(error, OSError):
+                raise
+            raise StoreError(
+                f"the new database of queues cannot be written ({str(error).partition(chr(10))[0]}), and the queues "
+                "that were there are as they were: make room where the disk is full, or mend what else this names, and "
+                "rebuild again",
+                self.path,
+            ) from error
+
+    def put(self, topic: bytes, queue_id: int, units: Units) -> None:
+        """Write units of one queue; a unit that was written before is replaced."""
+        values, ends = units.values.tobytes(), units.queue_offsets.astype(">i8").tobytes()
+        prefix = unit_prefix(topic, queue_id)
+        batch = self._rocksdict.WriteBatch(raw_mode=True)
+        for i in range(len(units.queue_offsets)):
+            batch.put(prefix + ends[8 * i : 8 * i + 8], values[VALUE_SIZE * i : VALUE_SIZE * (i + 1)])
+        with self._writing():
+            self._rdict.write(batch, self._no_log)
+
+    def delete(self, topic: bytes, queue_id: int) -> None:
+        """Delete every unit of one queue that was put so far."""
+        prefix = unit_prefix(topic, queue_id)
+        batch = self._rocksdict.WriteBatch(raw_mode=True)
+        batch.delete_range(prefix, prefix + b"\xff" * 9)
+        with self._writing():
+            self._rdict.write(batch, self._no_log)
+
+    def finish(self, last: dict[tuple[bytes, int], tuple[int, int]], checkpoint: int) -> None:
+        """Write the last unit of each queue (phy offset, queue offset) and the checkpoint, and force all to the disk.
+
+        - `checkpoint`: phy offset after the last record whose units are here.
+        """
+        with self._writing():
+            offsets = self._rdict.get_column_family("offset")
+            try:
+                for (topic, queue_id), (phy_offset, queue_offset) in last.items():
+                    value = phy_offset.to_bytes(8, "big", signed=True) + queue_offset.to_bytes(8, "big", signed=True)
+                    offsets.put(last_key(topic, queue_id), value, self._no_log)
+                offsets.put(last_key(b"CHECKPOINT_TOPIC", 0), checkpoint.to_bytes(8, "big", signed=True), self._no_log)
+                self._rdict.flush()
+                offsets.flush()
+            finally:
+                # Each holds the database's lock, which the next try in this process needs.
+                offsets.close()
+            rdict, self._rdict = self._rdict, None
+            rdict.close()
+            for name in _LEFT:
+                path = os.path.join(self.path, name)
+                if os.path.exists(path):
+                    os.unlink(path)
+
+    def close(self) -> None:
+        """Let go of the files; without `finish` before, the database is not whole."""
+        if self._rdict is not None:
+            rdict, self._rdict = self._rdict, None
+            # It flushes, and where that cannot be done, who could not write has been told.
+            with contextlib.suppress(Exception):
+                rdict.close()

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding
 from rmqstore.files.os_errors import is_unreadable
-from rmqstore.rocksdb.database import Database, lost_log_text, unlisted_text
+from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.places import may_be_database, state_of_files
 
 __all__ = ["Kind", "Layout", "OffsetEntry", "SettingsDatabase", "TextEntry", "database_state", "settings_layouts"]
@@ -95,24 +95,7 @@ def _path(root: str | os.PathLike[str], layout: str, kind: str) -> str | None:
 class SettingsDatabase:
     """What one layout keeps of one kind.
 
-    Parameters
-    ----------
-    root : str
-        The store's directory.
-    layout : {"separate", "single", "v2"}
-    kind : str
-
-    Attributes
-    ----------
-    path : str
-        The database's directory.
-    findings : list of Finding
-        What could not be read so far: a key or value that cannot be one, a damaged block.
-
-    Raises
-    ------
-    CorruptionError, FileNotFoundError, MissingDependencyError, PermissionError
-        As of `Database`.
+    - `findings`: what could not be read so far: a key or value that cannot be one, a damaged block.
     """
 
     def __init__(self, root: str | os.PathLike[str], layout: Layout, kind: Kind):
@@ -120,18 +103,11 @@ class SettingsDatabase:
         self.layout: Layout = layout
         self.kind: Kind = kind
         self.path = os.path.join(root, "config", folder)
-        self.findings: list[Finding] = []
         # RocketMQ opens these likewise: a damaged record of the log hides no other.
         self._database = Database(self.path, skip_damaged=True)
-        if self._database.log_damage is not None:
-            detail = f"{kind}: its log or MANIFEST is damaged, or torn by a kill ({self._database.log_damage}); its newest"
-            detail += " entries may be missing"
-            self.findings.append(Finding(self.path, 0, "damaged_database", detail))
-        if self._database.lost_log is not None:
-            detail = f"{kind}: {lost_log_text(self._database.lost_log)}"
-            self.findings.append(Finding(self.path, 0, "damaged_database", detail))
-        if self._database.unlisted:
-            self.findings.append(Finding(self.path, 0, "damaged_database", f"{kind}: {unlisted_text(self._database.unlisted)}"))
+        self.findings = [
+            Finding(self.path, 0, "damaged_database", f"{kind}: {problem}") for problem in self._database.problems()
+        ]
 
     def use(self, kind: Kind) -> SettingsDatabase:
         """Go on with another kind that is in the same database; the layout's families of it count from here on."""

@@ -30,7 +30,7 @@ from rmqstore.spark.options import CORRUPT_COLUMN, UNREADABLE_BODY, ReadOptions
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, first_offset, is_no_file, open_log, segment_path
 from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow, scan_schema
 from rmqstore.store.local_queue import LocalQueue
-from rmqstore.store.queue_columns import queue_batches
+from rmqstore.store.placed_columns import queue_batches
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from rmqstore.cli.rebuild import (
 )
 from rmqstore.cli.terminal import Printer, escape
 from rmqstore.commitlog.commit_log import check_store_root
-from rmqstore.config.log_folder import refuse_other_log
+from rmqstore.config.places import refuse_other_log
 from rmqstore.errors import MissingDependencyError
 from rmqstore.offline.rebuild import check_config
 

@@ -33,7 +33,7 @@ from rmqstore.files.open_file import open_regular
 from rmqstore.message import MessageExt, is_light_queue
 from rmqstore.selection import Selection
 from rmqstore.spans import Span
-from rmqstore.store.light_queues import refuse_light_queues
+from rmqstore.store.local_queue import refuse_light_queues
 from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
 from rmqstore.store.recovery import claimed_by_queues
 from rmqstore.store.undispatched import Undispatched
@@ -140,7 +140,7 @@ class LogPlan:
             config = StoreConfig.infer(root, read_only=True)
         pool = MappedFilePool(2)
         log = CommitLog(root, config, pool, read_only=True)
-        queues = ConsumeQueueStore(root, config, pool, read_only=True, pass_over=True)
+        queues = ConsumeQueueStore(root, config, pool, read_only=True)
         try:
             log.load()
             checkpoint = Checkpoint.load_or_zeros(os.path.join(root, "checkpoint"))

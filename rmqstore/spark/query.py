@@ -1,7 +1,7 @@
 """Messages by key, on a cluster: the index files of a store, asked for a DataFrame of keys.
 
 Owns how the work is cut: keys are arranged by hash slot, so that a task reads one range of each file's slots.  Every hit is
-compared with its record by `rmqstore.store.key_columns.key_table`, so that no foreign key of the same hash is among them.
+compared with its record by `rmqstore.store.placed_columns.key_table`, so that no foreign key of the same hash is among them.
 It changes nothing on disk.
 """
 
@@ -29,7 +29,7 @@ from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.reader import spark_schema
 from rmqstore.spark.tasks import spare_collector
 from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, chosen_columns, import_pyarrow
-from rmqstore.store.key_columns import AskedKeys, key_table, text_buffers
+from rmqstore.store.placed_columns import AskedKeys, key_table, text_buffers
 
 if TYPE_CHECKING:
     import pyarrow as pa

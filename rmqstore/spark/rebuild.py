@@ -58,8 +58,7 @@ from rmqstore.spark.rebuild_records import (
     write_named,
 )
 from rmqstore.spark.tasks import Map, parallelism_of, spark_map
-from rmqstore.store.dispatch_rules import without_unit
-from rmqstore.store.queue_lives import DeletedTopics
+from rmqstore.store.dispatch_rules import DeletedTopics, without_unit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,16 +17,15 @@ from rmqstore._core import Verdict
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError, Finding, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
-from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
+from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, FlatFiles
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
-from rmqstore.flatfile.metadata import FlatFileMetadata
 from rmqstore.sources import Part
 from rmqstore.spans import Span, without
 from rmqstore.spark.batches import ADVICE, PieceReader, ReadJob, marked_verdict
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
-from rmqstore.store.queue_columns import queue_batches
+from rmqstore.store.placed_columns import queue_batches
 from rmqstore.store.tiered import in_log
 from rmqstore.store.undispatched import Undispatched
 

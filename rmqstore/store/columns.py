@@ -91,13 +91,7 @@ def _types(pa: Any, views: bool) -> dict[str, Any]:
 
 
 def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
-    """tuple of str: the names that `columns` asks for, in its order; `DEFAULT_COLUMNS` for None.
-
-    Raises
-    ------
-    ValueError
-        A name that no column has, or one that comes twice.
-    """
+    """tuple of str: the names that `columns` asks for, in its order; `DEFAULT_COLUMNS` for None."""
     if columns is None or columns is DEFAULT_COLUMNS:
         return DEFAULT_COLUMNS
     names = (columns,) if isinstance(columns, str) else tuple(columns)
@@ -227,18 +221,7 @@ def table_options(selection: Selection, columns: Iterable[str] | None, views: bo
 
 
 class Columns:
-    """Arrow record batches out of `ArrowColumns`.
-
-    Parameters
-    ----------
-    options : ColumnOptions
-    crc_check : int
-        See `CommitLog.crc_check`.
-    selection : Selection, optional
-        Only rows of these topics, queues, tags and store times.
-    by_place : bool
-        See `Selection.choose`.
-    """
+    """Arrow record batches out of `ArrowColumns`."""
 
     def __init__(
         self, options: ColumnOptions, crc_check: int, selection: Selection | None = None, *, by_place: bool = False
@@ -284,13 +267,7 @@ class Columns:
 def scan_log(
     log: CommitLog, selection: Selection, options: ColumnOptions, *, use_threads: bool, refresh: bool
 ) -> pa.RecordBatchReader:
-    """The chosen messages of a log, see `MessageStore.scan`.
-
-    Parameters
-    ----------
-    refresh : bool
-        Look first how far another process wrote.
-    """
+    """The chosen messages of a log, see `MessageStore.scan`."""
 
     def make() -> Columns:
         return Columns(options, log.crc_check, selection)
@@ -307,21 +284,11 @@ def scan_log(
 
 
 def record_batches(
-    log: CommitLog,
-    columns: Columns,
-    begin: int | None,
-    end: int | None,
-    more: Callable[[], Columns] | None = None,
+    log: CommitLog, columns: Columns, begin: int | None, end: int | None, more: Callable[[], Columns] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The chosen records from `begin` to `end` as record batches, none of them empty.
+    """Yield the chosen records from `begin` to `end` as record batches, none of them empty.
 
-    Parameters
-    ----------
-    begin, end : int, optional
-        As of `CommitLog.entries`; what the log lacks between them is said in a warning.
-    more : callable, optional
-        Makes columns like `columns`, for threads that decode ahead of the caller where that is worth it; without it there
-        are none.  The rows are the same, and so is their order.
+    `more` makes columns like `columns`, for threads that decode ahead of the caller; rows and their order are the same.
     """
     low = log.min_offset
     at = low if begin is None else max(begin, low)

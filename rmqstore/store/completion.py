@@ -17,10 +17,9 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict, check_record
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue.collected_queues import CollectedQueues
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
+from rmqstore.consumequeue.database_queues import CollectedQueues, DatabaseQueues, UnitStream
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.files.os_errors import is_unreadable
@@ -28,8 +27,8 @@ from rmqstore.message import MessageExt, is_queued
 from rmqstore.rocksdb.places import closed_folder
 from rmqstore.rocksdb.queues import QueueDatabase
 from rmqstore.spans import joined, without
+from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life
 from rmqstore.store.dispatcher import LogDispatcher
-from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
 from rmqstore.store.recovery import learn_delays
 
 __all__ = ["Completion", "QueueDatabaseState"]
@@ -71,31 +70,9 @@ class QueueDatabaseState:
 
 
 class Completion:
-    """The queues in RocksDB of one store that is only read, and how far the log was gone over for them.
+    """The queues in RocksDB of one store that is only read, and how far the log was scanned for them.
 
-    Parameters
-    ----------
-    folders : tuple of str
-        The directories of such databases, one at least; the first is read.
-    root : str
-        The store's directory.
-    commit_log : CommitLog
-    queues : ConsumeQueueStore
-        Gets the database as its source.
-
-    Attributes
-    ----------
-    served : tuple of (int, int) or None
-        Phy offsets, begin and end, of what lies after the database's checkpoint and is served from the log; None = nothing.
-    ranges : list of (int, int)
-        What else of the log was gone over, because units before the checkpoint were missing or damaged.
-
-    Raises
-    ------
-    MissingDependencyError
-        rocksdict is not installed.
-    OSError
-        A file of the database cannot be read, and the queues are not those of a reader who passes that over.
+    `served` is what of the log follows the database's checkpoint; `ranges` is what else was scanned, because units were missing.
     """
 
     def __init__(self, folders: tuple[str, ...], root: str, commit_log: CommitLog, queues: ConsumeQueueStore):
@@ -115,7 +92,7 @@ class Completion:
             logger.warning("%s: %s; the queues are made from the log", error.path, error.message)
             database, damage = None, error
         except OSError as error:
-            if not (queues.pass_over and is_unreadable(error)):
+            if not (queues.read_only and is_unreadable(error)):
                 raise
             text = (
                 f"the RocksDB database of the queues cannot be read ({error.strerror or error}): let this user read it, or "
@@ -137,7 +114,9 @@ class Completion:
             self.source.damage.append(damage)
         for topic, queue_id in () if database is None else database.last:
             if not can_name_queue(topic):
-                logger.warning("%s: queue %d of %r is not read: no queue can have this name", folder, queue_id, topic[:80])
+                logger.warning(
+                    "%s: queue %d of %r is not read: no queue can have this name", folder, queue_id, topic[:80]
+                )
         # What a record says of further queues was put there by a broker that dispatches to them.
         config = dataclasses.replace(queues.config, enable_lmq=True, enable_multi_dispatch=True)
         self._tail = CollectedQueues(root, config, queues.pool, read_only=True)
@@ -226,11 +205,7 @@ class Completion:
     def _complete(self, begin: int | None, end: int | None, *, every_queue: bool = False) -> None:
         """Collect the units between two places before the checkpoint, of queues that the database has; both None = all.
 
-        Parameters
-        ----------
-        every_queue : bool
-            Of all queues: what was lost may be all that a queue had.  Elsewhere a queue that the database has not is one of a
-            topic that was deleted.
+        With `every_queue` also of others: what was lost may be all that a queue had.  Otherwise they are of deleted topics.
         """
         with self.queues.lock:
             low, high = self.commit_log.min_offset, self.begin
@@ -267,9 +242,9 @@ class Completion:
     # ------------------------------------------------------------------------------------------------------- holes
 
     def _lost(self) -> list[tuple[int, int]]:
-        """Where the database lacks units before its checkpoint, as far as the first and last records of the segments tell.
+        """Return where the database lacks units before its checkpoint, by the first and last records of the segments.
 
-        A broker that was killed recovers from the start of a segment, and nothing brings back what lay before and was not flushed:
+        A broker that was killed recovers from the start of a segment, and nothing brings back what was before and not flushed:
         it may be a part of one segment alone.
         """
         log, database = self.commit_log, self.database

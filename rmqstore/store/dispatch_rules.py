@@ -1,23 +1,41 @@
-"""The rules of dispatching (RocketMQ 5.5.0): which units and index entries a record leaves.
+"""The rules of dispatching (RocketMQ 5.5.0): which units and index entries a record leaves, and whether queues have them already.
 
-Owns what the core's columns say of that, beyond `RecordColumns.queued`: inner batches, and the further queues that records name
-(INNER_MULTI_DISPATCH, light queues).  Puts, recovery, rebuilds, verification and the completion of queues in RocksDB ask here.
-It writes nothing.
+Owns what the core's columns say of that, beyond `RecordColumns.queued`: inner batches, the further queues that records name
+(INNER_MULTI_DISPATCH, light queues), and records of topics that were deleted, or deleted and created again.  Puts, recovery,
+rebuilds, verification and the completion of queues in RocksDB ask here.  It writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import contextlib
+import os
+from collections.abc import Callable, Container, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmqstore import _numpy as np
 from rmqstore._dispatch import RecordColumns
+from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import can_name_queue
-from rmqstore.message import RETRY_PREFIX, SCHEDULE_TOPIC, MessageExt, SysFlag
+from rmqstore.consumequeue.queue_look import PlainQueue
+from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.files.listing import listing
+from rmqstore.files.os_errors import is_missing
+from rmqstore.message import RETRY_PREFIX, SCHEDULE_TOPIC, MessageExt, SysFlag, decode_java_utf8, is_light_queue
+
+if TYPE_CHECKING:
+    from rmqstore.rocksdb.queues import QueueDatabase
 
 __all__ = [
+    "Agreement",
+    "DeletedTopics",
+    "QueueLife",
     "UnitRows",
+    "gone_text",
+    "last_beginning",
+    "life_of",
     "multi_dispatch_allowed",
     "multi_dispatch_places",
     "multi_dispatch_problem",
@@ -32,15 +50,9 @@ _DIGITS = 19
 
 
 class UnitRows(NamedTuple):
-    """Which rows of columns leave units.
+    """The rows of columns that leave units, and those of them that are inner batches, as arrays of bool; row numbers of others.
 
-    Attributes
-    ----------
-    queued, batches : bool array, shape (count,)
-        The records that leave a unit in their queue, and those of them that are inner batches.
-    bad_batches, further : int64 array
-        Row numbers of those with the flag of an inner batch and without a number of messages, so that one of the two is damaged,
-        and of those that name further queues.
+    `bad_batches` have the flag of an inner batch and no number of messages; `further` name further queues.
     """
 
     queued: np.ndarray
@@ -65,11 +77,7 @@ def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:
 
 
 def names_further_queue(message: MessageExt, name: str, number: int | None = None) -> bool:
-    """bool: a record names this further queue, whatever the config says and wherever in it.
-
-    See `multi_dispatch_places`.  With `number`: as its message of this queue offset, as far as the record says one for
-    each queue, and each but once.
-    """
+    """bool: a record names this further queue, whatever the config says and wherever in it."""
     names, numbers = _further_lists(message)
     if name not in names or number is None:
         return name in names
@@ -80,10 +88,7 @@ def names_further_queue(message: MessageExt, name: str, number: int | None = Non
 
 
 def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:
-    """list of (str, int): the further queues that a record names, each with its queue offset there; the queue id is 0.
-
-    Those that cannot be are left out: `multi_dispatch_problem` tells of them.
-    """
+    """list of (str, int): the further queues that a record names, each with its queue offset there; the queue id is 0."""
     return [(name, int(number)) for name, number in _named_places(message, config) if _is_place(name, number)]
 
 
@@ -112,9 +117,7 @@ def _named_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, s
 
 def _further_lists(message: MessageExt) -> tuple[list[str], list[str]]:
     # The names of further queues and the queue offsets there; one empty text each where the record says none.
-    names, numbers = (
-        message.properties.get(name, "") for name in ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
-    )
+    names, numbers = (message.properties.get(name, "") for name in ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"))
     return names.split(","), numbers.split(",")
 
 
@@ -125,3 +128,197 @@ def _is_place(name: str, number: str) -> bool:
 def multi_dispatch_allowed(topic: str) -> bool:
     """bool: records of `topic` may name further queues (RocketMQ 5.5.0 MultiDispatch)."""
     return not topic.startswith((RETRY_PREFIX, "rmq_sys_")) and topic != SCHEDULE_TOPIC
+
+
+_FOLDERS = ("consumequeue", "batchconsumequeue")
+# So many topics are named in one sentence.
+_NAMED = 8
+
+
+class QueueLife(NamedTuple):
+    """The first unit of a queue: its queue offset, and the phy offset of its record."""
+
+    queue_offset: int
+    phy_offset: int
+
+    def earlier(self, queue_offsets: np.ndarray, phy_offsets: np.ndarray) -> np.ndarray:
+        """bool array: records of a queue of the same name that was deleted before this one began."""
+        # In one queue both offsets rise together.
+        earlier: np.ndarray = (phy_offsets < self.phy_offset) & (queue_offsets >= self.queue_offset)
+        return earlier
+
+
+def life_of(commit_log: CommitLog, topic: str, queue_id: int, queue_offset: int, phy_offset: int) -> QueueLife | None:
+    """The life of a queue whose first unit says this; None where it does not point to such a record in the log."""
+    message = commit_log.look_up(phy_offset)
+    if message is None or (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, queue_offset):
+        return None
+    return QueueLife(queue_offset, phy_offset)
+
+
+def database_life(
+    commit_log: CommitLog, database: QueueDatabase, topic: str, queue_id: int, report: Callable[[CorruptionError], None]
+) -> QueueLife | None:
+    """As `life_of`, of a queue in RocksDB; `report` is told of damage there."""
+    try:
+        first = database.at_or_after(topic, queue_id, 0)
+    except CorruptionError as error:
+        report(error)
+        return None
+    return None if first is None else life_of(commit_log, topic, queue_id, first.queue_offset, first.phy_offset)
+
+
+def last_beginning(queue_offsets: np.ndarray, nums: np.ndarray, end: int, *, alone: bool) -> int:
+    """Return the last row at which the offsets of a queue begin again from 0, -1 for none.
+
+    `end` is where the queue ends before the rows.  With `alone` the last row counts too, after which none continues from 0.
+    """
+    begins = -1
+    for row in np.flatnonzero(queue_offsets == 0).tolist():
+        before = slice(max(begins, 0), row)
+        reached = int((queue_offsets[before] + nums[before]).max(initial=end if begins < 0 else 0))
+        if not reached:
+            continue
+        if row + 1 == len(queue_offsets):
+            if alone:
+                begins = row
+            continue
+        # A queue offset that is 0 by damage is followed by one that goes on from those before.
+        following = int(queue_offsets[row + 1])
+        if 0 < following <= max(reached - 1, int(nums[row])):
+            begins = row
+    return begins
+
+
+class DeletedTopics:
+    """Which topics were deleted, as the broker's settings say."""
+
+    def __init__(self, root: str, kept: Container[str] = ()):
+        self.root = root
+        self.kept = kept
+        self._known: dict[str, bool] = {}
+        self._names: frozenset[str] | None = None
+        self._were_read = False
+
+    def is_deleted(self, topic: str) -> bool:
+        """Return True if the broker does not list the topic, and it has no queue.
+
+        False where the settings are missing or cannot be read whole, and for names that brokers do not list.
+        """
+        known = self._known.get(topic)
+        if known is None:
+            known = self._known[topic] = self._judge(topic)
+        return known
+
+    def _judge(self, topic: str) -> bool:
+        from rmqstore.consumer.system_names import is_system_topic
+
+        if topic in self.kept or is_system_topic(topic) or is_light_queue(topic):
+            return False
+        if not self._were_read:
+            self._names, self._were_read = _listed_topics(self.root), True
+        return self._names is not None and topic not in self._names and not self._has_queues(topic)
+
+    def _has_queues(self, topic: str) -> bool:
+        if not can_name_queue(topic):
+            return False
+        for folder in _FOLDERS:
+            found = listing(os.path.join(self.root, folder, topic))
+            # One that cannot be listed is there.
+            if found or (found.error is not None and not is_missing(found.error)):
+                return True
+        return False
+
+
+def _listed_topics(root: str) -> frozenset[str] | None:
+    # None unless all of what the broker kept can be read: a backup may be older than a topic.
+    with contextlib.suppress(StoreError, OSError):
+        from rmqstore.consumer.settings_sources import settings_sources
+
+        sources = settings_sources(root, "topics", quiet=True)
+        if sources and all(each.readable and not each.findings and not each.path.endswith(".bak") for each in sources):
+            # Every broker lists topics of its own.
+            return frozenset(name for each in sources for name in each.tables.get("topicConfigTable", {})) or None
+    return None
+
+
+def gone_text(records: dict[str, int]) -> str:
+    """str: a sentence about records of topics that are gone, given their number by topic."""
+    named = [f"{topic} ({records[topic]})" for topic in sorted(records)]
+    rest = f" and {len(named) - _NAMED} more topics" if len(named) > _NAMED else ""
+    return (
+        f"{sum(records.values())} records are of topics that were deleted, or deleted and created again, and belong to no "
+        f"queue: {', '.join(named[:_NAMED])}{rest}"
+    )
+
+
+class Agreement:
+    """Whether the queues hold already, exactly, what records leave behind in them; it only reads."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueueStore,
+        plain: Mapping[tuple[str, int], PlainQueue] = MappingProxyType({}),
+    ):
+        self.commit_log = commit_log
+        self.queues = queues
+        self.plain = plain
+        self.ends: dict[tuple[str, int], int] = {}
+        self._deleted = DeletedTopics(queues.root)
+
+    def holds(self, columns: RecordColumns) -> bool:
+        """Return True if every unit is there, agrees with its record, and follows the one before.
+
+        False also where only a dispatcher can tell: batch queues, records that are in several queues.
+        """
+        chosen, odd = columns.queued()
+        if odd:
+            rows = unit_rows(columns)
+            if rows.batches.any() or len(rows.further):
+                return False
+        groups, order = columns.by_queue(chosen)
+        for number, start, end in groups:
+            topic, queue_id = columns.topics.queues[number]
+            key = decode_java_utf8(columns.topics.topics[topic]), queue_id
+            own = order[start:end]
+            if not self._follow(key, columns, own):
+                own = self._of_this_queue(key, columns, own)
+                if len(own) and not self._follow(key, columns, own):
+                    return False
+        return True
+
+    def _follow(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
+        first = int(columns.queue_offset[rows[0]])
+        if self.ends.get(key, first) != first or not self._agrees(key, columns, rows):
+            return False
+        self.ends[key] = first + len(rows)
+        return True
+
+    def _of_this_queue(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
+        # Without the records of a topic that was deleted, which need no unit.
+        queue = self.queues.find(*key)
+        if queue is None:
+            return rows[:0] if self._deleted.is_deleted(key[0]) else rows
+        first = queue.first_record()
+        life = None if first is None else life_of(self.commit_log, *key, first.queue_offset, first.phy_offset)
+        if life is None:
+            return rows
+        of_this: np.ndarray = rows[~life.earlier(columns.queue_offset[rows], columns.phy_offset[rows])]
+        return of_this
+
+    def was_cut(self) -> bool:
+        """bool: a queue has lost units meanwhile that were found right."""
+        for key, end in self.ends.items():
+            number = self.queues.unit_num(*key)
+            if number is not None and number < end:
+                return True
+        return False
+
+    def _agrees(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
+        plain = self.plain.get(key)
+        agrees = None if plain is None else self.queues.plain_agrees(plain, *key, columns, rows)
+        if agrees is None:
+            queue = self.queues.find(*key)
+            agrees = queue is not None and queue.agrees(columns, rows)
+        return agrees

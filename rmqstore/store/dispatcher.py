@@ -21,17 +21,17 @@ from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import decode_java_utf8
-from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem, unit_rows
-from rmqstore.store.queue_lives import DeletedTopics, QueueLife, last_beginning, life_of
+from rmqstore.store.dispatch_rules import (
+    DeletedTopics,
+    QueueLife,
+    last_beginning,
+    life_of,
+    multi_dispatch_places,
+    multi_dispatch_problem,
+    unit_rows,
+)
 
-__all__ = [
-    "CommitLogDispatcher",
-    "DispatchCounts",
-    "IndexProgress",
-    "LogDispatcher",
-    "QueueGapError",
-    "QueueKindError",
-]
+__all__ = ["CommitLogDispatcher", "DispatchCounts", "IndexProgress", "LogDispatcher", "QueueGapError", "QueueKindError"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +81,9 @@ class IndexProgress:
 class DispatchCounts:
     """What dispatching did; `first` is the lowest phy offset of a record that got a unit, None before there is one.
 
-    `misplaced` are the records that say what cannot be: phy offset, size, what it is.
-    "BAD_QUEUE_OFFSET", "BAD_TOPIC": its queue offset or its topic, so it has no unit.  "BAD_INNER_NUM": the number of messages
-    of an inner batch, so it counts as one.  "BAD_MULTI_DISPATCH": one of the further queues that it names, or its queue
-    offset there, so it has no unit there.
-    `gone` has by topic the number of records that belong to a topic or queue that was deleted, so they have no unit.
+    `misplaced` are records with impossible values: phy offset, size, and which.  "BAD_QUEUE_OFFSET", "BAD_TOPIC": it has no unit.
+    "BAD_INNER_NUM": the number of messages of an inner batch, so it counts as one.  "BAD_MULTI_DISPATCH": a further queue or its
+    queue offset there.  `gone` counts by topic the records of topics and queues that were deleted.
     """
 
     records: int = 0
@@ -104,24 +102,10 @@ class DispatchCounts:
 
 
 class CommitLogDispatcher:
-    """Writes units and index entries for records of the log.
+    """Writes units and index entries for records of the log; without queues or index service, none of these.
 
-    Parameters
-    ----------
-    commit_log : CommitLog
-    queues : ConsumeQueueStore or None
-        None writes no units.
-    index_service : IndexService or None
-        None writes no index entries.
-
-    Attributes
-    ----------
-    progress : IndexProgress
-        The entries that the index holds already, and that are not put again.
-    allow_gaps : bool
-        Fill places of missing units with pre-fill units instead of raising `QueueGapError`.
-    repair : bool
-        Compare units that are there already with the records, and write them again where they differ.
+    With `allow_gaps`, places of missing units become pre-fill units instead of a `QueueGapError`; with `repair`, units that
+    differ from their records are written again.
     """
 
     allow_gaps = False
@@ -141,13 +125,7 @@ class CommitLogDispatcher:
         self._topics: dict[TopicTable, list[str]] = {}
 
     def dispatch_columns(self, columns: RecordColumns) -> None:
-        """Dispatch the records in `columns`.
-
-        Raises
-        ------
-        QueueGapError
-            A queue lacks units before one of these records; nothing of that queue's part was written.
-        """
+        """Dispatch the records in `columns`."""
         if columns.count == 0:
             return
         if self.queues is not None:
@@ -405,21 +383,12 @@ class LogDispatcher(CommitLogDispatcher):
     """Writes units and index entries for what a log holds, where records may be of topics that were deleted.
 
     Queues may lack records that the log no longer has, so gaps are allowed.  Call `finish` after the last record.
-
-    Parameters
-    ----------
-    root : str
-        The directory of the store, whose settings list the topics.
     """
 
     allow_gaps = True
 
     def __init__(
-        self,
-        root: str,
-        commit_log: CommitLog,
-        queues: ConsumeQueueStore | None,
-        index_service: IndexService | None,
+        self, root: str, commit_log: CommitLog, queues: ConsumeQueueStore | None, index_service: IndexService | None
     ):
         super().__init__(commit_log, queues, index_service)
         self.deleted = DeletedTopics(root)

@@ -25,14 +25,10 @@ _PAGE = 4096
 
 
 class Flushing:
-    """Flushes of one store, and who waits for them.
+    """Flushes of one store, and group commit.
 
-    Attributes
-    ----------
-    lock : threading.Lock
-        Held by whoever flushes everything; taken before the append lock.
-    flushed_where, all_flushed_where : int
-        The log is on the disk up to the first phy offset, and everything else up to the second; -1 while nobody knows.
+    `lock` is taken before the append lock.  The log is on the disk up to `flushed_where`, all else up to `all_flushed_where`; -1
+    is unknown.
     """
 
     def __init__(self, state: StoreState):
@@ -129,10 +125,10 @@ class Flushing:
         checkpoint.index_msg_timestamp = max([checkpoint.index_msg_timestamp, *times])
 
     def allow_for_abort(self, end: int) -> None:
-        """Let the checkpoint say no more of queues and index than that of an open store may say, whose log ends at `end`.
+        """Let the checkpoint claim no more of queues and index than that of an open store may, whose log ends at `end`.
 
-        A store that was closed says there that everything was dispatched.  Should this process be killed before its first
-        flush, a Java store would delete the newest index file, because of `abort`, and begin behind the first of its keys.
+        That of a closed store claims that all was dispatched.  If this process is killed before its first flush, a Java store
+        would delete the newest index file, because of `abort`, and begin after the first of its keys.
         """
         checkpoint = self.state.checkpoint
         self._allow_for_clock()
@@ -146,10 +142,7 @@ class Flushing:
         self._index_ends = {}
 
     def is_too_old(self, timestamp: int) -> bool:
-        """bool: should this process be killed after a record of this time, a Java store would lose keys: flush first.
-
-        The caller holds the append lock.
-        """
+        """True if a crash after a record of this time would make a Java broker lose keys; the caller holds the append lock."""
         index_service, checkpoint = self.state.index_service, self.state.checkpoint
         if index_service is None:
             return False
@@ -246,7 +239,8 @@ class Flushing:
         try:
             with self._log_lock:
                 done_or_free = self._log_flushed.wait_for(
-                    lambda: self.flushed_where >= end or self._log_turn is None, self.state.config.sync_flush_timeout / 1000
+                    lambda: self.flushed_where >= end or self._log_turn is None,
+                    self.state.config.sync_flush_timeout / 1000,
                 )
                 if self.flushed_where >= end:
                     return

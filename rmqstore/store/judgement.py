@@ -1,25 +1,170 @@
-"""Judging the log of a store that is being recovered: where it ends, and from where on queues or index lack something.
+"""Judging the store that is being recovered: where the log ends, what queues and index lack, which index entries are sound.
 
-Owns these decisions; it changes nothing on disk.  What whole records follow damage is searched for in every segment.
+Owns these decisions.  Only `IndexSurvey.cut` writes: the oldest index file that lacks pages is where the index ends, and after a
+cut every file has a header that agrees with its entries.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from rmqstore import _core
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.errors import CorruptionError
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.index.index_file import IndexFile
+from rmqstore.index.index_service import IndexService
 from rmqstore.remedies import ChooseRecovery, Sentence
-from rmqstore.store.agreement import Agreement
-from rmqstore.store.index_survey import IndexSurvey
+from rmqstore.store.dispatch_rules import Agreement
 
-__all__ = ["FAR", "Judgement", "LogJudge"]
+__all__ = ["FAR", "IndexSurvey", "Judgement", "LogJudge"]
 
 logger = logging.getLogger(__name__)
+
+
+class IndexSurvey:
+    """What is sound in the index files, found without changing them, and the cut that follows from it.
+
+    A file that became full has been flushed, and the checkpoint says so.  All others may lack pages after a crash.  `kept_end` is
+    the phy offset of the last entry that will stay, -1 for none.
+    """
+
+    def __init__(self, commit_log: CommitLog, index_service: IndexService, checkpoint: Checkpoint, clean: bool):
+        self.commit_log = commit_log
+        self.index_service = index_service
+        self.checkpoint = checkpoint
+        self.clean = clean
+        # Counts of the files that may lack pages, up to the one at which the index ends; those to set right as well.
+        self.counts: dict[int, int] = {}
+        self.unlinked: set[int] = set()
+        self.last = len(index_service.names) - 1
+        for number in range(self._first_in_doubt(), len(index_service.names)):
+            count, linked = self._survey(number)
+            self.counts[number], self.last = count, number
+            if not linked:
+                self.unlinked.add(number)
+            if count < self._expected(number) or (number < len(index_service.names) - 1 and count <= 1):
+                break
+        self.kept_end = self._end_of(self.last)
+
+    def _file(self, number: int) -> IndexFile:
+        return self.index_service.file(self.index_service.names[number])
+
+    def _stored(self, number: int) -> int:
+        index = self._file(number)
+        return min(index.index_count, index.index_num)
+
+    def _expected(self, number: int) -> int:
+        # Every file but the newest is full.
+        index = self._file(number)
+        return index.index_count if number == len(self.index_service.names) - 1 else index.index_num
+
+    def _count(self, number: int) -> int:
+        return self.counts[number] if number in self.counts else self._stored(number)
+
+    def _end_of(self, number: int) -> int:
+        while number >= 0:
+            count = self._count(number)
+            if count > 1:
+                return int(self._file(number).read_entry(count - 1)[1])
+            number -= 1
+        return -1
+
+    def _first_in_doubt(self) -> int:
+        newest = len(self.index_service.names) - 1
+        for number in range(newest, -1, -1):
+            index = self._file(number)
+            header, stored = index.header, self._stored(number)
+            whole = (
+                stored == header.index_count
+                and (stored <= 1 or index.read_entry(stored - 1)[1] == header.end_phy_offset)
+                and stored == self._expected(number)
+            )
+            flushed = number < newest and self.checkpoint.has_index(header.end_timestamp, header.end_phy_offset)
+            if whole and (self.clean or flushed):
+                return number + 1
+        return 0
+
+    def _survey(self, number: int) -> tuple[int, bool]:
+        index = self._file(number)
+        count, linked = index.survey(2**63 - 1, max(self._end_of(number - 1), 0))
+        if not self.clean and count > 1 and self._is_torn(index, count - 1):
+            return count - 1, False
+        return count, linked
+
+    def _is_torn(self, index: IndexFile, number: int) -> bool:
+        # An entry may begin on a page that was written and end on one that was lost; the next one is all zeros then, so
+        # only the last can be like that.
+        key_hash, phy_offset, time_diff, _ = index.read_entry(number)
+        columns = RecordColumns(1)
+        for _ in self.commit_log.stretches(phy_offset, phy_offset + 1, columns, check_crc=False, resume=False):
+            break
+        if columns.count == 0 or key_hash not in columns.key_hash[: columns.key_start[1]]:
+            return True
+        if number == 1:
+            return False
+        begin = self.commit_log.store_timestamp_at(index.read_entry(1)[1], behind_end=True)
+        if begin < 0:
+            # Retention deleted that record. The header, which may be lost as well, says its time too.
+            begin = index.header.begin_timestamp
+        expected = min(max((int(columns.store_timestamp[0]) - begin) // 1000, 0), 2**31 - 1)
+        return begin > 0 and time_diff != expected
+
+    def cut(self, end: int) -> tuple[int, int]:
+        """Drop the entries after the last sound one and those of records from `end` on; how many, and how many files."""
+        names = self.index_service.names
+        self._limit(end)
+        dropped = sum(max(self._stored(number) - 1, 0) for number in range(self.last + 1, len(names)))
+        for name in reversed(names[self.last + 1 :]):
+            self.index_service.remove(name)
+        for number, count in sorted(self.counts.items(), reverse=True):
+            index = self._file(number)
+            index.mapped_file.reserve()
+            stored = self._stored(number)
+            dropped += stored - count
+            if number in self.unlinked or count != stored:
+                index.relink(count, erase=False)
+            index.mapped_file.zero_from(index.entry_pos(count))
+            self._repair_header(index, number, count)
+        if self.last > 0 and self.counts.get(self.last, 2) <= 1:
+            self.index_service.remove(names[self.last])
+        return dropped, len(names) - len(self.index_service.names)
+
+    def _limit(self, end: int) -> None:
+        # Go back to the last entry whose record lies before the end of the log.
+        while self.last >= 0:
+            index, count = self._file(self.last), self._count(self.last)
+            if count > 1 and index.read_entry(count - 1)[1] >= end:
+                if self.last in self.counts:
+                    count = bisect_left(range(1, count), end, key=lambda entry: index.read_entry(entry)[1]) + 1
+                else:
+                    count = index.survey(end, max(self._end_of(self.last - 1), 0))[0]
+                self.counts[self.last] = count
+                self.unlinked.add(self.last)
+            if count > 1 or self.last == 0 or self.last not in self.counts:
+                return
+            del self.counts[self.last]
+            self.last -= 1
+
+    def _repair_header(self, index: IndexFile, number: int, count: int) -> None:
+        begin, end_time, begin_phy, end_phy, slots, stored = index.read_header()
+        if count > 1:
+            begin_phy, end_phy = index.read_entry(1)[1], index.read_entry(count - 1)[1]
+            first = self.commit_log.store_timestamp_at(begin_phy, behind_end=True)
+            last = self.commit_log.store_timestamp_at(end_phy, behind_end=True)
+            begin = first if first >= 0 else begin
+            end_time = last if last >= 0 else end_time
+        elif number == 0:
+            begin = end_time = begin_phy = end_phy = 0
+        repaired = (begin, end_time, begin_phy, end_phy, slots, stored)
+        if repaired != index.read_header():
+            index.write_header(*repaired)
+
 
 FAR = 2**63 - 1
 """Beyond every phy offset."""
@@ -27,20 +172,9 @@ FAR = 2**63 - 1
 
 @dataclass(slots=True)
 class Judgement:
-    """The scanned part of the log: whole ranges, what is between them, where it ends, and what agrees with it.
+    """The scanned part of the log, in phy offsets: ranges of whole records, and the damage between them (offset, size, verdict).
 
-    Attributes
-    ----------
-    begin, end : int
-        Phy offsets of the first record, and of the end of the log.
-    ranges : list of (int, int)
-        Whole records, begin and end of each range.
-    damage : list of (int, int, str)
-        What is between them: offset, size, verdict.
-    records, last_record : int
-        Their number, and the phy offset of the last, -1 without any.
-    dispatch_from : int
-        Where the first record begins that queues or index lack something of, as far as was compared; `FAR` for none.
+    `dispatch_from` is the first record that queues or index lack something of; `FAR` for none.
     """
 
     begin: int
@@ -58,27 +192,10 @@ class Judgement:
 
 
 class LogJudge:
-    """Reads the log of one store, CRCs included, and judges it.
-
-    Parameters
-    ----------
-    commit_log : CommitLog
-    agreement : Agreement
-        Compares records with the queues.
-    index : IndexSurvey or None
-    newest_unit_end : int
-        Where the newest record that a queue points to ends.
-    clean : bool
-        The last user closed the store in order.
-    """
+    """Reads the log of one store, CRCs included, and judges it."""
 
     def __init__(
-        self,
-        commit_log: CommitLog,
-        agreement: Agreement,
-        index: IndexSurvey | None,
-        newest_unit_end: int,
-        clean: bool,
+        self, commit_log: CommitLog, agreement: Agreement, index: IndexSurvey | None, newest_unit_end: int, clean: bool
     ):
         self.commit_log = commit_log
         self.agreement = agreement
@@ -90,20 +207,7 @@ class LogJudge:
         self._search_limit = 0
 
     def judge(self, begin: int, marked_end: int, mode: str) -> Judgement:
-        """Judge the log from `begin` on.
-
-        Parameters
-        ----------
-        marked_end : int
-            Where the checkpoint says that the log ends.
-        mode : {"strict", "truncate", "skip"}
-            As for `recover`.
-
-        Raises
-        ------
-        CorruptionError
-            The log is damaged in the middle and the mode is "strict".
-        """
+        """Judge the log from `begin` on."""
         judged = Judgement(begin, begin)
         at = start = begin
         while True:
@@ -123,7 +227,9 @@ class LogJudge:
             )
             if mode == "strict":
                 raise CorruptionError(
-                    Sentence(f"the commit log is damaged at phy offset {at} (", verdict, f"), and {behind}", ChooseRecovery()),
+                    Sentence(
+                        f"the commit log is damaged at phy offset {at} (", verdict, f"), and {behind}", ChooseRecovery()
+                    ),
                     mapped_file.path,
                     pos,
                 )
@@ -131,7 +237,9 @@ class LogJudge:
             if mode == "truncate" or following < 0:
                 logger.warning("the commit log is cut at phy offset %d, %d bytes into %s (%s)", at, *where, behind)
                 break
-            logger.warning("left %d damaged bytes in place at phy offset %d, %d bytes into %s", following - at, at, *where)
+            logger.warning(
+                "left %d damaged bytes in place at phy offset %d, %d bytes into %s", following - at, at, *where
+            )
             judged.ranges.append((start, at))
             judged.damage.append((at, following - at, verdict.name))
             at = start = following

@@ -6,7 +6,7 @@ lead to no record: a warning, or what a policy does with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from rmqstore import _core, _read
@@ -16,14 +16,14 @@ from rmqstore._core import Region, Verdict, check_record
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import ScanProgress
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.consumequeue.unit_times import BLOCK_UNITS
-from rmqstore.errors import OffsetOutOfRangeError
-from rmqstore.message import MessageExt
+from rmqstore.consumequeue.unit_queue import BLOCK_UNITS
+from rmqstore.errors import OffsetOutOfRangeError, UnsupportedFormatError
+from rmqstore.message import MessageExt, is_light_queue
 from rmqstore.selection import INT64_MAX, Selection
-from rmqstore.sources import STEP, Places, Pulled
+from rmqstore.sources import STEP, Places, Pulled, fill_from
 from rmqstore.spans import Span
 
-__all__ = ["EXAMINED", "LocalQueue", "QueueDamage", "judge"]
+__all__ = ["EXAMINED", "LocalQueue", "QueueDamage", "judge", "refuse_light_queues"]
 
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 EXAMINED = 16000 // 20
@@ -41,16 +41,7 @@ class QueueDamage(Protocol):
 
 
 class LocalQueue:
-    """A queue and its log.
-
-    Parameters
-    ----------
-    queue : ConsumeQueue or BatchConsumeQueue
-        In files, in RocksDB, or in memory.
-    log : CommitLog
-    damage : QueueDamage, optional
-        By default what goes is named in a warning.
-    """
+    """A queue and its log."""
 
     def __init__(self, queue: AnyConsumeQueue, log: CommitLog, damage: QueueDamage | None = None):
         self.queue, self.log, self.damage = queue, log, damage
@@ -151,12 +142,10 @@ class LocalQueue:
                 places = each.where(each.are_real)
                 if len(places):
                     passed.reach(int(places.phy_offsets[0]))
-                taken = np.zeros(len(places), np.uint8)
-                for part, regions, bases, numbers in self.log.located(places.phy_offsets):
-                    out.fill_at(regions, bases, numbers, places.phy_offsets[part], places.sizes[part], taken[part])
+                taken = fill_from(self.log, places, out)
                 num, parts, _ = out.take()
                 stored = np.frombuffer(parts["store_timestamp"][0], np.int64)[:num]
-                found.append((places.queue_offsets[taken != 0], stored))
+                found.append((places.queue_offsets[taken], stored))
             return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
         spans = self.queue.spans(begin, end, backward=newest)
@@ -184,3 +173,22 @@ def judge(log: CommitLog, phy_offset: int, size: int) -> Verdict | None:
         return Verdict.BAD_SIZE if verdict is Verdict.RECORD and found != size else verdict
     except OffsetOutOfRangeError:
         return None
+
+
+def refuse_light_queues(
+    commit_log: CommitLog, find: Callable[[str, int], AnyConsumeQueue | None], topics: Iterable[str] | None
+) -> None:
+    """Raise UnsupportedFormatError where one of `topics` is a light queue: no message has it as its own topic."""
+    for topic in topics or ():
+        queue = find(topic, 0) if is_light_queue(topic) else None
+        if queue is None:
+            continue
+        first = next(iter(queue.read(queue.bounds(commit_log.min_offset)[0], 1)), None)
+        message = None if first is None else commit_log.look_up(first.phy_offset)
+        if message is None or message.topic != topic:
+            raise UnsupportedFormatError(
+                f"{topic} is a light queue: its messages were sent to other topics, so that no row has it as its topic. Read it "
+                "as a queue: get_message, get_table or consume, rmqstore get or export, or Spark with the options topic and "
+                "mode=queue",
+                commit_log.path,
+            )

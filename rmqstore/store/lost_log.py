@@ -35,10 +35,7 @@ __all__ = ["claimed_end", "end_of_known", "is_named", "lost_ranges", "lost_text"
 
 logger = logging.getLogger(__name__)
 
-_UNIT_SIZES = {
-    "consumequeue": int(UnitLayout.UNIT_SIZE),
-    "batchconsumequeue": int(BatchUnitLayout.BATCH_UNIT_SIZE),
-}
+_UNIT_SIZES = {"consumequeue": int(UnitLayout.UNIT_SIZE), "batchconsumequeue": int(BatchUnitLayout.BATCH_UNIT_SIZE)}
 _HEADER_SIZE = int(IndexLayout.INDEX_HEADER_SIZE)
 _ENTRY_SIZE = int(IndexLayout.ENTRY_SIZE)
 _FAR = 2**63 - 1
@@ -54,19 +51,10 @@ class Outside(NamedTuple):
 
 
 def end_of_known(commit_log: CommitLog, end: int, checkpoint: Checkpoint, clean: bool) -> int:
-    """int: from this phy offset on, whatever leads there leads to something that the log had and has no more.
+    """Return the phy offset from which on units point to what the log had and lost.
 
-    Parameters
-    ----------
-    end : int
-        Where the log ends.
-    clean : bool
-        The last user closed the store in order.
-
-    Notes
-    -----
-    Lost power takes the end of the newest segment, and leaves units that lead there.  What the checkpoint says was forced, and
-    a segment that is not there, goes otherwise.
+    Lost power takes the end of the newest segment, and leaves units that point there.  What the checkpoint counts as forced, and
+    a segment that is missing, went otherwise.
     """
     end = _end_of_bytes(commit_log, end)
     newest = commit_log.last_store_timestamp() or 0
@@ -116,7 +104,9 @@ def is_named(commit_log: CommitLog, begin: int, end: int, paths: set[str | None]
     """Return True if `paths` has each segment of the phy offsets from `begin` up to but not including `end`."""
     bases = range(begin - begin % commit_log.segment_size, end, commit_log.segment_size)
     # `end` may be any number that a damaged file has.
-    return len(bases) <= len(paths) and all(os.path.join(commit_log.path, name_of_offset(base)) in paths for base in bases)
+    return len(bases) <= len(paths) and all(
+        os.path.join(commit_log.path, name_of_offset(base)) in paths for base in bases
+    )
 
 
 def lost_text(begin: int, end: int) -> str:
@@ -130,19 +120,9 @@ def lost_text(begin: int, end: int) -> str:
 def refuse_loss(
     commit_log: CommitLog, end: int, kinds: Iterable[str], drop_units: int = 0, *, replaced: bool = True
 ) -> None:
-    """Raise LostLogError unless `drop_units` is the number of units and entries that lead outside the log.
+    """Raise LostLogError unless `drop_units` is the number of units and entries that point outside the log.
 
-    Parameters
-    ----------
-    commit_log : CommitLog
-    end : int
-        As of `end_of_known`.
-    kinds : iterable of {"index", "consumequeue"}
-        What is to be cut or replaced.
-    drop_units : int
-        How many may go.
-    replaced : bool
-        They are replaced as a whole.  Otherwise only what leads behind the log is cut.
+    With `replaced`, files of `kinds` are replaced as a whole; otherwise only what points behind the log is cut.
     """
     found = list(units_outside(commit_log, end, kinds, replaced=replaced))
     num = sum(each.num for each in found)

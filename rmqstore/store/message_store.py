@@ -22,20 +22,17 @@ from rmqstore._core import StoreParts
 from rmqstore.arguments import Moment, Recovery, given_tags, one_text, whole_number, whole_numbers
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.config.dledger import refuse_dledger
-from rmqstore.config.log_folder import refuse_other_log
+from rmqstore.config.places import refuse_dledger, refuse_other_log
 from rmqstore.errors import ReadOnlyError, StoreError
 from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.store_lock import StoreLock
-from rmqstore.files.unclosed import ClosedAtExit
+from rmqstore.files.store_lock import ClosedAtExit, StoreLock
 from rmqstore.message import Message
-from rmqstore.store.closing import Closing, close_forgotten
-from rmqstore.store.condition import StoreCondition
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.log_questions import LogQuestions
 from rmqstore.store.opening import (
+    Closing,
     check_has_store,
+    close_forgotten,
     config_to_read,
     has_store,
     is_swapping,
@@ -45,12 +42,12 @@ from rmqstore.store.opening import (
     warn_of_dledger,
     warn_of_swapping,
 )
-from rmqstore.store.querying import Querying
-from rmqstore.store.queue_questions import QueueQuestions
-from rmqstore.store.reading import Reading
+from rmqstore.store.querying import LogQuestions, Querying
+from rmqstore.store.reading import QueueQuestions, queue_gets
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
 from rmqstore.store.results import PutResult, PutResults, PutTableResult
 from rmqstore.store.retention import RetentionReport
+from rmqstore.store.stats import StoreCondition
 from rmqstore.store.store_state import StoreState
 from rmqstore.store.table_writing import TableWriting
 from rmqstore.store.upkeep import Upkeep
@@ -121,7 +118,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         self._flushing = Flushing(state)
         self.older = state.older = older_of(state, tiered)
         self.tiered = self.older.flat_store
-        self._reading, self._querying = Reading(state), Querying(state)
+        state.queue_gets, self._querying = queue_gets(state), Querying(state)
         # A store that is only read has no use for these, nor for the NumPy in them.
         self._writing = None if read_only else Writing(state, self._flushing)
         self._closing = Closing(state, self._flushing)
@@ -530,7 +527,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         TypeError, ValueError
             A value of another kind, or out of range.
         """
-        from rmqstore.consumer.consumer import Consumer, Progress, Wanted
+        from rmqstore.consumer.consumer import Consumer, Wanted
 
         self._state.check_open()
         topic, group = one_text(topic, "topic"), one_text(group, "group")
@@ -545,6 +542,4 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             self._state.check_writable()
             self.consumer_offsets.check_writable()
         wanted = Wanted(chosen, given_tags(tags), whole_number(max_num, "max_num"), consume_from, timeout)
-        interval = None if offsets is None else self.config.flush_consumer_offset_interval
-        progress = Progress(self.consumer_offsets if offsets is None else offsets, group, topic, interval)
-        return Consumer(self, wanted, progress)
+        return Consumer(self, topic, group, wanted, offsets)

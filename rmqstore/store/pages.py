@@ -67,20 +67,7 @@ class Page:
 
 
 def key_page(store: MessageStore, selection: Selection, cursor: str | None, make_row: MakeRow) -> Page:
-    """Messages of a topic with a key, newest first, each once and each compared with its message.
-
-    Parameters
-    ----------
-    selection : Selection
-        One topic and one key, store times, and as `max_num` the greatest number of rows.
-    cursor : str or None
-        `Page.following` of the page before.
-
-    Raises
-    ------
-    BadCursorError
-        The cursor is none, or leads to an index file that is gone.
-    """
+    """Messages of a topic with a key, newest first, each once and each compared with its message."""
     querying, lost = store._querying, store.lost_log
     if store.index_service is None:
         return Page([], None, uncovered=querying.whole_log(), lost=lost)
@@ -218,15 +205,9 @@ def _file_stretches(service: IndexService, selection: Selection, start: _KeyCurs
 def time_page(
     store: MessageStore, selection: Selection, cursor: str | None, make_row: MakeRow, *, newest_first: bool
 ) -> Page:
-    """Messages of all queues of a topic within a time range, in the order of the log or against it.
+    """Return messages of all queues of a topic within a time range, in the order of the log or against it.
 
-    Parameters as of `key_page`; the cursor is a phy offset.  A queue that cannot be read is left out and named in
-    `Page.unread`, unless there is no other.
-
-    Raises
-    ------
-    OSError
-        No queue of the topic can be read.
+    A queue that cannot be read is left out and named in `Page.unread`; an OSError if there is no other.
     """
     if cursor and not re.fullmatch("[0-9]{1,19}", cursor):
         raise BadCursorError(f"{cursor!r} is not a cursor; start the search again")
@@ -340,13 +321,7 @@ def current_queue(store: MessageStore, topic: str, queue_id: int) -> AnyConsumeQ
 
 
 def queue_page(store: MessageStore, selection: Selection, make_row: MakeRow) -> list[Row]:
-    """The units of a queue from the first queue offset on, in order, each with its message where there is one.
-
-    Parameters
-    ----------
-    selection : Selection
-        One queue, `begin_queue_offset`, and as `max_num` the greatest number of units.
-    """
+    """The units of a queue from the first queue offset on, in order, each with its message where there is one."""
     topic, queue_id = selection.topic, selection.queue_id
     queue = store.queues.find(topic, queue_id)
     if queue is None:

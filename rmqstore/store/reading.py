@@ -1,31 +1,41 @@
-"""Reading a queue, wherever its messages are: as messages, as a table, by store time.
+"""What is in a queue: messages, tables and offsets by time, wherever the messages are, and waiting for new ones.
 
-Owns the statuses and limits of a get (RocketMQ 5.5.0 DefaultMessageStore.getMessage), and how one waits for new messages.  It opens
-no file: the sources of a queue do.
+Owns the statuses and limits of a get (RocketMQ 5.5.0 DefaultMessageStore.getMessage), and the part of `MessageStore` that asks
+about queues.  It opens no file: the sources of a queue do.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from rmqstore._read import QueueGets
-from rmqstore.arguments import check_boundary, check_timeout
+from rmqstore._read import QueueGets, get_first
+from rmqstore.arguments import (
+    Boundary,
+    Moment,
+    check_boundary,
+    check_timeout,
+    milliseconds,
+    one_queue,
+    one_text,
+    whole_number,
+)
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.message import MessageExt
-from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.selection import INT64_MAX, Selection, of_queue, row_num
 from rmqstore.sources import Joined, Part
-from rmqstore.store.columns import ColumnOptions, Columns
+from rmqstore.spans import Span
+from rmqstore.store.columns import Columns, table_options
 from rmqstore.store.local_queue import EXAMINED, LocalQueue
-from rmqstore.store.queue_columns import queue_batches
+from rmqstore.store.placed_columns import queue_batches
 from rmqstore.store.results import GetMessageResult, GetMessageStatus
 from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Reading", "get_from", "local_queue", "offset_by_time", "table_from"]
+__all__ = ["QueueQuestions", "get_from", "local_queue"]
 
 MAX_PULL_BYTES = 128 * 1024 * 1024
 MIN_PULL_BYTES = 100
@@ -64,86 +74,193 @@ def get_from(queue: Joined, selection: Selection, max_bytes: int | None) -> GetM
     return GetMessageResult(status, messages, following, low, high)
 
 
-def table_from(queue: Joined, selection: Selection, options: ColumnOptions, crc_check: int) -> pa.Table:
-    """Read messages of a queue as a table, see `MessageStore.get_table`; of `selection` the same as `get_from`."""
-    columns = Columns(options, crc_check, selection, by_place=True)
-    batches = list(queue_batches(queue.between(selection.begin_queue_offset or 0), columns, selection))
-    return columns.pa.Table.from_batches(batches, schema=columns.schema).slice(0, selection.max_num)
+def queue_gets(state: StoreState) -> QueueGets[GetMessageResult]:
+    """Return the short way of gets, which knows the queues of the log alone."""
+    log = state.commit_log
+    gets = QueueGets(
+        state.queues, ConsumeQueue, log.files, MessageExt, log.crc_check, GetMessageResult, GetMessageStatus.FOUND, EXAMINED,
+        MAX_PULL_BYTES, LOOK_INTERVAL, state.read_only,
+    )  # fmt: skip
+    gets.closed = not state.older.one_log
+    return gets
 
 
-def offset_by_time(queue: Joined, timestamp: float, boundary: str) -> int:
-    """Find a queue offset by store time, see `MessageStore.offset_by_time`."""
-    check_boundary(boundary)
-    newest = boundary == "upper"
-    times = (Selection(end=timestamp) if newest else Selection(begin=timestamp)).times
-    found = queue.find_in_times(times, newest=newest)
-    return found if found is not None else queue.bounds[0 if newest else 1]
+class QueueQuestions:
+    """Answers questions about the queues of one store; a base of `MessageStore`."""
 
+    _state: StoreState
 
-class Reading:
-    """Reads the queues of one store, where `QueueGets` leaves it to this."""
+    def _queue(self, topic: str, queue_id: int, known_to: int = INT64_MAX) -> Joined:
+        # With all its messages; for `known_to` see `StoreState.queue`.
+        return self._state.older.queue(topic, queue_id, local_queue(self._state, topic, queue_id, known_to))
 
-    def __init__(self, state: StoreState):
-        self.state = state
-        self.read_only = state.read_only
-        state.queue_gets = QueueGets(
-            state.queues,
-            ConsumeQueue,
-            state.commit_log.files,
-            MessageExt,
-            state.commit_log.crc_check,
-            GetMessageResult,
-            GetMessageStatus.FOUND,
-            EXAMINED,
-            MAX_PULL_BYTES,
-            LOOK_INTERVAL,
-            state.read_only,
-        )
-        # It knows the queues of the log alone.
-        state.queue_gets.closed = not state.older.one_log
+    def _bounds(self, topic: str, queue_id: int) -> Span:
+        self._state.check_open()
+        place = one_queue(topic, queue_id)
+        return self._state.settled(lambda: self._queue(*place).bounds)
 
-    def queue_of(self, topic: str, queue_id: int, known_to: int = INT64_MAX) -> Joined:
-        """Return a queue with all its messages; for `known_to` see `StoreState.queue`."""
-        return self.state.older.queue(topic, queue_id, local_queue(self.state, topic, queue_id, known_to))
+    def topics(self) -> list[str]:
+        """list of str: topics that have a queue, sorted."""
+        self._state.check_open()
+        return self._state.topics()
 
-    def get(self, selection: Selection, max_bytes: int | None) -> GetMessageResult:
-        """See `MessageStore.get_message`; of `selection` one queue, `begin_queue_offset`, `max_num` and the tags."""
-        known_to = (selection.begin_queue_offset or 0) + (selection.max_num or 0)
-        return get_from(self.queue_of(selection.topic, selection.queue_id, known_to), selection, max_bytes)
+    def queue_ids(self, topic: str) -> list[int]:
+        """list of int: the queues of `topic`, ascending.
 
-    def table(self, selection: Selection, options: ColumnOptions) -> pa.Table:
-        """See `MessageStore.get_table`; of `selection` one queue, its offsets, `max_num` and the tags."""
-        queue = self.queue_of(selection.topic, selection.queue_id)
-        return table_from(queue, selection, options, self.state.commit_log.crc_check)
+        Raises
+        ------
+        OSError
+            No queue is seen, and a folder that may hold some cannot be read.
+        """
+        self._state.check_open()
+        topic = one_text(topic, "topic")
+        found = [queue_id for name, queue_id in self._state.keys() if name == topic]
+        if not found:
+            self._state.queues.check_seen(topic)
+        return found
 
-    def bounds_of(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return the first queue offset that is there, and the one to come."""
-        return self.queue_of(topic, queue_id).bounds
+    def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
+        """int: queue offset of the first message that is still there, 0 for an unknown queue."""
+        return self._bounds(topic, queue_id)[0]
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: float, boundary: str = "lower") -> int:
-        """See `MessageStore.offset_by_time`."""
-        self.state.check_open()
+    def max_queue_offset(self, topic: str, queue_id: int = 0) -> int:
+        """int: queue offset of the next message to come, 0 for an unknown queue."""
+        return self._bounds(topic, queue_id)[1]
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: Moment, boundary: Boundary = "lower") -> int:
+        """int: queue offset that belongs to a store time.
+
+        Parameters
+        ----------
+        timestamp : int or datetime
+            ms since epoch, or a `datetime` (aware, or naive as local time).
+        boundary : {"lower", "upper"}
+            "lower": the first message stored at or after `timestamp`, the max offset if there is none; "upper": the last one
+            stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).
+
+        Notes
+        -----
+        Messages are read one by one until one is found, for "lower" from the oldest, for "upper" from the newest: half a
+        second to a second for a GiB of log in memory.  The store remembers the time ranges of what was read, 8192 messages at
+        a time, and skips by these.  Where the clock was set back, messages between two results may have other times.
+
+        Raises
+        ------
+        ValueError
+            `timestamp` looks like seconds (see `rmqstore.arguments.milliseconds`), or `boundary` is unknown.
+        """
+        self._state.check_open()
+        timestamp = milliseconds(timestamp, "timestamp", up=boundary == "lower")
         check_boundary(boundary)
-        return self.state.settled(lambda: offset_by_time(self.queue_of(topic, queue_id), timestamp, boundary))
+        place, newest = one_queue(topic, queue_id), boundary == "upper"
+        times = (Selection(end=timestamp) if newest else Selection(begin=timestamp)).times
+
+        def ask() -> int:
+            queue = self._queue(*place)
+            found = queue.find_in_times(times, newest=newest)
+            return found if found is not None else queue.bounds[0 if newest else 1]
+
+        return self._state.settled(ask)
+
+    @get_first
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int = 0,
+        queue_offset: int = 0,
+        max_num: int = 32,
+        tags: str | Iterable[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> GetMessageResult:
+        """Read messages of a queue, beginning with `queue_offset`, as a broker does (RocketMQ 5.5.0).
+
+        A result ends with the queue file, so it may be shorter than `max_num` although more follows: continue at
+        `next_queue_offset`.  The first message is returned whatever the limits.  A damaged record, or one that is not the
+        message of its unit, is marked as `corrupt`.  Bounds of a store that is open read-only may be 5 ms old.
+
+        Parameters
+        ----------
+        tags : str or iterable of str, optional
+            Tags to keep, compared as text: ``"a || b"`` or a list; None, ``""`` and ``"*"`` keep all.
+        max_bytes : int, optional
+            Stop before the records together take more, at least 100; 128 MiB by default.
+        """
+        self._state.check_open()
+        max_bytes = None if max_bytes is None else whole_number(max_bytes, "max_bytes")
+        selection = of_queue(topic, queue_id, queue_offset, whole_number(max_num, "max_num"), tags)
+        known_to = (selection.begin_queue_offset or 0) + (selection.max_num or 0)
+        place = selection.topic, selection.queue_id
+        return self._state.settled(lambda: get_from(self._queue(*place, known_to), selection, max_bytes))
+
+    def get_table(
+        self,
+        topic: str,
+        queue_id: int = 0,
+        queue_offset: int = 0,
+        max_num: int | None = None,
+        tags: str | Iterable[str] | None = None,
+        columns: Iterable[str] | None = None,
+        *,
+        views: bool = False,
+    ) -> pa.Table:
+        """Read messages of a queue as an Arrow table, in queue order, beginning with `queue_offset`; one row a record.
+
+        Parameters
+        ----------
+        queue_offset : int
+            If this message is gone, the table begins with the oldest one that is still there.
+        max_num : int, optional
+            The greatest number of rows; by default up to the end of the queue, which fewer rows mean, too.
+        tags : str or iterable of str, optional
+            As for `get_message`.
+        columns, views
+            As for `scan`, whose errors are also raised here.
+        """
+        self._state.check_open()
+        selection = of_queue(topic, queue_id, queue_offset, row_num(max_num), tags)
+        options, crc_check = table_options(selection, columns, views), self._state.commit_log.crc_check
+        place = selection.topic, selection.queue_id
+
+        def ask() -> pa.Table:
+            columns = Columns(options, crc_check, selection, by_place=True)
+            parts = self._queue(*place).between(selection.begin_queue_offset or 0)
+            batches = list(queue_batches(parts, columns, selection))
+            return columns.pa.Table.from_batches(batches, schema=columns.schema).slice(0, selection.max_num)
+
+        return self._state.settled(ask)
 
     def wait_for_messages(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
-        """See `MessageStore.wait_for_messages`."""
-        self.state.check_open()
+        """Wait until `is_there` returns True; it is called after every put, or in a read-only store after pauses.
+
+        Parameters
+        ----------
+        is_there : callable
+            Without arguments; must not wait itself.
+        timeout : float, optional
+            Seconds.
+
+        Returns
+        -------
+        bool
+            False after `timeout`, or when the store was closed.
+        """
+        self._state.check_open()
         check_timeout(timeout)
-        if not self.read_only:
-            with self.state.arrived:
-                self.state.waiting += 1
+        if not self._state.read_only:
+            with self._state.arrived:
+                self._state.waiting += 1
                 try:
                     return (
-                        self.state.arrived.wait_for(lambda: self.state.closed or is_there(), timeout)
-                        and not self.state.closed
+                        self._state.arrived.wait_for(lambda: self._state.closed or is_there(), timeout)
+                        and not self._state.closed
                     )
                 finally:
-                    self.state.waiting -= 1
+                    self._state.waiting -= 1
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = _SHORTEST_POLL
-        while not self.state.closed:
-            self.state.refresh()
+        while not self._state.closed:
+            self._state.refresh()
             if is_there():
                 return True
             left = pause if deadline is None else min(pause, deadline - time.monotonic())
@@ -154,14 +271,17 @@ class Reading:
         return False
 
     async def wait_for_messages_async(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
-        """See `MessageStore.wait_for_messages_async`."""
+        """Wait in an event loop like `wait_for_messages` does in a thread; no thread waits (docs/asyncio.md).
+
+        A put in any thread of this process wakes the loop.  Any number of tasks may wait, and each may be cancelled.
+        """
         import asyncio
 
-        state, loop = self.state, asyncio.get_running_loop()
+        state, loop = self._state, asyncio.get_running_loop()
         state.check_open()
         check_timeout(timeout)
         deadline = None if timeout is None else loop.time() + timeout
-        if not self.read_only:
+        if not state.read_only:
             arrived = state.arrived
             with arrived:
                 state.waiting += 1

@@ -2,7 +2,7 @@
 
 `recover` reads as the description of it: judge the log and decide where it ends, cut what a crash left, bring the queues and
 the index into line with the log by dispatching what they lack.  It owns the cuts and the report; where the log ends is
-decided in `judgement`, what is sound in the index in `index_survey`.  Invariants:
+decided in `judgement`.  Invariants:
 
 - Nothing is changed on disk before the whole scanned part of the log was judged: a store that is refused is untouched.
 - A segment that holds a whole record of this log is never deleted unless `recovery="truncate"` asked for it.
@@ -31,19 +31,16 @@ from rmqstore.arguments import Recovery
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.consumequeue.queue_look import PlainQueue
 from rmqstore.consumequeue.unit_queue import UnitQueue
 from rmqstore.errors import StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
-from rmqstore.store.agreement import Agreement
-from rmqstore.store.dispatch_rules import names_further_queue
+from rmqstore.store.dispatch_rules import Agreement, gone_text, names_further_queue
 from rmqstore.store.dispatcher import DispatchCounts, IndexProgress, LogDispatcher, QueueGapError
-from rmqstore.store.index_survey import IndexSurvey
-from rmqstore.store.judgement import FAR, Judgement, LogJudge
+from rmqstore.store.judgement import FAR, IndexSurvey, Judgement, LogJudge
 from rmqstore.store.lost_log import end_of_known, refuse_loss
-from rmqstore.store.queue_lives import gone_text
 
 if TYPE_CHECKING:
     from rmqstore.store.store_state import StoreState
@@ -404,11 +401,7 @@ def _is_large(index_service: IndexService) -> bool:
 
 
 def _where_to_begin(
-    commit_log: CommitLog,
-    index: IndexSurvey | None,
-    checkpoint: Checkpoint,
-    newest_unit_end: int,
-    clean: bool,
+    commit_log: CommitLog, index: IndexSurvey | None, checkpoint: Checkpoint, newest_unit_end: int, clean: bool
 ) -> int:
     # After an orderly exit everything up to the newest unit is as it should be.  After a crash everything stored before
     # the checkpoint's time is on disk.  In both cases all segments are looked at, where RocketMQ 5.5.0 stops after ten.
@@ -417,9 +410,7 @@ def _where_to_begin(
         return 0
     if not clean and checkpoint.flushed_offset >= 0:
         # This package's own word on what is on disk, which a Java store between then and now would have made void.
-        return _segment_of(
-            commit_log, min(checkpoint.flushed_offset, FAR if index is None else max(index.kept_end, 0))
-        )
+        return _segment_of(commit_log, min(checkpoint.flushed_offset, FAR if index is None else max(index.kept_end, 0)))
     begin = bases[0]
     for base in reversed(bases):
         verdict, _, timestamp = _core.check_record(commit_log.files.file(base).region, 0, base, commit_log.crc_check)
@@ -472,10 +463,7 @@ def _cut_log(commit_log: CommitLog, end: int) -> tuple[int, int]:
 
 
 def look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int], PlainQueue]]:
-    """Where the newest record that a unit points at ends, and the queues that are in order.
-
-    Those are not opened: there may be a hundred thousand of them.
-    """
+    """Where the newest record that a unit points at ends, and the queues that are in order."""
     newest, found = -1, {}
     for topic, queue_id in queues.keys():
         plain = queues.plain(topic, queue_id)

@@ -39,18 +39,10 @@ class RetentionReport:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """What the used part of the disk asks for.
+    """What the used part of the disk (0 to 1; -1 if unknown) requires, by RocketMQ's three ratios.
 
-    Attributes
-    ----------
-    used_ratio : float
-        0 to 1; -1 if the directory is missing.
-    full : bool
-        Above `disk_space_warning_level_ratio`: no more writes.
-    delete_at_once : bool
-        Above `disk_space_clean_forcibly_ratio`: delete at any hour, and whatever the age if `clean_file_forcibly_enable`.
-    delete_expired : bool
-        Above `disk_max_used_space_ratio`: delete what is expired at any hour.
+    Writes stop above `disk_space_warning_level_ratio`; above `disk_space_clean_forcibly_ratio` segments go at any hour and
+    whatever their age, if `clean_file_forcibly_enable`; above `disk_max_used_space_ratio` expired ones go at any hour.
     """
 
     used_ratio: float
@@ -72,7 +64,7 @@ class DiskSpace:
 
 
 def used_ratio(path: str) -> float:
-    """float: used part of the disk below `path`, rounded up to whole percents; -1 if `path` does not exist.
+    """Return the used part of the disk below `path`, rounded up to whole percents; -1 if `path` does not exist.
 
     What only root may use counts as neither used nor free, as in RocketMQ (UtilAll.getDiskPartitionSpaceUsedPercent).
     """
@@ -96,12 +88,7 @@ def delete_expired_files(
 ) -> RetentionReport:
     """Run one round of deletion; the append lock is held whenever a list of files changes.
 
-    Parameters
-    ----------
-    manually : bool
-        Delete what is expired although it is not the hour for it.
-    pause : callable
-        Waits so many ms between two segments; False ends the round.
+    `manually` ignores the hour; `pause` waits this many ms between two segments, and returns False to end the round.
     """
     commit_log, config, lock = state.commit_log, state.commit_log.config, state.lock
     # Compared with the time of the last change of each segment.

@@ -1,11 +1,13 @@
-"""What the parts of an open store share: its files, the append lock, and whether they may be read and written.
+"""What the parts of an open store share: its files, the append lock, what wakes waiting readers, the progress of groups.
 
 Owns these, and the marks of a store that is being closed, that failed, or whose disk is full.  It never writes a message and
-starts no thread.  After a failed write nothing more is written (`fail`): the system reports it once, and may then forget it.
+starts no thread.  After a failed write nothing more is written (`fail`): the operating system reports it once, and may then
+forget it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -17,17 +19,11 @@ from rmqstore._append import Appender
 from rmqstore._core import StateFields
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import AssumedSizes, StoreConfig
+from rmqstore.config.places import other_progress_file, progress_file
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.errors import (
-    Finding,
-    GeometryError,
-    ReadOnlyError,
-    StoreClosedError,
-    StoreError,
-    StorePoisonedError,
-)
-from rmqstore.files.again import ask_again
+from rmqstore.errors import Finding, GeometryError, ReadOnlyError, StoreClosedError, StoreError, StorePoisonedError
 from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.listing import ask_again
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.os_errors import is_not_a_file, is_unreadable
 from rmqstore.index.database_index import DatabaseIndex
@@ -36,25 +32,156 @@ from rmqstore.index.log_index import LogIndex
 from rmqstore.selection import Selection
 from rmqstore.sources import Joined
 from rmqstore.spans import Span
-from rmqstore.store.arrivals import Arrivals
 from rmqstore.store.columns import ColumnOptions, scan_log
 from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
-from rmqstore.store.progress import GroupProgress
 from rmqstore.store.recovery import claimed_by_queues
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable
+
     import pyarrow as pa
 
     from rmqstore._read import KeyQuery, QueueGets
+    from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.flatfile.flat_store import FlatRange, FlatStore
     from rmqstore.message import MessageExt
-    from rmqstore.store.key_columns import AskedKeys
+    from rmqstore.store.placed_columns import AskedKeys
     from rmqstore.store.results import GetMessageResult, QueryResult
 
-__all__ = ["LOOK_INTERVAL", "Older", "StoreState"]
+__all__ = ["LOOK_INTERVAL", "Arrivals", "GroupProgress", "Older", "StoreState"]
 
 logger = logging.getLogger(__name__)
+
+
+class Arrivals(threading.Condition):
+    """A condition that wakes futures of event loops too; as of `threading.Condition` otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+        self._futures: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = {}
+
+    def future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """asyncio.Future: done after the next `notify_all`, to be given to `forget`; called in the thread of `loop`."""
+        made = loop.create_future()
+        with self:
+            self._futures.setdefault(loop, set()).add(made)
+        return made
+
+    def forget(self, future: asyncio.Future[None]) -> None:
+        """Wake this one no more."""
+        loop = future.get_loop()
+        with self:
+            futures = self._futures.get(loop, set())
+            futures.discard(future)
+            if not futures:
+                self._futures.pop(loop, None)
+
+    def notify_all(self) -> None:
+        """Wake every thread and every future; the caller holds the lock."""
+        super().notify_all()
+        if self._futures:
+            woken, self._futures = self._futures, {}
+            for loop, futures in woken.items():
+                # A loop that was closed has nobody left who waits.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_wake, futures)
+
+
+def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+class GroupProgress:
+    """Where the groups of one store stand."""
+
+    def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
+        self.path = path
+        self.config = config
+        self.read_only = read_only
+        self._offsets: ConsumerOffsets | None = None
+        # What was logged last.
+        self._said = ""
+        self._pid = os.getpid()
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Make the lock new, in a forked child."""
+        self._lock = threading.Lock()
+
+    def forget(self) -> None:
+        """Read the file again when it is next asked for."""
+        with self._lock:
+            self._offsets = None
+
+    @property
+    def offsets(self) -> ConsumerOffsets:
+        """ConsumerOffsets: read when it is first asked for, see `MessageStore.consumer_offsets`."""
+        with self._lock:
+            if self._offsets is None:
+                from rmqstore.consumer.settings_sources import offsets_in_databases
+
+                # In doubt the file that was written last is read, and none is written.
+                lmq = None if "enable_lmq" in self.config.assumed else self.config.enable_lmq
+                self._offsets = offsets_in_databases(self.path, lmq) or self._of_file(lmq)
+            return self._offsets
+
+    def _of_file(self, lmq: bool | None) -> ConsumerOffsets:
+        from rmqstore.consumer.consumer_offset import ConsumerOffsets
+
+        path = progress_file(self.path, lmq)
+        offsets = ConsumerOffsets.load(
+            path,
+            read_only=self.read_only or self._pid != os.getpid() or lmq is None,
+            version_step=self.config.consumer_offset_update_version_step,
+            clock=self.config.clock,
+        )
+        if lmq is None:
+            offsets.refusal = (
+                "the file of progress that the broker uses is not known: with enableLmq=true it is lmqConsumerOffset.json, "
+                "else consumerOffset.json, and the store does not tell; give enable_lmq=True or False (-o enableLmq=true or "
+                "-o enableLmq=false), as the broker has it"
+            )
+        second = other_progress_file(path)
+        if second is not None:
+            offsets.not_read = second
+            reason = "the other one was written later" if lmq is None else f"enable_lmq is {lmq}"
+            self._warn(
+                f"{second} is not read: a broker uses one of two files of progress, and {reason}; change that with enable_lmq"
+            )
+        return offsets
+
+    def _warn(self, text: str) -> None:
+        # Each refresh reads the file again.
+        if self._said != text:
+            logger.warning("%s", text)
+            self._said = text
+
+    def list(self) -> tuple[dict[tuple[str, str], dict[int, int]], str | None]:
+        """What `offsets` lists and why it cannot be read, see `MessageStore.consumer_progress`."""
+        try:
+            offsets = self.offsets
+            findings = offsets.findings
+            problem = f"{findings[0].detail} [{findings[0].path}]" if findings else None
+            if problem is not None and len(findings) > 1:
+                problem += f", and {len(findings) - 1} more"
+            return offsets.list(), problem
+        except (StoreError, OSError) as error:
+            text = str(error)
+            if isinstance(error, OSError) and error.filename is not None:
+                text = f"{error.strerror} [{os.fsdecode(error.filename)}]"
+            self._warn(f"the progress of consumer groups is not known: {text}")
+            return {}, text
+
+    def persist(self) -> None:
+        """Write what was committed since, if anybody asked for the offsets."""
+        offsets = self._offsets
+        if offsets is not None and not offsets.read_only:
+            offsets.persist()
+
 
 LOOK_INTERVAL = 0.005
 """A reader beside a writer looks so often (seconds) whether files that have its answer were replaced, or go further."""
@@ -66,11 +193,7 @@ _T = TypeVar("_T")
 class Older:
     """What a store has besides its log: nothing.  `rmqstore.store.tiered.Tiered` has what is in tiered storage.
 
-    Attributes
-    ----------
-    one_log : bool
-        Phy offsets are places in the commit log.  Otherwise each queue of tiered storage counts its own.
-    flat_store : FlatStore or None
+    With `one_log`, phy offsets are places in the commit log; otherwise each queue of tiered storage counts its own.
     """
 
     one_log = True
@@ -130,24 +253,8 @@ class Older:
 class StoreState(StateFields):
     """The files of one store, and whether they may be read and written.
 
-    Attributes
-    ----------
-    lock : threading.RLock
-        The append lock; nobody who holds it waits for a flush.
-    poison : BaseException or None
-        The write that failed.
-    appender : Appender or None
-        Appends one plain message; None while the store takes no writes.
-    last_store_timestamp : int
-        Of the newest message, ms since epoch.
-    older : Older
-        The messages that the log no longer has.
-    waiting : int
-        How many wait for `arrived`, which is told of every put.
-    lost_log : tuple of (int, int)
-        As of `MessageStore.lost_log`.
-    others
-        As of `StateFields`.
+    `lock` is the append lock; it is never held while waiting for a flush.  `poison` is the write that failed.  `appender` is None
+    while the store takes no writes.
     """
 
     appender: Appender | None
@@ -160,7 +267,7 @@ class StoreState(StateFields):
         self.read_only = read_only
         self.pool = MappedFilePool(config.max_mapped_files)
         self.commit_log = CommitLog(path, config, self.pool, read_only=read_only)
-        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only, pass_over=True)
+        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only)
         self.index_service: IndexService | None = (
             IndexService(path, config, read_only=read_only) if config.message_index_enable else None
         )
@@ -296,10 +403,7 @@ class StoreState(StateFields):
             logger.error("%s takes no more writes: %s", self.path, error if str(error) else type(error).__name__)
 
     def refresh(self, *, uploads: bool = False) -> None:
-        """Take in what another process did since, see `MessageStore.refresh`.
-
-        Tiered storage is listed at most once a second, unless `uploads` asks for what was uploaded in the meantime.
-        """
+        """Take in what another process did since, see `MessageStore.refresh`."""
         self.check_open()
         if self.read_only:
             self.learn()

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.consumequeue.queue_look import PlainQueue
 from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.rocksdb.places import queue_databases
-from rmqstore.store.agreement import Agreement
+from rmqstore.store.dispatch_rules import Agreement
 from rmqstore.store.dispatcher import LogDispatcher
 from rmqstore.store.recovery import dispatched_before_crash, look_at_queues
 
@@ -45,25 +45,10 @@ _QUIET = 5.0
 
 
 class Undispatched:
-    """What the queues of a store that is only read lack at their end, in their memory.
+    """What the queues of a store that is only read lack at their end, in memory.
 
-    Parameters
-    ----------
-    root : str
-        The store's directory.
-    commit_log : CommitLog
-    queues : ConsumeQueueStore
-
-    Attributes
-    ----------
-    served : tuple of (int, int) or None
-        Phy offsets: where the first record lies that a queue on disk lacks and that is served from memory, and where this ends;
-        None = nothing.
-    left_out : tuple of (int, int) or None
-        Of what may be in no queue at all, because there is more than `MAX_UNDISPATCHED`, or a queue cannot be read; all
-        of the log where folders of queues cannot be looked into.
-    completion : Completion or None
-        Of a store with queues in RocksDB, once it was looked at.
+    `served` are the phy offsets of what queues on disk lack and memory has; `left_out` of what may be in no queue, because there
+    is more than `MAX_UNDISPATCHED`, or because a queue or a folder of queues cannot be read.
     """
 
     def __init__(self, root: str, commit_log: CommitLog, queues: ConsumeQueueStore):
@@ -81,15 +66,7 @@ class Undispatched:
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Look for it; nothing happens unless the log went on since this was last called, or somebody else had the store.
-
-        Raises
-        ------
-        OSError
-            A file cannot be read.
-        MissingDependencyError
-            The queues are in RocksDB, and rocksdict is not installed.
-        """
+        """Look for it; nothing happens unless the log went on since this was last called, or somebody else had the store."""
         with self._lock:
             if not self._looked:
                 folders = queue_databases(self.root)
@@ -144,7 +121,7 @@ class Undispatched:
             except (CorruptionError, GeometryError) as error:
                 self._leave_out(end, error)
             except OSError as error:
-                if not (self.queues.pass_over and is_unreadable(error)):
+                if not (self.queues.read_only and is_unreadable(error)):
                     raise
                 self._leave_out(end, error)
 

@@ -3,8 +3,6 @@
 Owns the bytes of ``timerwheel``, ``timerlog/`` and ``config/timercheck``.  It reads only, never writes, and does not
 know the commit log: whose message a unit stands for is found out by the rooms that read the log.
 
-- `timer_checkpoint`: `TimerCheckpoint`, config/timercheck: what was fired, and what was taken in
-- `timer_log`: `TimerLog`, the units of 52 bytes, one for each message of the wheel
-- `timer_wheel`: `TimerWheel`, its slots, also of a snapshot
-- `waiting_units`: `waiting_units`, the units that have not fired, from all three, and where these disagree
+- `timer_files`: `TimerCheckpoint`, config/timercheck: what was fired, and what was taken in; `TimerLog`, the units of 52 bytes, one
+  for each message of the wheel; `TimerWheel`, its slots, also of a snapshot; `waiting_units`, the units that have not fired
 """

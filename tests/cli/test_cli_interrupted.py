@@ -91,7 +91,7 @@ def ended(code, *args, **values):
         (["rebuild", "{store}", "--yes"], "The store is as it was", "rmqstore.offline.rebuild:verify_parts"),
         (["import", "{out}/new", "{out}/../rows.jsonl"], "", "rmqstore:MessageStore.put_table"),
         (["metrics", "{store}", "-O", "{out}/a.prom"], "", "os:fchmod"),
-        (["pending", "{store}", "-O", "{out}/a.csv"], "", "rmqstore.cli.pending:_write_text"),
+        (["pending", "{store}", "-O", "{out}/a.csv"], "", "rmqstore.cli.options:TableFile.write_rows"),
     ],
     ids=lambda value: value[0] + value[-1][-5:] if isinstance(value, list) else "",
 )

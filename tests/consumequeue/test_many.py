@@ -12,7 +12,7 @@ import pytest
 
 from rmqstore import GeometryError, Message, MessageStore, StoreConfig
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.consumequeue.plain_queue import PlainQueue, plain_queue
+from rmqstore.consumequeue.queue_look import PlainQueue, plain_queue
 from rmqstore.errors import LostLogError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 

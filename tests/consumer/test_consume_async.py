@@ -275,7 +275,7 @@ def test_progress_of_its_own_is_not_written_on_the_loops_thread(store, tmp_path,
     async def work():
         async with store.consume("Orders", "g", offsets=offsets, timeout=0) as consumer:
             async for _ in consumer:
-                consumer._progress._persisted -= 3600
+                consumer._persisted -= 3600
 
     run(work())
     assert len(threads) == 3 and threading.main_thread() not in threads

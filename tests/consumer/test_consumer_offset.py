@@ -659,19 +659,11 @@ def short_writes(name, arguments):
     return (arguments[0], bytes(arguments[1])[:40]) if name == "write" else None
 
 
-def no_links(name, arguments):
-    if name == "link":
-        raise OSError(errno.EPERM, "Operation not permitted", arguments[0])
-
-
-KINDS = ["broker", "broker without links"]
-
-
 class Subject:
     """A file with a table of one number: what was committed last."""
 
-    def __init__(self, kind, path):
-        self.kind, self.path = kind, path
+    def __init__(self, path):
+        self.path = path
         self.offsets = self.load(read_only=False)
 
     def load(self, read_only=True, path=None):
@@ -713,11 +705,10 @@ def check_all_goes_on(subject, path, least):
     return value
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kill_at_every_step(kind, tmp_path, monkeypatch):
+def test_a_kill_at_every_step(tmp_path, monkeypatch):
     disk, scratch = tmp_path / "disk", tmp_path / "scratch"
     disk.mkdir()
-    subject = Subject(kind, disk / "config" / "x.json")
+    subject = Subject(disk / "config" / "x.json")
     path = scratch / "config" / "x.json"
     states = []
 
@@ -726,8 +717,6 @@ def test_a_kill_at_every_step(kind, tmp_path, monkeypatch):
 
     def before(name, arguments):
         note()
-        if "without" in kind:
-            no_links(name, arguments)
         return short_writes(name, arguments)
 
     with monkeypatch.context() as patch:
@@ -847,7 +836,7 @@ def test_new_directories_are_durable_before_the_file_is(tmp_path, monkeypatch):
         elif name == "fsync":
             synced.append(("synced", os.readlink(f"/proc/self/fd/{arguments[0]}")))
 
-    subject = Subject("broker", str(tmp_path / "a" / "b" / "x.json"))
+    subject = Subject(str(tmp_path / "a" / "b" / "x.json"))
     subject.commit(1)
     with monkeypatch.context() as patch:
         record_calls(patch, after=after)
@@ -861,10 +850,9 @@ def test_new_directories_are_durable_before_the_file_is(tmp_path, monkeypatch):
 
 
 @NEEDS_PROC
-@pytest.mark.parametrize("kind", KINDS)
-def test_power_loss_at_every_step(kind, tmp_path, monkeypatch):
+def test_power_loss_at_every_step(tmp_path, monkeypatch):
     directory, scratch = tmp_path / "config", tmp_path / "scratch"
-    subject = Subject(kind, directory / "x.json")
+    subject = Subject(directory / "x.json")
     for number in (0, 1):
         subject.commit(number)
         subject.offsets.persist()
@@ -877,8 +865,6 @@ def test_power_loss_at_every_step(kind, tmp_path, monkeypatch):
 
     def before(name, arguments):
         look()
-        if "without" in kind:
-            no_links(name, arguments)
         return short_writes(name, arguments)
 
     with monkeypatch.context() as patch:
@@ -903,8 +889,8 @@ def test_power_loss_at_every_step(kind, tmp_path, monkeypatch):
 class Fault:
     """Fails the call of a number, once; writes are short, so that a full disk shows in the middle of one too."""
 
-    def __init__(self, kind, code, failing):
-        self.kind, self.code, self.failing = kind, code, failing
+    def __init__(self, code, failing):
+        self.code, self.failing = code, failing
         self.close = os.close
         self.count = 0
         self.failed = None
@@ -917,8 +903,6 @@ class Fault:
             if name == "close":
                 self.close(arguments[0])
             raise OSError(self.code, os.strerror(self.code))
-        if "without" in self.kind:
-            no_links(name, arguments)
         return short_writes(name, arguments)
 
     def after(self, name, *_):
@@ -926,18 +910,17 @@ class Fault:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_at_every_call(kind, code, tmp_path, monkeypatch):
+def test_a_fault_at_every_call(code, tmp_path, monkeypatch):
     failed, written = set(), 0
     for failing in itertools.count():
         directory = tmp_path / str(failing)
-        subject = Subject(kind, directory / "x.json")
+        subject = Subject(directory / "x.json")
         for number in (0, 1):
             subject.commit(number)
             subject.offsets.persist()
         old = contents(directory)
         subject.commit(2)
-        fault = Fault(kind, code, failing)
+        fault = Fault(code, failing)
         with monkeypatch.context() as patch:
             record_calls(patch, fault.before, fault.after)
             try:
@@ -958,8 +941,8 @@ def test_a_fault_at_every_call(kind, code, tmp_path, monkeypatch):
             # Only that the names are durable is not known.
             written += 1
             assert subject.loaded() == 2 and new["x.json.bak"] == old["x.json"]
-        elif "without" in kind and fault.failed == "replace" and fault.done.count("replace") == 2:
-            # Without links the old backup gives way first.
+        elif fault.failed == "replace" and fault.done.count("replace") == 2:
+            # The old backup gives way first.
             assert new == {"x.json": old["x.json"]}
         else:
             assert new == old
@@ -967,18 +950,16 @@ def test_a_fault_at_every_call(kind, code, tmp_path, monkeypatch):
         assert subject.loaded() == 2 and contents(directory).keys() == {"x.json", "x.json.bak"}
         assert subject.loaded(str(subject.path) + ".bak") in (1, 2)
     assert failed >= {"open", "write", "fsync", "close", "replace"} and written == 3
-    assert ("link" in failed) or "without" in kind
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-@pytest.mark.parametrize("kind", ["broker"])
-def test_a_fault_at_the_first_file(kind, code, tmp_path, monkeypatch):
+def test_a_fault_at_the_first_file(code, tmp_path, monkeypatch):
     failed = set()
     for failing in itertools.count():
         directory = tmp_path / str(failing)
-        subject = Subject(kind, directory / "config" / "x.json")
+        subject = Subject(directory / "config" / "x.json")
         subject.commit(5)
-        fault = Fault(kind, code, failing)
+        fault = Fault(code, failing)
         with monkeypatch.context() as patch:
             record_calls(patch, fault.before, fault.after)
             try:
@@ -998,26 +979,8 @@ def test_a_fault_at_the_first_file(kind, code, tmp_path, monkeypatch):
     assert failed >= {"mkdir", "open", "write", "fsync", "close", "replace"}
 
 
-def test_a_link_that_fails_for_another_reason_is_an_error(tmp_path, monkeypatch):
-    subject = Subject("broker", tmp_path / "x.json")
-    subject.commit(0)
-    subject.offsets.persist()
-    subject.commit(1)
-    old = contents(tmp_path)
-
-    def fail(name, arguments):
-        if name == "link":
-            raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-    with monkeypatch.context() as patch:
-        record_calls(patch, fail)
-        with pytest.raises(OSError, match="Disk quota exceeded: the offsets could not be saved") as caught:
-            subject.offsets.persist()
-    assert caught.value.errno == errno.EDQUOT and contents(tmp_path) == old
-
-
 def test_main_file_and_backup_that_are_one_file(tmp_path):
-    subject = Subject("broker", tmp_path / "x.json")
+    subject = Subject(tmp_path / "x.json")
     subject.commit(0)
     subject.offsets.persist()
     os.link(subject.path, tmp_path / "x.json.bak")
@@ -1045,9 +1008,8 @@ def test_a_file_where_a_directory_should_be(tmp_path):
     assert contents(tmp_path) == {"config": b"not a directory"}
 
 
-@pytest.mark.parametrize("kind", ["broker"])
-def test_commits_during_a_persist_are_not_lost_and_do_not_wait(kind, tmp_path, monkeypatch):
-    subject = Subject(kind, tmp_path / "x.json")
+def test_commits_during_a_persist_are_not_lost_and_do_not_wait(tmp_path, monkeypatch):
+    subject = Subject(tmp_path / "x.json")
     writing, go_on = threading.Event(), threading.Event()
 
     def block(name, arguments):
@@ -1111,9 +1073,8 @@ def in_threads(*functions):
         raise errors[0]
 
 
-@pytest.mark.parametrize("kind", ["broker"])
-def test_one_writes_at_a_time(kind, tmp_path, monkeypatch):
-    subject = Subject(kind, tmp_path / "x.json")
+def test_one_writes_at_a_time(tmp_path, monkeypatch):
+    subject = Subject(tmp_path / "x.json")
     meeting = threading.Barrier(2)
     met = []
 
@@ -1199,7 +1160,7 @@ def test_threads_for_long(tmp_path):
     assert commit_read_and_persist(tmp_path, 300_000) > 10
 
 
-def kill_a_writer(path, kind, acknowledged, before):
+def kill_a_writer(path, acknowledged, before):
     """Fork a writer that persists rising numbers and says so, kill it after some; return the last one that it said."""
     receiver, sender = os.pipe()
     child = os.fork()
@@ -1207,7 +1168,7 @@ def kill_a_writer(path, kind, acknowledged, before):
         code = 1
         try:
             os.close(receiver)
-            subject = Subject(kind, path)
+            subject = Subject(path)
             number = before
             while True:
                 number += 1
@@ -1236,23 +1197,21 @@ def kill_a_writer(path, kind, acknowledged, before):
     return said
 
 
-def kill_writers(path, kind, kills):
+def kill_writers(path, kills):
     said = 0
     for kill in range(kills):
-        said = kill_a_writer(path, kind, 1 + kill % 4, said)
-        value = Subject(kind, path).loaded()
+        said = kill_a_writer(path, 1 + kill % 4, said)
+        value = Subject(path).loaded()
         assert value in (said, said + 1)
         names = contents(path.parent).keys()
         assert {"x.json"} <= names <= {"x.json", "x.json.bak"}
         said = value
 
 
-@pytest.mark.parametrize("kind", ["broker"])
-def test_kill_9(kind, tmp_path):
-    kill_writers(tmp_path / "x.json", kind, 25)
+def test_kill_9(tmp_path):
+    kill_writers(tmp_path / "x.json", 25)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["broker"])
-def test_kill_9_often(kind, tmp_path):
-    kill_writers(tmp_path / "x.json", kind, 1000)
+def test_kill_9_often(tmp_path):
+    kill_writers(tmp_path / "x.json", 1000)

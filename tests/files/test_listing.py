@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from rmqstore.files.again import ask_again
-from rmqstore.files.listing import is_empty, listing
+from rmqstore.files.listing import ask_again, is_empty, listing
 from rmqstore.files.os_errors import is_missing, is_unreadable, naming_errors, says_full
 
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 
 from rmqstore.errors import CorruptionError, Finding
 from rmqstore.files.mapped_file import MappedFile
+from rmqstore.flatfile.flat_files import TieredMetadata
 from rmqstore.flatfile.flat_index import FlatIndexFile
-from rmqstore.flatfile.metadata import TieredMetadata
-from rmqstore.rocksdb import index, pop_records, queues, settings, timers, transactions
-from rmqstore.timer.waiting_units import waiting_units
+from rmqstore.rocksdb import index, queues, settings, waiting
+from rmqstore.timer.timer_files import waiting_units
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="rmqstore-fuzz-")
 PATH = "somewhere"
@@ -50,14 +50,14 @@ class Entries:
 
 def _timers(data: bytes) -> None:
     entries = Entries(data)
-    found = timers.read_timers(entries)  # type: ignore[arg-type]
+    found = waiting.read_timers(entries)  # type: ignore[arg-type]
     assert len(found.timers) + len(found.problems) <= len(entries.entries) + 2
     assert all(time >= max(found.timeline_checkpoint or 0, 0) for time, _ in found.timers)
 
 
 def _transactions(data: bytes) -> None:
     entries = Entries(data)
-    found = transactions.read_transactions(entries)  # type: ignore[arg-type]
+    found = waiting.read_transactions(entries)  # type: ignore[arg-type]
     assert len(found.check_times) + len(found.problems) <= len(entries.entries)
 
 
@@ -65,8 +65,8 @@ def _keys(data: bytes) -> None:
     for key, value in Entries(data).entries.items():
         entry = index.parse_entry(key, value)
         assert entry is None or isinstance(entry, index.IndexEntry)
-        record = pop_records._record(key, value)
-        assert isinstance(record, pop_records.PopRecord | str)
+        record = waiting._record(key, value)
+        assert isinstance(record, waiting.PopRecord | str)
         parts = settings._offset_key(key)
         assert parts is None or len(parts) == 3
         try:
@@ -161,7 +161,7 @@ def main() -> None:
             with open(os.path.join(corpus, str(number)), "wb") as file:
                 file.write(seed)
         atheris.instrument_func(judge)
-        for module in (index, pop_records, queues, settings, timers, transactions):
+        for module in (index, queues, settings, waiting):
             for name, value in vars(module).items():
                 if callable(value) and getattr(value, "__module__", None) == module.__name__ and not isinstance(value, type):
                     setattr(module, name, atheris.instrument_func(value))

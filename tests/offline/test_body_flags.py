@@ -21,6 +21,7 @@ from every_disk import open_tiered
 
 from rmqstore import ChecksumError, CorruptionError, Message, MessageStore, StoreConfig, StoreError, verify
 from rmqstore.cli import main
+from rmqstore.flatfile.flat_verify import verify_flat
 from rmqstore.message import compress_body
 from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
@@ -262,7 +263,7 @@ def test_tiered_storage(tmp_path):
     data[39] |= 1
     log.write_bytes(data)
     with open_tiered(tmp_path / "tiered", tmp_path / "store") as store:
-        assert [finding.kind for finding in store.tiered.verify()] == ["bad_body"]
+        assert [finding.kind for finding in verify_flat(store.tiered)] == ["bad_body"]
         assert [message.corrupt for message in store.get_message("Orders", 0, 0).messages] == [True, False, False]
         rows = store.scan(["body", "corrupt"]).read_all().to_pylist()
     assert rows == [{"body": b"never compressed", "corrupt": corrupt} for corrupt in (True, False, False)]

@@ -26,7 +26,7 @@ from rmqstore.offline import rebuild_queue_database as rocksdb_module
 from rmqstore.offline.rebuild import rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.offline.verify import verify
-from rmqstore.rocksdb import queue_writer
+from rmqstore.rocksdb import queues
 from rmqstore.rocksdb.database import load_rocksdict
 from rmqstore.rocksdb.places import queue_databases
 
@@ -284,7 +284,7 @@ def test_nothing_half_made_is_left_wherever_the_writing_fails(tmp_path, monkeypa
             called = name in ("Rdict", "WriteBatch") or not name[0].isupper()
             return call if called else getattr(self.real, name)
 
-    monkeypatch.setattr(queue_writer, "load_rocksdict", lambda: Failing(load_rocksdict()))
+    monkeypatch.setattr(queues, "load_rocksdict", lambda: Failing(load_rocksdict()))
     out = tmp_path / "out" if aside else None
     with pytest.raises(StoreError, match=r"cannot be written \(IO error: No space left") as caught:
         rebuild_queue_database(root, config(root), output=out)

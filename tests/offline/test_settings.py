@@ -24,7 +24,7 @@ pytest.importorskip("rocksdict")
 import rmqstore
 from rmqstore import ConsumerOffsets, MessageStore, StoreConfig, verify
 from rmqstore.cli import main
-from rmqstore.consumer.settings_sources import DatabaseOffsets
+from rmqstore.consumer.settings_sources import offsets_in_databases
 from rmqstore.errors import CorruptionError, MissingDependencyError, ReadOnlyError, StoreError
 
 OFFSETS = {
@@ -718,7 +718,7 @@ def test_a_database_that_may_not_be_looked_into_is_told(tmp_path, monkeypatch):
     found = rmqstore.settings(tmp_path).findings
     assert {(finding.path, finding.kind) for finding in found} == {(str(folder), "file") for folder in folders}
     with pytest.raises(CorruptionError, match="consumer_offsets are not known: Permission denied"):
-        DatabaseOffsets.of_store(tmp_path)
+        offsets_in_databases(tmp_path, None)
 
 
 def test_files_that_may_not_be_read_hide_no_other(store, tmp_path, monkeypatch):

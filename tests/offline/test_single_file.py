@@ -69,10 +69,9 @@ def test_queue_files_are_what_the_queues_have_of_them(broker, golden_store, tmp_
         assert (first["kind"], first["topic"], first["queue_id"]) == ("queue", "Orders", 0)
         rows += its
     assert without_type(rows, "pos") == without_type(whole, "num") and len(rows) == 2500
+    # Without its folders nothing says that it is of a queue.
     copy = shutil.copy(folder / "00000000000000006000", tmp_path / "part")
-    alone = json_lines(run("dump", copy, "--json"))
-    assert alone[0]["kind"] == "queue" and alone[0]["base"] is None
-    assert without_type(alone[1:], "pos") == without_type(rows[300:600], "pos", "queue_offset", "topic", "queue_id")
+    assert run("dump", copy).exit_code == 3
     # Units of a compacted topic's batch queue, and of an extension.
     seen = set()
     for name in ("compaction", "ext"):

@@ -22,8 +22,8 @@ from rmqstore import Message, MessageStore, MissingDependencyError, StoreConfig
 from rmqstore.cli import main
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import StoreClosedError, StoreError
-from rmqstore.polars import reading as reading_module
 from rmqstore.polars import scan, scan_store, scan_tables
+from rmqstore.polars import scan as reading_module
 from rmqstore.polars.predicate import Limit, limits_of
 
 # The folder tests/polars would be found by the name alone.
@@ -111,15 +111,15 @@ def test_sums_do_not_wrap(path, monkeypatch):
     for name, table in scan_tables(path).items():
         assert not {pl.Int8, pl.Int16, pl.Int32} & {*table.collect_schema().dtypes()}, name
     # As of messages of 2 GiB.
-    whole = MessageStore.scan
+    whole = MessageStore.scan_selected
 
-    def large(self, names, **options):
-        reader = whole(self, names, **options)
+    def large(self, selection, options):
+        reader = whole(self, selection, options)
         for batch in reader:
             at = batch.schema.get_field_index("size")
             yield batch.set_column(at, "size", pa.array([2**31 - 1] * batch.num_rows, pa.int32())) if at >= 0 else batch
 
-    monkeypatch.setattr(MessageStore, "scan", large)
+    monkeypatch.setattr(MessageStore, "scan_selected", large)
     wanted = ROWS // 3 * (2**31 - 1)
     sums = frame.group_by("topic").agg(col("size").sum()).collect()
     assert sums["size"].to_list() == [wanted] * 3
@@ -264,13 +264,13 @@ def test_a_place_of_a_queue_asks_the_queue_and_not_the_log(path, whole, no_log):
 
 def test_a_place_of_the_log_is_all_that_is_read(path, whole, monkeypatch):
     ranges = []
-    of_log = MessageStore.scan
+    of_log = MessageStore.scan_selected
 
-    def watched(self, *arguments, **options):
-        ranges.append((options.get("begin_phy_offset"), options.get("end_phy_offset")))
-        return of_log(self, *arguments, **options)
+    def watched(self, selection, *arguments, **options):
+        ranges.append((selection.begin_phy_offset, selection.end_phy_offset))
+        return of_log(self, selection, *arguments, **options)
 
-    monkeypatch.setattr(MessageStore, "scan", watched)
+    monkeypatch.setattr(MessageStore, "scan_selected", watched)
     at, other = place(whole, 100), place(whole, 500)
     for condition in (
         col("phy_offset") == at,
@@ -288,13 +288,13 @@ def test_a_place_of_the_log_is_all_that_is_read(path, whole, monkeypatch):
 
 def test_a_scan_is_told_what_a_filter_says(path, whole, monkeypatch):
     told = []
-    of_log = MessageStore.scan
+    of_log = MessageStore.scan_selected
 
-    def watched(self, names, **options):
-        told.append((names, options))
-        return of_log(self, names, **options)
+    def watched(self, selection, options):
+        told.append((selection, options))
+        return of_log(self, selection, options)
 
-    monkeypatch.setattr(MessageStore, "scan", watched)
+    monkeypatch.setattr(MessageStore, "scan_selected", watched)
     condition = (
         col("topic").is_in(["Orders", "Pay"])
         & (col("tags") == "EU")
@@ -305,13 +305,13 @@ def test_a_scan_is_told_what_a_filter_says(path, whole, monkeypatch):
     )
     found = scan_store(path).filter(condition).select(col("size").sum()).collect()
     assert found.item() == whole.filter(condition)["size"].sum()
-    ((names, options),) = told
-    assert set(names) == {"topic", "tags", "queue_id", "store_timestamp", "size"}
-    assert options["topic"] == ["Orders", "Pay"] and options["tags"] == ["EU"] and options["queue_id"] == [1, 2]
-    assert (options["begin"], options["end"]) == (T0 + 10, T0 + 89)
+    ((selection, options),) = told
+    assert set(options.names) == {"topic", "tags", "queue_id", "store_timestamp", "size"}
+    assert (selection.topics, selection.tags, selection.queue_ids) == (("Orders", "Pay"), ("EU",), (1, 2))
+    assert selection.times == (T0 + 10, T0 + 89)
     told.clear()
     assert scan_store(path).select("topic").head(3).collect().height == 3
-    assert told[0][0] == ["topic"] and told[0][1]["batch_size"] == 3
+    assert told[0][1].names == ("topic",) and told[0][1].batch_size == 3
 
 
 def test_topics_that_no_queue_tells_of_may_have_a_key(path, no_log, monkeypatch):
@@ -525,7 +525,7 @@ def test_the_progress_of_consumers(tmp_path):
 ABANDONED = """
 import sys, threading, time
 from rmqstore import MessageStore
-from rmqstore.polars.reading import Reading
+from rmqstore.polars.scan import Reading
 
 at_work = threading.Event()
 

@@ -79,7 +79,7 @@ def public_functions() -> Iterator[tuple[str, object]]:
 
 def test_a_parameter_has_one_name():
     found = {where: set(inspect.signature(function).parameters) for where, function in public_functions()}
-    assert {"columns", "begin", "end"} <= found["rmqstore.store.log_questions.LogQuestions.scan"] and len(found) > 1000
+    assert {"columns", "begin", "end"} <= found["rmqstore.store.querying.LogQuestions.scan"] and len(found) > 1000
     assert {where: names & set(PARAMETERS) for where, names in found.items() if names & set(PARAMETERS)} == {}
     assert not {field.name for field in dataclasses.fields(Selection)} & set(PARAMETERS)
     # The words of a choice are those of the call that it stands for.

@@ -22,8 +22,7 @@ pytest.importorskip("rocksdict")
 from rmqstore import settings, verify
 from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, StoreClosedError, StoreError
-from rmqstore.rocksdb.database import Database, _after, _torn_manifest, is_database, load_rocksdict
-from rmqstore.rocksdb.log_files import wrong_types
+from rmqstore.rocksdb.database import Database, _after, _torn_manifest, is_database, load_rocksdict, wrong_types
 
 DATA = golden.DATA / "rocketmq-rocksdb"
 

@@ -20,9 +20,9 @@ def test_the_seeds_of_files_hold_one_entry_each():
     kinds = broker_files.KINDS
     assert {seed[0] for seed in broker_files.SEEDS} == set(range(len(kinds)))
     entries = broker_files.Entries(broker_files.SEEDS[0][1:])
-    assert len(broker_files.timers.read_timers(entries).timers) == 1
+    assert len(broker_files.waiting.read_timers(entries).timers) == 1
     (key, value), = broker_files.Entries(broker_files.SEEDS[2][1:]).entries.items()
-    assert isinstance(broker_files.pop_records._record(key, value), broker_files.pop_records.PopRecord)
+    assert isinstance(broker_files.waiting._record(key, value), broker_files.waiting.PopRecord)
     (key, value), = broker_files.Entries(broker_files.SEEDS[3][1:]).entries.items()
     assert broker_files.index.parse_entry(key, value).phy_offset == 9
 

@@ -14,8 +14,7 @@ pytest.importorskip("rocksdict")
 
 from rmqstore.errors import CorruptionError
 from rmqstore.rocksdb.database import Database
-from rmqstore.rocksdb.timers import read_timers
-from rmqstore.rocksdb.transactions import read_transactions
+from rmqstore.rocksdb.waiting import read_timers, read_transactions
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from rmqstore import _core
 from rmqstore.commitlog import commit_log, log_walk
 from rmqstore.consumequeue import unit_queue
 from rmqstore.consumer import consumer_offset
-from rmqstore.files import checkpoint, mapped_file, mapped_file_queue, memory_file, prepared_files, store_lock
+from rmqstore.files import checkpoint, mapped_file, mapped_file_queue, prepared_files, store_lock
 from rmqstore.index import index_service
 from rmqstore.offline import verify_units
-from rmqstore.store import closing, dispatcher, judgement, opening, retention, writing
+from rmqstore.store import dispatcher, judgement, opening, retention, writing
 
 PLANTED: dict[str, Callable[[], None]] = {}
 
@@ -54,7 +54,7 @@ def published_before_the_payload() -> None:
             return getattr(self._rows, name)
 
         def encode(self, region, pos, base, first):
-            scratch = memory_file.MemoryFile("scratch", region.size)
+            scratch = mapped_file.MemoryFile("scratch", region.size)
             done, end = self._rows.encode(scratch.region, pos, base, first)
             at = pos
             for size in self._rows.columns()[3][first:done].tolist():
@@ -241,7 +241,7 @@ def queue_file_deleted_too_early() -> None:
 @planted
 def closed_before_the_flush() -> None:
     """A close takes the mark of an open store away before it forces anything."""
-    close_in_order = closing.close_in_order
+    close_in_order = opening.close_in_order
 
     def patched(state, flushing):
         abort = os.path.join(state.path, "abort")
@@ -250,7 +250,7 @@ def closed_before_the_flush() -> None:
             opening.fsync_directory(state.path)
         close_in_order(state, flushing)
 
-    closing.close_in_order = patched
+    opening.close_in_order = patched
 
 
 @planted

@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 from mappings import MAPS, mappings
 
-from rmqstore import ConsumerOffsets, GeometryError, Message, MessageStore, StoreConfig, describe
+from rmqstore import ConsumerOffsets, GeometryError, Message, MessageStore, StoreConfig
 from rmqstore._core import index_key_hash
 from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
@@ -34,7 +34,7 @@ from rmqstore.selection import Selection, of_queue
 from rmqstore.sources import Places
 from rmqstore.store.columns import ColumnOptions, Columns
 from rmqstore.store.local_queue import LocalQueue
-from rmqstore.store.queue_columns import read_places
+from rmqstore.store.placed_columns import read_places
 
 pyarrow = importlib.util.find_spec("pyarrow")
 
@@ -111,8 +111,8 @@ def test_the_lag_in_a_queue_that_is_gone_is_unknown(tmp_path, what):
     with MessageStore.open(tmp_path / "s", read_only=True, config=StoreConfig(**SMALL)) as store:
         lags = {(each.topic, each.queue_id): each.lag for each in store.stats().consumers}
     assert lags == {("A", 0): None, ("B", 0): 13, ("B", 1): 15}
-    answer = run("info", tmp_path / "s", "-o", "max_hash_slot_num=10", "-o", "max_index_num=40")
-    assert answer.exit_code == 0 and "unknown, " in answer.stdout
+    answer = run("offsets", "show", tmp_path / "s", "-o", "max_hash_slot_num=10", "-o", "max_index_num=40")
+    assert answer.exit_code == 0 and "unknown" in answer.stdout
 
 
 def test_the_console_counts_no_lag_where_the_queue_is_gone(tmp_path):
@@ -126,26 +126,6 @@ def test_the_console_counts_no_lag_where_the_queue_is_gone(tmp_path):
     )
     page = client.get("/consumers").text
     assert "g (13 waiting, unknown in 1 queues)" in page and "unknown, no queue" in page
-
-
-def test_a_store_whose_queues_are_in_rocksdb_does_not_pretend_to_be_empty(tmp_path):
-    path = tmp_path / "s"
-    put_some(path)
-    # 5.5.0 leaves such a folder beside whole queues too.
-    (path / "rocksdbstore").mkdir()
-    for name in ("CURRENT", "MANIFEST-000004"):
-        (path / "rocksdbstore" / name).write_bytes(b"")
-    (path / "config" / "CURRENT").write_bytes(b"")
-    found = describe(path, StoreConfig(**SMALL))
-    assert found.rocksdb == ("rocksdbstore",) and not found.queues_elsewhere
-    options = [each for name in ("max_hash_slot_num=10", "max_index_num=40") for each in ("-o", name)]
-    assert re.search(r"(?m)^RocksDB +rocksdbstore/$", run("info", path, *options).stdout)
-    shutil.rmtree(path / "consumequeue")
-    found = describe(path, StoreConfig(**SMALL))
-    assert found.queues_elsewhere
-    assert "the queues are probably in there" in run("info", path, *options).stdout
-    value = json.loads(run("info", path, *options, "--json").stdout)
-    assert value["rocksdb"] == ["rocksdbstore"] and value["queues_elsewhere"] is True
 
 
 # --------------------------------------------------------------------------------------------------------------- ids

@@ -37,7 +37,7 @@ from rmqstore import (
     sources,
 )
 from rmqstore.message import compress_body, compression_flags, decode_java_utf8
-from rmqstore.store import columns, key_columns
+from rmqstore.store import columns, placed_columns
 
 pa = pytest.importorskip("pyarrow")
 
@@ -921,7 +921,7 @@ def test_a_queue_over_many_segments(tmp_path):
 
 def check_query(store, pairs, names=("phy_offset", "body", "corrupt"), **options):
     table = store.query_table([key for _, key in pairs], [topic for topic, _ in pairs], names, **options)
-    assert table.schema.equals(key_columns.query_schema(names))
+    assert table.schema.equals(placed_columns.query_schema(names))
     wanted = [
         {"key": key, "key_number": number} | row_of(message, names)
         for number, (topic, key) in enumerate(pairs)
@@ -1017,7 +1017,7 @@ def test_queries_where_hashes_and_keys_repeat(crowded, monkeypatch, max_num, ind
     assert rows
     # The places of few segments at a time, and batches that end in the midst of a key's rows.
     monkeypatch.setattr(sources, "MAX_REGIONS", 2)
-    monkeypatch.setattr(key_columns, "_KEY_ROWS", 3)
+    monkeypatch.setattr(placed_columns, "_KEY_ROWS", 3)
     assert check_query(store, pairs[:40], **options) == [row for row in rows if row["key_number"] < 40]
 
 
@@ -1087,7 +1087,7 @@ def test_keys_and_topics_that_differ_in_one_byte(tmp_path):
 def test_one_topic_for_all_keys(odd):
     keys = [f"k1{i}" for i in range(20)] * 2
     table = odd.query_table(keys, "Orders", max_num=5)
-    assert table.schema.equals(key_columns.query_schema())
+    assert table.schema.equals(placed_columns.query_schema())
     for other in (
         odd.query_table(tuple(keys), ["Orders"] * 40, max_num=5),
         odd.query_table(pa.array(keys), "Orders", max_num=5),

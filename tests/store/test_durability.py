@@ -41,8 +41,7 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import STAGING_PREFIX, MappedFile
 from rmqstore.index import index_service
 from rmqstore.store import upkeep
-from rmqstore.store.housekeeping import Housekeeping, Task
-from rmqstore.store.upkeep import Upkeep
+from rmqstore.store.upkeep import Housekeeping, Task, Upkeep
 
 #: Nothing happens by a timer, so that each test says itself when a flush is due.
 QUIET = StoreConfig(

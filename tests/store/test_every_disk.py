@@ -14,6 +14,7 @@ import pytest
 from every_disk import COLUMNS, KEYS, MAKE, QUEUES, T0, Row, open_tiered
 
 from rmqstore import ConsumerOffsets, MessageStore, StoreError, verify
+from rmqstore.flatfile.flat_verify import verify_flat
 
 pytest.importorskip("pyarrow")
 
@@ -323,7 +324,7 @@ def test_damage_hides_nothing_else_and_is_named(disk, tmp_path, damage):
         findings += verify(copy.root, copy.config)
     else:
         with open_tiered(copy.tiered, copy.root) as flat:
-            findings += flat.tiered.verify()
+            findings += verify_flat(flat.tiered)
     assert not refused or damage != "a cut index file"
     near = str(harm.path if harm.path.is_dir() else harm.path.parent)
     assert any((each.path or "").startswith(near) for each in findings), findings

@@ -9,7 +9,7 @@ import pytest
 from rmqstore import Message, MessageStore, StoreConfig
 from rmqstore.index.key_source import Candidates, Merged, SoughtKeys
 from rmqstore.selection import Selection
-from rmqstore.store.key_columns import first_places
+from rmqstore.store.placed_columns import first_places
 
 CONFIG = StoreConfig(
     mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=2000, max_hash_slot_num=50, max_index_num=100,

@@ -24,11 +24,9 @@ from rmqstore import IndexFile, Message, MessageStore, StoreConfig
 from rmqstore._core import Region
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
-from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
 from rmqstore.files.prepared_files import PreparedFiles
-from rmqstore.files.stream_files import Handling
-from rmqstore.store.housekeeping import Housekeeping, Task
-from rmqstore.store.populating import PopulateAhead
+from rmqstore.store.upkeep import Housekeeping, PopulateAhead, Task
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGESIZE")

@@ -21,7 +21,7 @@ from rmqstore import DiskFullError, InvalidMessageError, Message, MessageStore, 
 from rmqstore.cli import main
 from rmqstore.errors import MissingDependencyError, StorePoisonedError
 from rmqstore.message import SysFlag, compress_body, compression_flags
-from rmqstore.store.long_way import LongWay
+from rmqstore.store.writing import LongWay
 
 pa = pytest.importorskip("pyarrow")
 

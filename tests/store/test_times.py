@@ -18,8 +18,8 @@ from every_disk import open_tiered
 from rmqstore import Message, MessageStore, StoreConfig, pending
 from rmqstore.cli import main
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue import unit_times
-from rmqstore.consumequeue.unit_times import UnitTimes
+from rmqstore.consumequeue import unit_queue
+from rmqstore.consumequeue.unit_queue import UnitTimes
 from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
 from rmqstore.store.pages import time_page
@@ -52,7 +52,7 @@ CLOCKS = {
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
     """Blocks of 8 units, so that small queues have several."""
-    monkeypatch.setattr(unit_times, "BLOCK_UNITS", 8)
+    monkeypatch.setattr(unit_queue, "BLOCK_UNITS", 8)
 
 
 def put(store: MessageStore, number: int) -> None:

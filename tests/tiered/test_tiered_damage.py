@@ -29,7 +29,7 @@ from test_cli import json_lines, run
 from rmqstore import GetMessageStatus, Message, MessageStore, StoreConfig, StoreError
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_index import FlatIndexFile
-from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.flatfile.flat_verify import verify_flat
 from rmqstore.offline.export import ExportOptions, export
 
 NOW = 1_700_000_000_000
@@ -91,7 +91,7 @@ KEYS = ("k0", "k1", "shared", "U00003", "U00013", "nobody")
 
 def test_the_whole_one(small):
     with open_store(small) as store:
-        assert list(store.tiered.verify()) == [] and store.tiered.notes == []
+        assert list(verify_flat(store.tiered)) == [] and store.tiered.notes == []
         assert len(rows_of(store)) == len(sent())
         assert [index.compacted for index in store.tiered.index.files].count(False) == 1
         assert {index.slot_num for index in store.tiered.index.files} == {4}
@@ -149,7 +149,7 @@ def test_bit_flips_are_never_silent(small, copy, request):
             where = f"{path}, byte {pos}, bit {bit}"
             findings = []
             with open_store(copy) as store:
-                found = list(store.tiered.verify())
+                found = list(verify_flat(store.tiered))
                 if not found:
                     assert is_unprotected(small, small / path.relative_to(copy), pos), where
                 else:
@@ -190,7 +190,7 @@ def test_truncations_are_never_silent(small, copy):
             path.write_bytes(whole[:length])
             findings = []
             with open_store(copy) as store:
-                kinds = {each.kind for each in store.tiered.verify()}
+                kinds = {each.kind for each in verify_flat(store.tiered)}
                 local_empty = path.parent.name == "tiered_index_file" and length in (0, len(whole) - 21, len(whole) - 1)
                 assert kinds or local_empty, (path, length)
             with open_store(copy, findings.append) as store:
@@ -223,7 +223,7 @@ def test_a_missing_file_in_the_middle(small, copy):
             missing.unlink()
             findings = []
             with open_store(copy) as store:
-                named = [each for each in store.tiered.verify() if each.kind == "missing_file"]
+                named = [each for each in verify_flat(store.tiered) if each.kind == "missing_file"]
                 assert any(missing.name in each.path + each.detail for each in named)
             with open_store(copy, findings.append) as store:
                 rows = rows_of(store)
@@ -272,7 +272,7 @@ def test_a_missing_last_file_is_known_from_the_metadata(small, copy):
             assert store.max_queue_offset("Orders", 1) == 6
             with pytest.raises(StoreError, match=f"(?s){last.name}"):
                 store.get_table("Orders", 1)
-            assert any(last.name in each.path for each in store.tiered.verify())
+            assert any(last.name in each.path for each in verify_flat(store.tiered))
         last.write_bytes(whole)
     # Without units nobody knows what the queue has.
     shutil.rmtree(folder)
@@ -297,7 +297,7 @@ def test_files_that_may_not_be_read_hide_no_other(small, copy, monkeypatch, kind
     monkeypatch.setattr("os.access", lambda name, mode: str(name) != str(refused) and allowed(name, mode))
     findings = []
     with open_store(copy, findings.append) as store:
-        assert str(refused) in {each.path for each in store.tiered.verify()}
+        assert str(refused) in {each.path for each in verify_flat(store.tiered)}
         rows = rows_of(store)
         if kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
             assert 0 < len(rows) < len(intact) and set(rows) < set(intact)
@@ -335,7 +335,7 @@ def test_folders_that_cannot_be_listed_hide_no_other(small, copy, monkeypatch, k
     monkeypatch.setattr("os.stat", refuse(looked))
     findings = []
     with open_store(copy, findings.append) as store:
-        assert any(each.path.startswith(str(folder)) and "cannot be listed" in each.detail for each in store.tiered.verify())
+        assert any(each.path.startswith(str(folder)) and "cannot be listed" in each.detail for each in verify_flat(store.tiered))
         rows = rows_of(store)
         if kind in ("INDEX", "tiered_index_file"):
             assert rows == intact and findings == []
@@ -361,7 +361,7 @@ def test_strange_files_are_passed_over(copy):
     (copy / "store" / "tiered_index_file" / "x").write_text("mine")
     (copy / "store" / "tiered_index_file" / "compacting").mkdir()
     with open_store(copy) as store:
-        assert [each.kind for each in store.tiered.verify()] == ["file"] * 4
+        assert [each.kind for each in verify_flat(store.tiered)] == ["file"] * 4
         assert len(rows_of(store)) == len(sent())
         assert len(store.query_message("Orders", "shared")) > 3
 
@@ -371,7 +371,7 @@ def test_an_overlap_is_told(copy):
     first = min(folder.iterdir(), key=lambda path: path.name[8:])
     first.write_bytes(first.read_bytes() + b"more")
     with open_store(copy) as store:
-        assert {each.kind for each in store.tiered.verify()} == {"overlap"}
+        assert {each.kind for each in verify_flat(store.tiered)} == {"overlap"}
         assert len(rows_of(store)) == len(sent())
 
 
@@ -392,7 +392,7 @@ def test_records_that_were_uploaded_again_count_once(small, copy):
     with open_store(copy) as store:
         assert store.get_table("Pay", 0, columns="queue_offset")["queue_offset"].to_pylist() == [0, 1]
         assert len(store.query_message("Pay", "U00007")) == 1
-        assert "duplicate_record" in {each.kind for each in store.tiered.verify()}
+        assert "duplicate_record" in {each.kind for each in verify_flat(store.tiered)}
 
 
 def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path, monkeypatch):
@@ -421,7 +421,7 @@ def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="neither"):
         export(root / "store", tmp_path / "out.jsonl", options=ExportOptions(tiered=root / "tiered"))
     # What else is wrong takes seconds.
-    monkeypatch.setattr(FlatStore, "verify", lambda self, progress=None: iter(()))
+    monkeypatch.setattr("rmqstore.cli.verify.verify_flat", lambda *given: iter(()))
     monkeypatch.setattr("rmqstore.cli.verify.verify", lambda *given: iter(()))
     told = [
         line
@@ -562,7 +562,7 @@ def test_a_number_of_thousands_of_digits_in_metadata_ends_nothing(small, copy, w
     path.write_text(changed)
     with open_store(copy, [].append) as store:
         assert set(rows) <= set(rows_of(store))
-        list(store.tiered.verify())
+        list(verify_flat(store.tiered))
 
 
 def write_units(folder, first, units):
@@ -611,7 +611,7 @@ def test_a_run_of_zero_units_is_one_finding(tmp_path):
     write_units(folder.parent, 250, [bytes(20)] * 30)
     os.truncate(last, 4 << 20)
     with open_store(root) as store:
-        found = [(each.path, each.pos, each.kind, each.num) for each in store.tiered.verify()]
+        found = [(each.path, each.pos, each.kind, each.num) for each in verify_flat(store.tiered)]
         second = next(folder / name for name in os.listdir(folder) if int(name[8:]) == 4000)
         num = (base + (4 << 20)) // 20 - (base + length) // 20
         assert found == [(str(second), 1000, "bad_unit", 30), (str(last), length, "bad_unit", num)]
@@ -639,7 +639,7 @@ def test_huge_numbers_in_metadata_end(copy, size):
         assert store.get_table("Orders", 1, columns="queue_offset").num_rows == 6
         assert store.offset_by_time("Orders", 1, NOW * 2) >= 6
         assert len(store.query_message("Orders", "shared")) > 3
-        assert {each.kind for each in store.tiered.verify()} >= {"missing_file"}
+        assert {each.kind for each in verify_flat(store.tiered)} >= {"missing_file"}
 
 
 @given(st.binary(min_size=0, max_size=400), st.booleans())
@@ -669,7 +669,7 @@ def test_slots_of_an_unsealed_file_alone_are_found(tmp_path, slots, number):
     with open_store(tmp_path) as store:
         (index,) = store.tiered.index.files
         assert (index.slot_num, index.compacted, index.damage) == (slots, False, None)
-        assert list(store.tiered.verify()) == []
+        assert list(verify_flat(store.tiered)) == []
 
 
 @pytest.mark.parametrize("tags", [None, "TagA"])

@@ -18,6 +18,7 @@ import tiered_oracle as oracle_tiered
 from every_disk import open_tiered
 
 from rmqstore import GetMessageStatus, MessageStore, StoreClosedError, StoreError, UnsupportedFormatError
+from rmqstore.flatfile.flat_verify import verify_flat
 
 LOCAL_MIN = 1_048_576
 
@@ -231,11 +232,11 @@ def test_nothing_is_wrong_and_nothing_is_written(root):
     before = listing(root)
     for local in (root / "store", None):
         with open_tiered(root / "tiered", local) as store:
-            assert list(store.tiered.verify()) == [] and store.tiered.problems == []
+            assert list(verify_flat(store.tiered)) == [] and store.tiered.problems == []
             assert bool(store.tiered.notes) == (local is None)
     done = []
     with open_tiered(root / "tiered", root / "store") as store:
-        assert list(store.tiered.verify(lambda number, whole: done.append((number, whole)))) == []
+        assert list(verify_flat(store.tiered, lambda number, whole: done.append((number, whole)))) == []
     assert done[-1][0] == done[-1][1] > 1_000_000
     with MessageStore.open(root / "store", read_only=True, tiered=root / "tiered") as store:
         store.scan().read_all()
@@ -329,10 +330,10 @@ def test_a_store_without_metadata_says_so(root, tmp_path):
         assert len(store.tiered.notes) == 1 and "metadata" in store.tiered.notes[0]
         assert store.scan(["queue_id"]).read_all().num_rows == 3007
         assert len(store.query_message("Orders", "ORD-100400")) == 4
-        assert list(store.tiered.verify()) == []
+        assert list(verify_flat(store.tiered)) == []
     (copy / "store" / "config" / "tieredStoreMetadata.json").write_text("{ no metadata")
     with open_tiered(copy / "tiered", copy / "store") as store:
-        assert [finding.kind for finding in store.tiered.verify()] == ["bad_metadata"]
+        assert [finding.kind for finding in verify_flat(store.tiered)] == ["bad_metadata"]
         assert store.scan(["queue_id"]).read_all().num_rows == 3007
 
 
@@ -380,7 +381,7 @@ def test_a_broker_that_uploads_and_deletes_meanwhile(root, tmp_path):
         left = store.scan(["queue_offset"], topic="Orders", queue_id=0).read_all()
         assert left["queue_offset"].to_pylist() == list(range(begin, 960))
         assert len(store.query_message("Orders", "ORD-100000")) == 0
-        assert list(store.tiered.verify()) == []
+        assert list(verify_flat(store.tiered)) == []
 
 
 def test_data_are_there():

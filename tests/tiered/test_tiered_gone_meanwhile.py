@@ -15,6 +15,7 @@ from every_disk import open_tiered
 from rmqstore import CorruptionError, MessageStore
 from rmqstore.flatfile import flat_index, flat_verify
 from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.flatfile.flat_verify import verify_flat
 from rmqstore.offline import export as export_module
 from rmqstore.offline.export import ExportOptions, export
 from rmqstore.selection import Selection
@@ -210,7 +211,7 @@ def test_what_goes_while_verify_runs(copied, caplog, monkeypatch, kind, number, 
 
     monkeypatch.setattr(flat_verify._Verify, "_queue", then_it_goes)
     with open_tiered(root / "tiered", root / "store") as tiered:
-        assert not list(tiered.tiered.verify()) or number
+        assert not list(verify_flat(tiered.tiered)) or number
     if number == 0:
         assert len(said_to_be_left_out(caplog)) == 1
 
@@ -287,7 +288,7 @@ def test_index_files_that_go_are_asked_for_no_more(copied, monkeypatch):
             index.file.let_go()
         assert [message.queue_offset for message in store.query_message(*asked)] == wanted == [536, 535, 534, 533]
     with open_tiered(root / "tiered", root / "store") as tiered:
-        expected = [(each.kind, each.path) for each in tiered.tiered.verify()]
+        expected = [(each.kind, each.path) for each in verify_flat(tiered.tiered)]
     root.rename(root.with_name("first"))
     root = copied(said=False)
     looked_at = flat_verify._Verify._index
@@ -300,7 +301,7 @@ def test_index_files_that_go_are_asked_for_no_more(copied, monkeypatch):
 
     monkeypatch.setattr(flat_verify._Verify, "_index", then_it_goes)
     with open_tiered(root / "tiered", root / "store") as tiered:
-        assert len(list(tiered.tiered.verify())) >= len(expected)
+        assert len(list(verify_flat(tiered.tiered))) >= len(expected)
 
 
 def test_a_local_index_file_that_goes_while_it_is_opened(tmp_path, monkeypatch):

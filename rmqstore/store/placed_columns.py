@@ -1,7 +1,7 @@
-"""The places of the messages that have keys, and these messages as columns of Arrow, see `MessageStore.query_table`.
+"""Messages at given places as Arrow columns: those of a queue, whatever its kind, and those that keys find.
 
-Owns which candidates of an index count, in what order, and the columns ``key`` and ``key_number``.  It decides nothing about
-damage: the index is told of entries that lead elsewhere.
+Owns the one path from `Places` to record batches, which candidates of an index count and in what order, and the columns ``key``
+and ``key_number``.  What a queue lacks is reported by the queue; the index judges entries that point elsewhere.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -18,12 +18,102 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.index.key_source import Candidates, KeySource, SoughtKeys
 from rmqstore.message import encode_java_utf8
 from rmqstore.selection import INT64_MAX, Selection
+from rmqstore.sources import LogSource, Part, Places, QueueSource, without_record
 from rmqstore.store.columns import ColumnOptions, Columns, chosen_columns, import_pyarrow, scan_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["AskedKeys", "first_places", "key_table", "newest_first", "query_schema", "text_buffers"]
+__all__ = [
+    "AskedKeys",
+    "chosen",
+    "first_places",
+    "key_table",
+    "newest_first",
+    "query_schema",
+    "queue_batches",
+    "read_places",
+    "rows_at",
+    "text_buffers",
+]
+
+
+def rows_at(
+    log: LogSource,
+    columns: Columns,
+    phy_offsets: np.ndarray,
+    queue: QueueSource | None = None,
+    places: Places | None = None,
+) -> tuple[list[pa.RecordBatch], np.ndarray]:
+    """Return the chosen records at these offsets as batches, and the numbers of the offsets that became rows.
+
+    With the places of a queue, a row whose record is another message is marked as corrupt.
+    """
+    topic = None if queue is None else encode_java_utf8(queue.topic)
+    batches = []
+    taken = np.zeros(len(phy_offsets), np.uint8)
+    any_size = np.empty(0, np.int32)
+    for part, regions, bases, numbers in log.located(phy_offsets):
+        first, num = 0, len(numbers)
+        while first < num:
+            first = columns.out.fill_at(
+                regions,
+                bases,
+                numbers,
+                phy_offsets[part],
+                any_size if places is None else places.sizes[part],
+                taken[part],
+                first,
+                topic,
+                0 if queue is None else queue.queue_id,
+                None if places is None else places.queue_offsets[part],
+            )
+            if first < num:
+                batches.append(columns.take())
+    if columns.out.count:
+        batches.append(columns.take())
+    return batches, np.flatnonzero(taken)
+
+
+def chosen(queue: QueueSource, places: Places, selection: Selection) -> Places:
+    """Return the places that may lead to a message that is asked for, by tags codes and phy offsets."""
+    if selection.tags is not None:
+        places = places.where(selection.may_have_codes(queue.resolved_codes(places.tags_codes)))
+    if selection.begin_phy_offset is not None:
+        places = places.where(places.phy_offsets >= selection.begin_phy_offset)
+    if selection.end_phy_offset is not None:
+        places = places.where(places.phy_offsets < selection.end_phy_offset)
+    return places
+
+
+def read_places(queue: QueueSource, columns: Columns, places: Places) -> tuple[list[pa.RecordBatch], Places]:
+    """Return the chosen records at these places as batches, and the places at which no record of its size begins."""
+    batches, rows = rows_at(queue.log, columns, places.phy_offsets, queue, places)
+    if len(rows) == len(places):
+        return batches, Places.none()
+    left = places[np.setdiff1d(np.arange(len(places)), rows, assume_unique=True)]
+    return batches, left[without_record(queue.log, left)]
+
+
+def queue_batches(parts: Iterable[Part], columns: Columns, selection: Selection) -> Iterator[pa.RecordBatch]:
+    """Yield the chosen messages of these parts of queues, in their order."""
+    left = INT64_MAX if selection.max_num is None else selection.max_num
+    units = ((part.queue, each) for part in parts for each in part.queue.places(part.begin, part.end))
+    for queue, each in units if left > 0 else ():
+        places = chosen(queue, each, selection)
+        at = 0
+        while at < len(places) and left > 0:
+            part = places if not at and left >= len(places) else places[at : at + left]
+            batches, unread = read_places(queue, columns, part)
+            at += len(part)
+            left -= sum(batch.num_rows for batch in batches)
+            # What was read is given before what could not be, which may be an error.
+            yield from batches
+            if len(unread):
+                queue.report_unread(unread)
+        if left <= 0:
+            return
+
 
 # Rows of a batch of what keys find: most queries are one batch.
 _KEY_ROWS = 32768
@@ -36,21 +126,7 @@ def query_schema(columns: Iterable[str] | None = None, views: bool = False) -> p
 
 
 class AskedKeys:
-    """The keys of a question as columns, and what is asked about them.
-
-    Parameters
-    ----------
-    keys, topics
-        As of `MessageStore.query_table`.
-    selection : Selection
-        Of it the store times, `index_type`, and `max_num` for each key.
-
-    Attributes
-    ----------
-    column : pyarrow.Array
-        The texts of the keys.
-    sought : SoughtKeys
-    """
+    """The keys of a question as columns, and what is asked about them."""
 
     def __init__(self, keys: Any, topics: Any, selection: Selection):
         pa = import_pyarrow()
@@ -67,10 +143,7 @@ class AskedKeys:
 
 
 def first_places(log: CommitLog, source: KeySource, sought: SoughtKeys, max_num: int) -> Candidates:
-    """Return where the records are that have the keys, of each key at most `max_num`, each once and in the order of the index.
-
-    The index is told of candidates that are wrong.
-    """
+    """Return where the records are that have the keys, of each key at most `max_num`, each once and in the order of the index."""
     candidates = source.candidates(sought)
     if candidates.falling:
         taken = sought.matching(log, candidates, max_num)[1]
