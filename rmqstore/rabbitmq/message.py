@@ -144,10 +144,6 @@ class Message(_term.MessageTerm):
         """Make the terms of many messages that differ in body and msg_id only; much faster than one `Message` each.
 
         Parameters and errors are those of `Message`.
-
-        Returns
-        -------
-        list of bytes
         """
         for body in bodies:
             if not isinstance(body, (bytes, bytearray, memoryview)):
