@@ -50,6 +50,11 @@ class Candidates:
         return Candidates(self.numbers[rows], self.phy_offsets[rows], self.falling)
 
 
+def is_replaced(selection: Selection) -> bool:
+    """Return True where topic or key has text that was replaced while it was decoded, and is no key's bytes."""
+    return "\ufffd" in selection.topic or "\ufffd" in selection.key
+
+
 class SoughtKeys:
     """Keys that are looked up together, each in its topic; `selection` has what they are (`index_type`), and the store times.
 
@@ -65,7 +70,7 @@ class SoughtKeys:
     def of(cls, selection: Selection) -> SoughtKeys:
         """Return the one key of a selection."""
         sought = cls.of_pairs([(selection.topic, selection.key)], selection)
-        sought.by_text = "\ufffd" in selection.topic or "\ufffd" in selection.key
+        sought.by_text = is_replaced(selection)
         return sought
 
     @classmethod

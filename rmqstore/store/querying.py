@@ -28,7 +28,7 @@ from rmqstore.arguments import (
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.index.index_service import QueryOffsetResult
-from rmqstore.index.key_source import Candidates, KeySource, Merged, SoughtKeys
+from rmqstore.index.key_source import Candidates, KeySource, Merged, SoughtKeys, is_replaced
 from rmqstore.index.log_index import LogIndex
 from rmqstore.message import MessageExt, parse_message_id
 from rmqstore.message._read import KeyQuery, KeyQuestions
@@ -171,8 +171,7 @@ class Querying:
 
     def _exactly(self, selection: Selection, uncovered: tuple[tuple[int, int], ...]) -> QueryResult:
         source, log, max_num = self.source, self.commit_log, min(selection.max_num or 0, INT64_MAX - 1)
-        sought = SoughtKeys.of(selection)
-        if source is self.files and not sought.by_text:
+        if source is self.files and not is_replaced(selection):
             assert self.index_service is not None and self.state.key_query is not None
             found = self.state.key_query.find(
                 self.index_service.newest_first(), selection.topic, selection.key, _KEY_KINDS[selection.index_type],
@@ -181,7 +180,7 @@ class Querying:
             if found is not None:
                 found.uncovered = uncovered
                 return found
-        places = first_places(log, source, sought, max_num + 1)
+        places = first_places(log, source, SoughtKeys.of(selection), max_num + 1)
         found = QueryResult(truncated=len(places) > max_num, uncovered=uncovered)
         for phy_offset in newest_first(places[:max_num]).phy_offsets.tolist():
             message = log.look_up(phy_offset)
