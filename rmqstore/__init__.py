@@ -10,12 +10,11 @@ from rmqstore._version import __version__
 
 try:
     # Asked for first, so that the absence of one is explained.
-    import rmqstore._append
     import rmqstore._columns
     import rmqstore._core
     import rmqstore._dispatch
-    import rmqstore._read
-    import rmqstore._rows  # noqa: F401
+    import rmqstore._rows
+    import rmqstore.message._read  # noqa: F401
 except ModuleNotFoundError as _error:
     from rmqstore import _unbuilt
 

@@ -139,6 +139,8 @@ static inline int64_t rmq_add_pins(int64_t *p, int64_t n) { return __atomic_add_
 #define RMQ_HAS_GIL 1
 static inline int64_t rmq_add_pins(int64_t *p, int64_t n) { return *p += n; }
 #endif
+/* Ends what `rmq_atomic_or` began. */
+static inline void rmq_release(int64_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELEASE); }
 static inline int64_t rmq_atomic_or(int64_t *p, int64_t n) { return __atomic_fetch_or(p, n, __ATOMIC_ACQ_REL); }
 static inline int64_t rmq_atomic_load(int64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline unsigned char *rmq_atomic_take(unsigned char **p) { return __atomic_exchange_n(p, (unsigned char *)0, __ATOMIC_ACQ_REL); }

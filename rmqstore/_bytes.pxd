@@ -30,6 +30,7 @@ cdef extern from "_bytes.h":
     bint HAS_GIL "RMQ_HAS_GIL"
     int64_t add_pins "rmq_add_pins"(int64_t* p, int64_t n) noexcept
     int64_t atomic_or "rmq_atomic_or"(int64_t* p, int64_t n) noexcept nogil
+    void release "rmq_release"(int64_t* p) noexcept nogil
     int64_t atomic_load "rmq_atomic_load"(int64_t* p) noexcept nogil
     unsigned char* atomic_take "rmq_atomic_take"(unsigned char** p) noexcept nogil
     # Of any two numbers: what does not fit wraps.

@@ -15,7 +15,7 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint6
 from libc.string cimport memcpy, memset
 
 from rmqstore._bytes cimport (
-    atomic_or, before, get_i32, get_i64, prefetch, put_hex_8, put_view, same_bytes_at,
+    atomic_or, before, get_i32, get_i64, prefetch, put_hex_8, put_view, release, same_bytes_at,
 )
 from rmqstore._column_sink cimport (
     BUFFER_NUM, COL_BODY, COL_BODY_STORED, COL_BORN_HOST, COL_BORN_TIMESTAMP, COL_CORRUPT, COL_FLAG, COL_KEYS,
@@ -570,7 +570,7 @@ cdef class RoomPool:
             self.bytes -= size[0]
             self.num -= 1
             self.rooms[best], self.sizes[best] = self.rooms[self.num], self.sizes[self.num]
-        self.busy = 0
+        release(&self.busy)
         return p
 
     cdef void give_back(self, unsigned char* p, int64_t size) noexcept:
@@ -580,7 +580,7 @@ cdef class RoomPool:
                 self.num += 1
                 self.bytes += size
                 p = NULL
-            self.busy = 0
+            release(&self.busy)
         PyMem_RawFree(p)
 
     cdef void close(self) noexcept:
@@ -590,7 +590,7 @@ cdef class RoomPool:
             for i in range(self.num):
                 PyMem_RawFree(self.rooms[i])
             self.num = self.bytes = 0
-            self.busy = 0
+            release(&self.busy)
 
     def __dealloc__(self):
         cdef int64_t i
@@ -1312,7 +1312,7 @@ cdef class ArrowColumns:
         return 0
 
     cdef void leave(self) noexcept:
-        self.busy = 0
+        release(&self.busy)
 
     def take(self):
         """Hand over the rows and begin again.

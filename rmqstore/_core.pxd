@@ -164,51 +164,25 @@ cdef class MessageFields:
 
 cdef class FileStream:
     cdef public int64_t wrote_where
-    cdef public list file_offsets
+    cdef list offsets
     cdef Region found
     cdef list found_among
     cdef int64_t found_base
 
-    cdef Region around(self, int64_t offset)
+    cdef list files(self)
+    cdef Region around(self, int64_t offset, int64_t* base)
 
 
 cdef class OpenedIndexes:
-    cdef public object opened_files
+    cdef object files
 
-
-cdef class QueueFields:
-    cdef public object files, min_for
-    cdef public double refreshed_at
-
-
-cdef class QueueTable:
-    cdef public object _queues
+    cdef object known(self)
 
 
 cdef class StateFields:
-    cdef public object lock, appender, key_query, queue_gets
+    cdef public object lock, appender, key_query
     cdef public int64_t last_store_timestamp, waiting
     cdef public bint sync_flush
-
-
-cdef class StoreParts:
-    cdef public StateFields _state
-
-
-# Answers a call, of whose arguments there are so many after the store; None where it has to go the long way.
-ctypedef object (*short_way)(StateFields state, PyObject** args, Py_ssize_t num, object store)
-
-
-cdef class ShortWayFirst:
-    cdef object (*vectorcall)(object self, PyObject** args, size_t num, PyObject* names)
-    cdef short_way answer
-    cdef object long_way
-    cdef tuple names
-    cdef Py_ssize_t least, most
-    cdef dict __dict__
-
-
-cdef object short_way_first(object long_way, short_way answer, Py_ssize_t least, Py_ssize_t most)
 
 
 # ------------------------------------------------------------------------------------------------------------- leaves

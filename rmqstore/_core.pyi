@@ -298,27 +298,13 @@ class FileStream:
 class OpenedIndexes:
     opened_files: Any
 
-class QueueFields:
-    files: Any
-    min_for: Any
-    refreshed_at: float
-
-class QueueTable:
-    _queues: Any
-
 class StateFields:
     lock: Any
     appender: Any
     key_query: Any
-    queue_gets: Any
     last_store_timestamp: int
     waiting: int
     sync_flush: bool
-
-class StoreParts:
-    _state: Any
-
-class ShortWayFirst: ...
 
 def chain_entries(index: IndexRegion, hashes: _Int32s) -> tuple[_Int32s, _Int64s]: ...
 def doubtful_entry(

@@ -1,4 +1,4 @@
-"""The compiled core: with `_dispatch`, `_columns`, `_rows`, `_append`, `_read` the only code on RocketMQ bytes in place.
+"""The compiled core: with `_dispatch`, `_columns`, `_rows` and `message._read` the only code on RocketMQ bytes in place.
 
 It owns the fence around mapped memory (`Region`), the layout constants, index files, the framing of records and queue
 units.  Leaves that several of the six need stand in the declarations (`_record.pxd` and its like).  It knows bytes, not
@@ -20,7 +20,6 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport malloc
 from libc.string cimport memchr, memcpy, strcmp
@@ -34,7 +33,7 @@ from rmqstore._bytes cimport (
 from rmqstore._crc32 cimport crc32_by, crc32_implementation_num, crc32_name, crc32_shifted, crc32_start, crc32_update
 from rmqstore._java_text cimport hash_str, hash_text, hash_utf8, index_hash
 from rmqstore._python cimport (
-    clamped, PUT_COST, PyErr_SetFromErrno, PyList_GET_ITEM, PyTuple_GET_ITEM, PyUnicode_AsUTF8, PyUnicode_Check,
+    clamped, PUT_COST, PyErr_SetFromErrno, PyList_GET_ITEM, PyUnicode_AsUTF8, PyUnicode_Check,
     WORTH_WAITING,
 )
 from rmqstore._record cimport (
@@ -43,8 +42,6 @@ from rmqstore._record cimport (
 )
 
 import os
-from functools import update_wrapper as _update_wrapper
-from types import MethodType
 
 from rmqstore import _numpy as np
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreChangedError, StoreClosedError
@@ -116,7 +113,7 @@ cdef class Region:
 
     Made by `Region.map`.  The mapping is of the whole length and is never resized or moved.  Every use pins it, so
     that `close` (also from another thread, a finalizer or under an iterator) unmaps only after the last use; views
-    from `view` hold a pin for as long as they live.
+    from `view` hold a pin for as long as they live.  Any number of threads may share it.
 
     Where the file was cut short by somebody else, or its disk fails, an operation that meets a page that is gone raises
     `StoreChangedError`, and so does every one after it: the mapping is lost (docs/mmap.md).  A view is read by others, and
@@ -1893,30 +1890,53 @@ cdef class FileStream:
         Offset after the last byte of the stream.
     file_offsets : list of int
         Where the files begin, ascending; another list as soon as one of them leaves.
+
+    Notes
+    -----
+    Threads may share it: one appends and moves `wrote_where`, others read.
     """
+
+    cdef list files(self):
+        with cython.critical_section(self):
+            return self.offsets
+
+    @property
+    def file_offsets(self):
+        return self.files()
+
+    @file_offsets.setter
+    def file_offsets(self, list offsets):
+        with cython.critical_section(self):
+            self.offsets = offsets
 
     def remember(self, Region region not None, int64_t base, list offsets not None):
         """Note that the file which begins at `base` is mapped as `region`, found while `offsets` were the files."""
-        self.found, self.found_base, self.found_among = region, base, offsets
+        with cython.critical_section(self):
+            self.found, self.found_base, self.found_among = region, base, offsets
 
-    cdef Region around(self, int64_t offset):
-        # The mapping that holds `offset`, as long as nothing can have changed since it was found; None says to look again.
-        if (self.found is None or self.found_among is not self.file_offsets or atomic_load(&self.found.state) & CLOSED
-                or not self.found_base <= offset < self.wrote_where or offset - self.found_base >= self.found.size):
+    cdef Region around(self, int64_t offset, int64_t* base):
+        # The mapping that holds `offset`, and its first offset, as long as nothing can have changed since it was found; None
+        # says to look again.
+        cdef Region found
+        with cython.critical_section(self):
+            found, base[0] = self.found, self.found_base
+            if found is not None and self.found_among is not self.offsets:
+                found = None
+        if (found is None or atomic_load(&found.state) & CLOSED or not base[0] <= offset < self.wrote_where
+                or offset - base[0] >= found.size):
             return None
-        return self.found
+        return found
 
     def recent(self, offset not None):
         """(Region, int, int, int) or None: as of `CommitLog.region_of`, if the file that was asked for last holds `offset`."""
-        cdef Region region = self.around(clamped(offset))
-        return None if region is None else (region, self.found_base, self.found_base, self.wrote_where)
+        cdef int64_t base
+        cdef Region region = self.around(clamped(offset), &base)
+        return None if region is None else (region, base, base, self.wrote_where)
 
-
-# -------------------------------------------------------------------------------------------- the short way of a call
 
 @cython.auto_pickle(False)
 cdef class OpenedIndexes:
-    """Where compiled code finds the index files of a store; `IndexService` is this with the rest.
+    """The index files of a store for compiled queries; `IndexService` is this with the rest.
 
     Attributes
     ----------
@@ -1924,130 +1944,23 @@ cdef class OpenedIndexes:
         All files, newest first, while all are open.
     """
 
+    cdef object known(self):
+        with cython.critical_section(self):
+            return self.files
 
-@cython.auto_pickle(False)
-cdef class QueueFields:
-    """What the short way of a get looks at of a queue; `ConsumeQueue` is this with the rest.
+    @property
+    def opened_files(self):
+        return self.known()
 
-    Attributes
-    ----------
-    files : FileStream
-        Its files of units.
-    min_for : tuple of (int, int), or None
-        The log's first phy offset, and the number of the first unit at or after it, as they were found last.
-    refreshed_at : float
-        When a reader beside a writer looked last, by `time.monotonic`.
-    """
-
-
-@cython.auto_pickle(False)
-cdef class QueueTable:
-    """Where compiled code finds the queues of a store; `ConsumeQueueStore` is this with the rest.
-
-    Its dict has by topic and queue id the queues, None for one that nobody asked for yet; it is another dict whenever
-    the queues are listed again.
-    """
+    @opened_files.setter
+    def opened_files(self, files):
+        with cython.critical_section(self):
+            self.files = files
 
 
 @cython.auto_pickle(False)
 cdef class StateFields:
-    """What the short ways of a store's calls look at; `StoreState` is this with the rest.
-
-    Attributes
-    ----------
-    lock : lock
-        The append lock.
-    appender : _append.Appender or None
-        Appends one plain message; None while the store takes no writes.
-    key_query : _read.KeyQuery or None
-        Answers the usual query by key.
-    queue_gets : _read.QueueGets or None
-        Answers the usual get.
-    last_store_timestamp : int
-        Of the newest message, ms since epoch.
-    waiting : int
-        How many wait for messages.
-    sync_flush : bool
-        A put waits for the disk.
-    """
-
-
-@cython.auto_pickle(False)
-cdef class StoreParts:
-    """The state of a store where compiled code finds it; `MessageStore` is this with its calls."""
-
-
-cdef extern from *:
-    """
-    #include <stddef.h>
-    static void rmq_take_vectorcalls(PyObject *object, Py_ssize_t at) {
-        /* Newer compilers refuse the one kind of pointer for the other. */
-        PyTypeObject *kind = (PyTypeObject *)object;
-        kind->tp_vectorcall_offset = at;
-        kind->tp_call = PyVectorcall_Call;
-        kind->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
-        PyType_Modified(kind);
-    }
-    """
-    void take_vectorcalls "rmq_take_vectorcalls"(object kind, Py_ssize_t at)
-    object vectorcall "PyObject_Vectorcall"(object function, PyObject** args, size_t num, PyObject* names)
-    size_t vectorcall_num "PyVectorcall_NARGS"(size_t num)
-
-
-@cython.auto_pickle(False)
-@cython.final
-cdef class ShortWayFirst:
-    """A method of a store that is answered by compiled code where that can; by the method as it is written otherwise.
-
-    It takes part in calls as a function does: no tuple of arguments, no bound method, and no frame on the short way.
-    """
-
-    def __get__(self, instance, owner):
-        return self if instance is None else MethodType(self, instance)
-
-    def __repr__(self):
-        return repr(self.long_way)
-
-
-cdef object call_short_way_first(object self, PyObject** args, size_t given, PyObject* names):
-    cdef ShortWayFirst method = <ShortWayFirst>self
-    cdef Py_ssize_t num = vectorcall_num(given), named, i
-    cdef StateFields state
-    if num >= 2 and num <= method.most and isinstance(<object>args[0], StoreParts):
-        if names != NULL:
-            # Arguments by name go on where those by position end, if they are in the method's order.
-            named = PyTuple_GET_SIZE(<object>names)
-            if num + named > method.most:
-                num = 0
-            else:
-                for i in range(named):
-                    if PyTuple_GET_ITEM(<object>names, i) != PyTuple_GET_ITEM(method.names, num + i):
-                        num = 0
-                        break
-                else:
-                    num += named
-        state = (<StoreParts><object>args[0])._state
-        if num >= method.least and state is not None:
-            answer = method.answer(state, args + 1, num - 1, <object>args[0])
-            if answer is not None:
-                return answer
-    return vectorcall(method.long_way, args, given, names)
-
-
-cdef object short_way_first(object long_way, short_way answer, Py_ssize_t least, Py_ssize_t most):
-    # `answer` is asked where there are `least` to `most` arguments, the store among them.
-    cdef ShortWayFirst method = ShortWayFirst.__new__(ShortWayFirst)
-    method.vectorcall = call_short_way_first
-    method.answer, method.least, method.most = answer, least, most
-    method.names = long_way.__code__.co_varnames
-    if len(method.names) < most:
-        raise TypeError(f"{long_way!r} takes fewer than {most} arguments")
-    method.long_way = long_way
-    return _update_wrapper(method, long_way)
-
-
-cdef ShortWayFirst BLANK_METHOD = ShortWayFirst.__new__(ShortWayFirst)
-take_vectorcalls(ShortWayFirst, <char*>&BLANK_METHOD.vectorcall - <char*><PyObject*>BLANK_METHOD)
+    """What compiled calls ask of the state of a store; `StoreState` is this with the rest."""
 
 
 # ------------------------------------------------------------------------------------------------------ consume queue

@@ -27,10 +27,7 @@ cdef extern from "Python.h":
     bint PyDict_Next(object mapping, Py_ssize_t* at, PyObject** key, PyObject** value)
     int64_t PyLong_AsLongLongAndOverflow(PyObject* value, int* overflow)
     object PyType_GenericAlloc(type kind, Py_ssize_t num)
-    int PyObject_GenericSetAttr(object made, object name, object value) except -1
-    void PyObject_GC_Track(object made)
     void PyObject_GC_UnTrack(object made)
-    bint PyObject_GC_IsTracked(object made)
     void PyTuple_SET_ITEM(object made, Py_ssize_t i, object value)
     const char* PyUnicode_AsUTF8(object text) except NULL
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL

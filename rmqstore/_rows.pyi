@@ -1,11 +1,11 @@
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, SupportsIndex, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from rmqstore._core import Region
+from rmqstore._core import FileStream, IndexRegion, Region
 from rmqstore._dispatch import RecordColumns, TopicTable
 
 _Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -97,3 +97,25 @@ class PlacedRows(Generic[_T]):
     def __getitem__(self, place: slice) -> list[_T]: ...
     def __iter__(self) -> Iterator[_T]: ...
     def __add__(self, other: list[_T] | PlacedRows[_T]) -> list[_T]: ...
+
+class FileEnd:
+    def __init__(self, stream: FileStream, mapped_file: object) -> None: ...
+
+class Appender:
+    asked: int | None
+    def __init__(
+        self,
+        state: object,
+        batch: RowBatch,
+        kind: type,
+        result: type,
+        clock: Callable[[], int] | None,
+        after_put: Callable[[int, tuple[Any]], object],
+        indexed: bool,
+        index_tags: bool,
+        max_ends: int = 1024,
+    ) -> None: ...
+    @property
+    def writing(self) -> bool: ...
+    def put(self, message: object, queue_id: int = 0) -> Any: ...
+    def learn(self, log: FileEnd, index: IndexRegion | None, queue: int = -1, end: FileEnd | None = None) -> None: ...

@@ -1,8 +1,9 @@
 """Rows that are to be put: from messages and from Arrow tables, checked, laid out and encoded one after the other.
 
-Owns what makes a row plain (`RowBatch`), the columns of a table as they are read for it (`TableRows`), and where rows went
-(`PlacedRows`).  It never chooses a file and knows no clock: its callers say where rows go and of which time they are.  A row
-that is not plain is left to the long way, which has the rules and the errors.
+Owns what makes a row plain (`RowBatch`), the columns of a table as they are read for it (`TableRows`), where rows went
+(`PlacedRows`), and the put of one message with its unit and its index entries (`Appender`).  It never chooses a file and
+knows no clock but the system's: callers set where rows go and their time.  A row that is not plain is left to the long way,
+which has the rules and the errors.  Payload, unit, entry and count are published in that order (I6).
 """
 
 cimport cython
@@ -12,25 +13,58 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t, uint8_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
+from posix.time cimport clock_gettime, CLOCK_REALTIME, timespec
 
-from rmqstore._bytes cimport check, difference_of, put_hex, put_i64, sum_of
+from rmqstore._bytes cimport check, difference_of, load_i64, put_hex, put_i64, sum_of
 from rmqstore._core cimport (
-    BLANK_SIZE, COLUMNS_FULL, LIMIT, MessageFields, PROP_CRC_SIZE, Region, SYS_BORN_V6, SYS_PLAIN_MASK, SYS_STORE_V6,
+    BLANK_SIZE, COLUMNS_FULL, FileStream, index_count_of, INDEX_END_PHY_OFFSET, INDEX_END_TIMESTAMP, INDEX_HEADER_SIZE,
+    IndexRegion, LIMIT, MessageFields, PROP_CRC_SIZE, put_unit, Region, StateFields, SYS_BORN_V6, SYS_PLAIN_MASK,
+    SYS_STORE_V6, UNIT_SIZE,
 )
 from rmqstore._crc32 cimport crc32_start
 from rmqstore._dispatch cimport NEED_KEY_ROOM, RecordColumns, TopicTable
 from rmqstore._java_text cimport hash_utf8
-from rmqstore._properties cimport has_separator, put_key_hashes
+from rmqstore._properties cimport has_separator, IndexedProperties, put_key_hashes
 from rmqstore._python cimport (
     COPIED_BYTES, go_on, let_others_run, PyBytes_CheckExact, PyDict_CheckExact, PyDict_Next, PyObject_GC_UnTrack,
     PyThreadState, PyTuple_SET_ITEM, PyType_GenericAlloc, PyUnicode_CheckExact, PyUnicode_DATA,
-    PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII, PyUnicode_New, ROW_COST,
+    PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII, PyUnicode_New, ROW_COST, small_number,
 )
 from rmqstore._record cimport encode_into, encoded_properties_len, encoded_size, ends_with_crc, RecordParts
+
+from array import array as stdlib_array
 
 from rmqstore import _numpy as np
 
 crc32_start()
+
+cdef object ZERO = 0
+# Made at import, when there is no NumPy yet.
+cdef int64_t[::1] EMPTY_TIMESTAMPS = stdlib_array("q")
+
+cdef enum:
+    APPEND_KEYS = 64
+
+
+cdef enum:
+    # What taking a row comes to; below zero it cannot be taken this way, and the caller goes the long way, which has the
+    # rules and the errors.
+    TAKEN = 0
+    NOT_PLAIN = -1
+    NEW_QUEUE = -2
+    UNSOUND = -3    # an Arrow array whose offsets lead outside
+
+
+cdef struct Row:
+    RecordParts parts
+    int64_t text_at     # place of the properties in the arena
+    int64_t host_at     # place of the hosts in the arena, -1 = those of the batch
+    int64_t size
+    int64_t phy_offset
+    IndexedProperties indexed
+    int32_t topic       # number in the topic table
+    int32_t queue
+    bint born_now
 
 
 cdef enum:
@@ -66,6 +100,14 @@ cdef inline bint holds_a_key(const unsigned char* p, int64_t n) noexcept nogil:
         if p[i] != 32:
             return True
     return False
+
+
+cdef inline bint number_of(PyObject* value, int64_t* out) noexcept:
+    # As `small_number`.  Most numbers of a message are the one object that 0 is.
+    if value == <PyObject*>ZERO:
+        out[0] = 0
+        return True
+    return small_number(value, out)
 
 
 @cython.final
@@ -331,6 +373,27 @@ cdef class RowBatch:
     prepared : bool
         They were taken by `take_prepared`.
     """
+
+    cdef readonly TopicTable topics
+    cdef readonly int64_t count
+    cdef Row* rows
+    cdef int64_t capacity
+    cdef unsigned char* arena
+    cdef int64_t arena_used, arena_size
+    cdef bytes store_host
+    cdef unsigned char[20] store_host_bytes
+    cdef int32_t store_host_len
+    cdef dict hosts
+    cdef list held          # objects that rows point into
+    cdef int64_t max_body_size, max_topic_size, max_text_size
+    cdef readonly bint prepared     # rows that are not plain
+    cdef bint prop_crc
+    cdef int64_t encoded    # rows that were written to the log
+    cdef object last_topic
+    cdef int32_t last_number
+    cdef int32_t last_queue_topic, last_queue_id, last_queue
+    cdef int64_t[::1] queue_num     # rows of each queue that was touched, else 0
+    cdef list touched
 
     def __cinit__(self, TopicTable topics not None, bytes store_host not None, dict hosts not None,
                   int64_t max_body_size, int64_t max_topic_size=255, bint prop_crc=False):
@@ -1191,9 +1254,6 @@ cdef inline void set_item(object made, Py_ssize_t i, object value) noexcept:
     PyTuple_SET_ITEM(made, i, value)
 
 
-cdef object ZERO = 0
-
-
 cdef str message_id_of(const unsigned char* host, int32_t host_len, int64_t phy_offset):
     # Upper-case hex of the host and the offset (RocketMQ MessageDecoder.createMessageId).
     cdef str text = PyUnicode_New(2 * (host_len + 8), 127)
@@ -1202,3 +1262,206 @@ cdef str message_id_of(const unsigned char* host, int32_t host_len, int64_t phy_
     put_i64(id_bytes + host_len, phy_offset)
     put_hex(<unsigned char*>PyUnicode_DATA(<PyObject*>text), id_bytes, host_len + 8)
     return text
+
+
+@cython.no_gc_clear
+cdef class FileEnd:
+    """The file in which a stream goes on, as `Appender` writes to it.
+
+    Parameters
+    ----------
+    stream : FileStream
+        Whose `wrote_where` says where.
+    mapped_file : object
+        With `_region` (None while it is not mapped, which the pool decides), `file_from_offset` and `pool`; it must be
+        allocated on disk.
+    """
+
+    cdef FileStream stream
+    cdef object mapped_file
+    cdef set dirty
+    cdef int64_t base_offset
+
+    def __cinit__(self, FileStream stream not None, mapped_file not None):
+        self.stream, self.mapped_file, self.base_offset = stream, mapped_file, mapped_file.file_from_offset
+        self.dirty = mapped_file.pool.dirty
+
+    cdef Region region_for(self, int64_t size, int64_t* pos):
+        # The mapping that takes `size` bytes, and where in it; None if this is not the file for them any more.
+        cdef Region region = self.mapped_file._region
+        pos[0] = self.stream.wrote_where - self.base_offset
+        return region if region is not None and 0 <= pos[0] <= region.size - size else None
+
+
+@cython.no_gc_clear
+cdef class Appender:
+    """Appends one plain message, its unit and its index entries in one call.
+
+    It knows the ends of the log, of queues and of the index from `learn`, and leaves what does not fit there to its caller,
+    which then lets it learn.
+
+    Parameters
+    ----------
+    state : StateFields
+        Messages are put only while this is its `appender`.
+    batch : RowBatch
+        Used for the one row.
+    kind : type
+        What a plain message is an instance of, exactly.
+    result : type
+        Named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size).
+    clock : callable or None
+        Gives the store time, ms since epoch; asked when nothing else can stop a put any more.  None = the system's.
+    after_put : callable
+        Told where the log ends and what was put, without the lock, where somebody waits for messages, or a put for the
+        disk.
+    indexed, index_tags : bool
+        Whether keys, and tags, are indexed.
+    max_ends : int
+        How many queues are kept in mind.
+
+    Attributes
+    ----------
+    writing : bool
+        A put began to write and did not come to its end.
+    asked : int or None
+        What `clock` said for a put that was then left to the caller, who takes it away: no clock is asked twice for one.
+    """
+
+    cdef readonly bint writing
+    cdef public object asked
+    cdef RowBatch batch
+    cdef StateFields state
+    cdef object clock, after_put
+    cdef int64_t max_ends
+    cdef type kind, result
+    cdef bint indexed, index_tags
+    cdef FileEnd log
+    cdef dict ends       # queue number: FileEnd
+    cdef IndexRegion index
+
+    def __cinit__(self, StateFields state not None, RowBatch batch not None, type kind not None, type result not None, clock, after_put not None,
+                  bint indexed, bint index_tags, int64_t max_ends=1024):
+        if not issubclass(result, tuple) or len(result._fields) != 5:
+            raise TypeError("a named tuple of five is needed")
+        self.state, self.batch, self.kind, self.result = state, batch, kind, result
+        self.indexed, self.index_tags, self.clock, self.max_ends = indexed, index_tags, clock, max_ends
+        self.after_put = after_put
+        self.ends = {}
+        batch.reserve_rows(1)
+
+    def learn(self, FileEnd log not None, IndexRegion index, int queue=-1, FileEnd end=None):
+        """Take the ends of the log and of one queue, and the newest index file; few queues are kept."""
+        self.log, self.index = log, index
+        if end is not None:
+            if len(self.ends) >= self.max_ends:
+                self.ends.clear()
+            self.ends[queue] = end
+
+    def put(self, message, queue_id=0):
+        """Append the message; its `result`, or None if nothing was written and the caller has to put it."""
+        cdef StateFields state = self.state
+        put = None
+        with state.lock:
+            try:
+                if state.appender is self:
+                    put = self.append(message, queue_id)
+            except BaseException as error:
+                if self.writing:
+                    state.fail(error)
+                raise
+        if put is not None and (state.waiting or state.sync_flush):
+            self.after_put(put.phy_offset + put.size, (message,))
+        return put
+
+    cdef object append(self, object message, object queue_id):
+        # The caller holds the append lock.
+        cdef RowBatch batch = self.batch
+        cdef Row* row
+        cdef FileEnd log = self.log, end
+        cdef Region log_region, end_region
+        cdef int64_t number = 0, pos, unit_pos, keys, i, code, now, latest = 0
+        cdef int32_t[APPEND_KEYS] hashes
+        cdef unsigned char* p
+        cdef unsigned char* unit
+        if (log is None or type(message) is not self.kind or not number_of(<PyObject*>queue_id, &number)
+                or (self.indexed and self.index is None)):
+            return None
+        # An earlier row may have been left behind.
+        batch.clear()
+        if batch.take_message(<MessageFields?>message, number) != TAKEN:
+            return None
+        row = &batch.rows[0]
+        end = self.ends.get(row.queue)
+        if end is None:
+            return None
+        log_region, end_region = log.region_for(row.size + BLANK_SIZE, &pos), end.region_for(UNIT_SIZE, &unit_pos)
+        if log_region is None or end_region is None:
+            return None
+        row.phy_offset = log.base_offset + pos
+        row.parts.queue_offset = end.stream.wrote_where // UNIT_SIZE
+        batch.seal(0, EMPTY_TIMESTAMPS)
+        keys = put_key_hashes(hashes, 0, APPEND_KEYS, hash_utf8(0, row.parts.topic, row.parts.topic_len), row.parts.properties,
+                              &row.indexed, self.index_tags, &code)
+        if keys < 0 or (self.indexed and not index_takes(self.index, keys, row.phy_offset, &latest)):
+            return None
+        if self.clock is None:
+            now = system_time()
+        else:
+            now = self.clock()
+            # Asking the clock may have run anything, even a put.
+            if row != &batch.rows[0] or batch.count != 1 or row.phy_offset != log.stream.wrote_where:
+                raise RuntimeError("the clock of the store put a message itself")
+        if keys > 0 and self.indexed and now < latest:
+            # The clock was set back.  The caller knows what that takes.
+            self.asked = None if self.clock is None else now
+            return None
+        batch.seal(now, EMPTY_TIMESTAMPS)
+        p = log_region.pin_writable(pos, row.size + BLANK_SIZE)
+        try:
+            unit = end_region.pin_writable(unit_pos, UNIT_SIZE)
+            self.writing = True
+            try:
+                log.dirty.add(log.mapped_file)
+                end.dirty.add(end.mapped_file)
+                encode_into(p, row.size, row.phy_offset, &row.parts, batch.prop_crc)
+                log.stream.wrote_where += row.size
+                put_unit(unit, row.phy_offset, <int32_t>row.size, code)
+                end.stream.wrote_where += UNIT_SIZE
+            finally:
+                end_region.unpin()
+        finally:
+            log_region.unpin()
+        if self.indexed:
+            for i in range(keys):
+                if not self.index.put_one(hashes[i], row.phy_offset, now):
+                    raise RuntimeError("the index file became full while a message was being put")
+        made = put_result(self.result, row.phy_offset, row.parts.queue_offset, row.parts.store_host, row.parts.store_host_len,
+                          row.parts.store_timestamp, row.size)
+        self.writing = False
+        batch.clear()
+        if now > self.state.last_store_timestamp:
+            self.state.last_store_timestamp = now
+        return made
+
+
+cdef inline int64_t system_time() noexcept nogil:
+    # Milliseconds since the epoch.
+    cdef timespec now
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
+
+
+cdef bint index_takes(IndexRegion index, int64_t num, int64_t phy_offset, int64_t* latest) except -1:
+    # The entries fit and leave the file not full, and the record is not there yet; also the time of the entry before.
+    cdef Region region = index.region
+    cdef unsigned char* base
+    cdef bint takes
+    if region.closed:
+        return False
+    base = region.pin(0, INDEX_HEADER_SIZE)
+    takes = (index_count_of(base) + num < index.index_num
+             and phy_offset >= load_i64(base + INDEX_END_PHY_OFFSET))
+    latest[0] = load_i64(base + INDEX_END_TIMESTAMP)
+    region.unpin()
+    return takes

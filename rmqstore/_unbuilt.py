@@ -10,7 +10,9 @@ import sys
 import sysconfig
 from importlib.machinery import PathFinder
 
-COMPILED = tuple(f"rmqstore.{name}" for name in ("_core", "_dispatch", "_columns", "_rows", "_append", "_read"))
+COMPILED = tuple(
+    f"rmqstore.{name}" for name in ("_core", "_dispatch", "_columns", "_rows", "message._read")
+)
 
 
 def explain(name: str) -> str:
@@ -18,7 +20,7 @@ def explain(name: str) -> str:
     here = os.path.dirname(os.path.abspath(__file__))
     top = os.path.dirname(here)
     text = (
-        f"the compiled core (rmqstore/{name.rpartition('.')[2]}{sysconfig.get_config_var('EXT_SUFFIX')}) is not in {here}, "
+        f"the compiled core ({name.replace('.', '/')}{sysconfig.get_config_var('EXT_SUFFIX')}) is not in {here}, "
         f"from where Python {sys.version_info.major}.{sys.version_info.minor} imports rmqstore. "
     )
     elsewhere = [path for path in sys.path if os.path.realpath(path or os.curdir) != os.path.realpath(top)]

@@ -15,6 +15,9 @@ __all__ = ["Boundary", "IndexType", "Moment", "Recovery", "milliseconds"]
 Moment: TypeAlias = "int | float | datetime.datetime"
 """A store time: ms since epoch, or a datetime (aware, or naive as local time)."""
 
+DEFAULT_LOG_BYTES = 1 << 30
+"""The greatest part of the log that is scanned for a question, unless it states another."""
+
 Recovery = Literal["strict", "truncate", "skip"]
 """What opening does where the log is damaged in front of whole records, see `MessageStore.open`."""
 

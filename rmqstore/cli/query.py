@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import click
 
+from rmqstore.arguments import DEFAULT_LOG_BYTES
 from rmqstore.cli.errors import error_text
 from rmqstore.cli.group import FOUND_NOTHING, nothing
 from rmqstore.cli.messages import MessageForm, about_queues, about_topic, form_options, print_message, uncovered_text
@@ -35,7 +36,6 @@ from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.flatfile.flat_files import METADATA_FILE
-from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
 from rmqstore.selection import Selection

@@ -38,7 +38,7 @@ from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import format_of
-from rmqstore.message.message import SCHEDULE_TOPIC
+from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.export import ExportReport, export
 from rmqstore.offline.export_files import BODY_FORMS, COMPRESSIONS, CORRUPT_MODES, FORMATS, ExportOptions
 from rmqstore.offline.importing import IMPORT_FORMATS, ImportOptions, import_files

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 
-from rmqstore import _core, _read
+from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore._rows import RowBatch
@@ -30,7 +30,7 @@ from rmqstore.errors import (
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
 from rmqstore.files.open_file import is_directory
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, _read
 from rmqstore.remedies import Sentence
 from rmqstore.sources import Located, in_one_file, located
 
@@ -178,7 +178,7 @@ class CommitLog(NotCopied, LogEnd):
         mapped_file = self.segment(phy_offset)
         region = mapped_file.region
         pos = phy_offset - mapped_file.file_from_offset
-        message = _read.read_message(region, pos, mapped_file.file_from_offset, MessageExt, self.crc_check)
+        message = _read.read_message(region, pos, mapped_file.file_from_offset, self.crc_check)
         if isinstance(message, Verdict):
             raise CorruptionError(
                 Sentence(
@@ -198,14 +198,14 @@ class CommitLog(NotCopied, LogEnd):
 
     def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
         """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
-        known = _read.read_recent(self.files, phy_offset, MessageExt, self.crc_check)
+        known = _read.read_recent(self.files, phy_offset, self.crc_check)
         if known is not None:
             return known if size in (None, known.size) else None
         found = self.region_of(phy_offset)
         if found is None:
             return None
         region, base, _, _ = found
-        message = _read.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
+        message = _read.read_message(region, phy_offset - base, base, self.crc_check)
         if isinstance(message, Verdict) or size not in (None, message.size):
             return None
         return message

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rmqstore import _core, _dispatch, _read
+from rmqstore import _core, _dispatch
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
@@ -22,7 +22,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.files.mapped_file_queue import MappedFileQueue
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, _read
 
 __all__ = ["Blank", "Damage", "LogWalk", "Stretch"]
 
@@ -390,7 +390,7 @@ class LogWalk:
                 at = base
                 continue
             messages, pos = _read.read_messages(
-                region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check
+                region, at - base, stop - base, base, num, _READ_AHEAD_SIZE, self.crc_check
             )
             if messages:
                 yield messages

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
-from rmqstore._core import QueueTable
 from rmqstore._dispatch import RecordColumns
 from rmqstore._shown import shows
 from rmqstore.config import StoreConfig
@@ -54,7 +53,7 @@ AnyConsumeQueue = ConsumeQueue | BatchConsumeQueue
 @shows(
     "config", "find", "keys", "read_only", "root",
 )  # fmt: skip
-class ConsumeQueueStore(NotCopied, QueueTable):
+class ConsumeQueueStore(NotCopied):
     """The queues below a store's root directory.
 
     Parameters

@@ -51,7 +51,7 @@ class Unit(NamedTuple):
     num: int = 1
 
 
-class UnitQueue(NotCopied, _core.QueueFields):
+class UnitQueue(NotCopied):
     """What simple and batch queues share: files of units, found by number."""
 
     kind: str

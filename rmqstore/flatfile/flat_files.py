@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmqstore import _core, _read
+from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.consumer.json_files import parse_fastjson
@@ -30,7 +30,7 @@ from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.files.open_file import read_small_file
 from rmqstore.files.os_errors import is_unreadable
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, _read
 from rmqstore.sources import Located, in_one_file, located
 
 __all__ = [
@@ -390,7 +390,7 @@ class FlatLog(FlatFiles):
         if found is None:
             return None
         region, base = found
-        message = _read.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
+        message = _read.read_message(region, phy_offset - base, base, self.crc_check)
         return None if isinstance(message, Verdict) or size not in (None, message.size) else message
 
     def verdict_at(self, phy_offset: int) -> tuple[Verdict, int] | None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rmqstore import _numpy as np
-from rmqstore import _read
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import UnitLayout, Verdict
 from rmqstore.consumequeue.unit_queue import BLOCK_UNITS, UnitTimes
@@ -24,7 +23,7 @@ from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, FlatFiles, FlatLog
 from rmqstore.index.key_source import Candidates, SoughtKeys
-from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.message import MessageExt, _read, encode_java_utf8
 from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.sources import STEP, Places, Pulled, fill_from, without_record
@@ -278,7 +277,7 @@ class FlatQueue(NotCopied):
                 return None
             (region, base), before = log, len(messages)
             done, last, size, full, gone = _read.read_queued(
-                units[0], pos, num - at, region, base, base, base + region.size, MessageExt, messages, size, max_num, max_bytes,
+                units[0], pos, num - at, region, base, base, base + region.size, messages, size, max_num, max_bytes,
                 self.log.crc_check, codes, tags, self.topic, self.queue_id, queue_offset + at,
             )  # fmt: skip
             if gone or not (done or full):

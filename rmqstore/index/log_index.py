@@ -28,12 +28,10 @@ from rmqstore.index.index_service import IndexService
 from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.spans import Span, joined, without
 
-__all__ = ["DEFAULT_LOG_BYTES", "LogIndex"]
+__all__ = ["LogIndex"]
 
 logger = logging.getLogger(__name__)
 
-# So many bytes of the log are gone over for a question, unless it says otherwise.
-DEFAULT_LOG_BYTES = 1 << 30
 # The end of the log is looked at in steps while another process appends; so many, then it is gone over at once.
 _PARTS = 64
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmqstore import _core, _read
+from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import (
     EXT_ADDRESS_BASE,
@@ -33,7 +33,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.mapped_file import MappedFile, offset_of_name
 from rmqstore.index.index_file import IndexFile
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, _read
 
 __all__ = ["KINDS", "StoreFile", "identify"]
 
@@ -88,7 +88,7 @@ class StoreFile:
             written = file.last_nonzero()
             search: _core.RecordSearch | None = None
             while at < written:
-                found = _read.read_message(region, at, base, MessageExt)
+                found = _read.read_message(region, at, base)
                 if isinstance(found, MessageExt):
                     yield found
                     at += found.size

@@ -185,8 +185,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def _check_writable(self) -> None:
-        if self._closed:
-            raise StoreClosedError("the queue index is closed; open it again", self.path)
+        self._check_open()
         if self.read_only:
             raise ReadOnlyError(
                 "the queue index was opened read-only; open it with read_only=False to write", self.path

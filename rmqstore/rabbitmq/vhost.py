@@ -23,7 +23,7 @@ from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.open_file import read_small_file
+from rmqstore.files.open_file import open_regular, read_small_file
 from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq.clean_state import clean_dot_values
@@ -514,7 +514,8 @@ def _find_segment_count(
 
 def _is_erlang(path: str) -> bool:
     try:
-        term.consult(read_small_file(path) or b"")
+        with open(open_regular(path), "rb") as file:
+            term.consult(file.read(1 << 16))
     except (StoreError, OSError):
         return False
     return True

@@ -18,11 +18,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from rmqstore._columns import KeyTexts
-from rmqstore.arguments import IndexType, Moment
+from rmqstore.arguments import DEFAULT_LOG_BYTES, IndexType, Moment
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreChangedError
 from rmqstore.index.index_service import IndexService
-from rmqstore.index.log_index import DEFAULT_LOG_BYTES, LogIndex
+from rmqstore.index.log_index import LogIndex
 from rmqstore.selection import Selection
 from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
 from rmqstore.spark.plan import LogPlan

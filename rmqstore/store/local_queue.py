@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from rmqstore import _core, _read
+from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import Region, Verdict, check_record
@@ -18,7 +18,7 @@ from rmqstore.commitlog.pieces import ScanProgress
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import BLOCK_UNITS
 from rmqstore.errors import OffsetOutOfRangeError, UnsupportedFormatError
-from rmqstore.message import MessageExt, is_light_queue
+from rmqstore.message import MessageExt, _read, is_light_queue
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.sources import STEP, Places, Pulled, fill_from
 from rmqstore.spans import Span
@@ -88,7 +88,7 @@ class LocalQueue:
             region, base, first, last_offset = (units, 0, 0, 0) if segment is None else segment
             done, last, size, full, gone = _read.read_queued(
                 units, pos + at * _UNIT_SIZE, num - at, region, base, first, last_offset,
-                MessageExt, messages, size, max_num, max_bytes, log.crc_check, codes, tags, self.topic, self.queue_id,
+                messages, size, max_num, max_bytes, log.crc_check, codes, tags, self.topic, self.queue_id,
                 queue_offset + at,
             )  # fmt: skip
             missing |= gone

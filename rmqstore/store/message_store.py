@@ -17,8 +17,6 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from rmqstore._append import append_first
-from rmqstore._core import StoreParts
 from rmqstore.arguments import Moment, Recovery, given_tags, one_text, whole_number, whole_numbers
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
@@ -27,7 +25,7 @@ from rmqstore.errors import ReadOnlyError, StoreError
 from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.store_lock import ClosedAtExit, StoreLock
-from rmqstore.message import Message
+from rmqstore.message import Message, MessageExt
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.opening import (
     Closing,
@@ -75,7 +73,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, NotCopied, StoreParts):
+class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, NotCopied):
     """An open store. Create it with `MessageStore.open` and close it, preferably with ``with``.
 
     A store that is open for writing and not closed is closed when the program ends, or, if it is garbage-collected before, by
@@ -342,13 +340,13 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
 
     # ------------------------------------------------------------------------------------------------------------ put
 
-    @append_first
-    def put_message(self, message: Message, queue_id: int = 0) -> PutResult:
+    def put_message(self, message: Message | MessageExt, queue_id: int = 0) -> PutResult:
         """Append a message; it can be read and found by its keys when this returns.
 
         Parameters
         ----------
-        message : Message
+        message : Message or MessageExt
+            One that was read is put again as it was sent.
         queue_id : int
             Queue of the topic, 0 to 2**31 - 1.
 
@@ -366,12 +364,16 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         IndexFileError
             The message is stored, but a new index file could not be created; the store takes no more writes.
         """
+        appender = self._state.appender
+        put: PutResult | None = None if appender is None else appender.put(message, queue_id)
+        if put is not None:
+            return put
         writing = self._for_writing()
         put = writing.put([message], queue_id)[0]
         writing.learn_end(message, queue_id)
         return put
 
-    def put_messages(self, messages: Iterable[Message], queue_id: int | Sequence[int] = 0) -> PutResults:
+    def put_messages(self, messages: Iterable[Message | MessageExt], queue_id: int | Sequence[int] = 0) -> PutResults:
         """Append messages in order under one lock and one store time; topics may be mixed.
 
         Parameters
@@ -392,7 +394,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         """
         return self._for_writing().put(list(messages), queue_id)
 
-    def put_message_batch(self, messages: Iterable[Message], queue_id: int = 0) -> PutResults:
+    def put_message_batch(self, messages: Iterable[Message | MessageExt], queue_id: int = 0) -> PutResults:
         """Append messages of one topic as a classic batch: in one segment, one after the other, in one queue.
 
         The rules are RocketMQ's for MessageExtBatch (5.5.0): one topic, no retry topic, no delay, no transaction.

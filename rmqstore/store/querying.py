@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rmqstore import _read
 from rmqstore._core import KeyKind
-from rmqstore._read import KeyQuery, query_first
 from rmqstore.arguments import (
+    DEFAULT_LOG_BYTES,
     IndexType,
     Moment,
     exact_milliseconds,
@@ -30,8 +29,9 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.index.index_service import QueryOffsetResult
 from rmqstore.index.key_source import Candidates, KeySource, Merged, SoughtKeys
-from rmqstore.index.log_index import DEFAULT_LOG_BYTES, LogIndex
-from rmqstore.message import MessageExt, encode_java_utf8, parse_message_id
+from rmqstore.index.log_index import LogIndex
+from rmqstore.message import MessageExt, parse_message_id
+from rmqstore.message._read import KeyQuery, KeyQuestions
 from rmqstore.selection import INT64_MAX, INT64_MIN, Selection, of_key, of_scan
 from rmqstore.spans import without
 from rmqstore.store.columns import ColumnOptions
@@ -69,10 +69,7 @@ class Querying:
             state.key_query = KeyQuery(
                 self.index_service,
                 self._region_of,
-                QueryResult,
-                MessageExt,
                 self.commit_log.crc_check,
-                encode_java_utf8,
                 self.commit_log.files,
                 LOOK_INTERVAL if state.read_only else math.inf,
             )
@@ -176,14 +173,13 @@ class Querying:
         source, log, max_num = self.source, self.commit_log, min(selection.max_num or 0, INT64_MAX - 1)
         sought = SoughtKeys.of(selection)
         if source is self.files and not sought.by_text:
-            assert self.index_service is not None
-            found = _read.find_messages(
-                self.index_service.newest_first(), self._region_of, selection.topic, selection.key,
-                _KEY_KINDS[selection.index_type], *selection.times, max_num, QueryResult, MessageExt, log.crc_check,
-                encode_java_utf8, log.files,
+            assert self.index_service is not None and self.state.key_query is not None
+            found = self.state.key_query.find(
+                self.index_service.newest_first(), selection.topic, selection.key, _KEY_KINDS[selection.index_type],
+                *selection.times, max_num,
             )  # fmt: skip
             if found is not None:
-                found._uncovered = uncovered
+                found.uncovered = uncovered
                 return found
         places = first_places(log, source, sought, max_num + 1)
         found = QueryResult(truncated=len(places) > max_num, uncovered=uncovered)
@@ -325,7 +321,7 @@ def _offset(offset: int | None, name: str) -> int | None:
     return None if offset is None else whole_number(offset, name)
 
 
-class LogQuestions:
+class LogQuestions(KeyQuestions):
     """Answers questions about keys and about the log of one store; a base of `MessageStore`."""
 
     commit_log: CommitLog
@@ -334,55 +330,19 @@ class LogQuestions:
 
     # ---------------------------------------------------------------------------------------------------- what has a key
 
-    @query_first
-    def query_message(
+    def _query_message(
         self,
         topic: str,
         key: str,
-        max_num: int = 64,
-        begin: Moment | None = None,
-        end: Moment | None = None,
-        max_log_bytes: int | None = DEFAULT_LOG_BYTES,
-        progress: Callable[[int, int], object] | None = None,
-        *,
-        index_type: IndexType | None = None,
-        compat: bool = False,
+        max_num: int,
+        begin: Moment | None,
+        end: Moment | None,
+        max_log_bytes: int | None,
+        progress: Callable[[int, int], object] | None,
+        index_type: IndexType | None,
+        compat: bool,
     ) -> QueryResult:
-        """Find messages by key: newest first, each once, every one checked against its topic and key.
-
-        Index files are searched, the index in RocksDB (``indexRocksDBEnable``), and what of the log neither covers: an index
-        file is lost or damaged, or the broker died before it indexed the newest records.  That part is scanned once while
-        the store is open.  As RocksDB has no entry of a record without a unique key, segments that begin with such records are
-        scanned, too.
-
-        Parameters
-        ----------
-        topic, key : str
-            A key, a unique key, or with ``index_type="T"`` a tag.
-        max_num : int
-            The greatest number of messages; any number.
-        begin, end : int or datetime, optional
-            Store time range, inclusive and exact: ms since epoch, or a `datetime` (aware, or naive as local time).
-        max_log_bytes : int, optional
-            Scan at most this part of the log that the index does not cover; None = all of it.  The result is not `complete`
-            where a part was not scanned.
-        progress : callable, optional
-            Called with the number of bytes of it that were scanned, and that of all.
-        index_type : {None, "U", "K", "T"}
-            None: unique key or keys; "U" only the unique key, "K" only the keys, "T" the tag.
-        compat : bool
-            Answer like RocketMQ's ``queryMessage`` (5.5.0): at most 64, ascending offsets, with duplicates and messages with
-            other keys of the same hash, times compared by whole seconds, without a scan.
-
-        Raises
-        ------
-        ValueError
-            A time looks like seconds (see `rmqstore.arguments.milliseconds`), or `index_type` is unknown.
-        MissingDependencyError
-            The index is in RocksDB, rocksdict is not installed, and the log alone has no answer.
-        UnsupportedFormatError
-            With `compat`: the index is in RocksDB, or a part of the messages is in tiered storage.
-        """
+        # What `query_message` does not answer at once.
         self._state.check_open()
         selection = of_key(topic, key, max_num, begin, end, index_type)
         look = LogLook(_offset(max_log_bytes, "max_log_bytes"), progress)

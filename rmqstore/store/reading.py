@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from rmqstore._read import QueueGets, get_first
 from rmqstore.arguments import (
     Boundary,
     Moment,
@@ -22,7 +21,7 @@ from rmqstore.arguments import (
     whole_number,
 )
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.message import MessageExt
+from rmqstore.message._read import QueueGets
 from rmqstore.selection import INT64_MAX, Selection, of_queue, row_num
 from rmqstore.sources import Joined, Part
 from rmqstore.spans import Span
@@ -74,12 +73,12 @@ def get_from(queue: Joined, selection: Selection, max_bytes: int | None) -> GetM
     return GetMessageResult(status, messages, following, low, high)
 
 
-def queue_gets(state: StoreState) -> QueueGets[GetMessageResult]:
+def queue_gets(state: StoreState) -> QueueGets:
     """Return the short way of gets, which knows the queues of the log alone."""
     log = state.commit_log
     gets = QueueGets(
-        state.queues, ConsumeQueue, log.files, MessageExt, log.crc_check, GetMessageResult, GetMessageStatus.FOUND, EXAMINED,
-        MAX_PULL_BYTES, LOOK_INTERVAL, state.read_only,
+        state.queues, ConsumeQueue, log.files, log.crc_check, GetMessageStatus.FOUND, EXAMINED, MAX_PULL_BYTES, LOOK_INTERVAL,
+        state.read_only,
     )  # fmt: skip
     gets.closed = not state.older.one_log
     return gets
@@ -162,7 +161,6 @@ class QueueQuestions:
 
         return self._state.settled(ask)
 
-    @get_first
     def get_message(
         self,
         topic: str,
@@ -186,6 +184,11 @@ class QueueQuestions:
         max_bytes : int, optional
             Stop before the records together take more, at least 100; 128 MiB by default.
         """
+        gets = self._state.queue_gets
+        if gets is not None and tags is None and max_bytes is None:
+            found = gets.get(topic, queue_id, queue_offset, max_num)
+            if found is not None:
+                return found
         self._state.check_open()
         max_bytes = None if max_bytes is None else whole_number(max_bytes, "max_bytes")
         selection = of_queue(topic, queue_id, queue_offset, whole_number(max_num, "max_num"), tags)

@@ -6,12 +6,12 @@ Owns these values and nothing else: no file, no store.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmqstore._rows import PlacedRows
-from rmqstore.message import MessageExt
+from rmqstore.message._read import GetMessageResult, QueryResult
 
 if TYPE_CHECKING:
     # Python 3.15 evaluates the names of a dataclass's annotations, which would load NumPy.
@@ -86,84 +86,6 @@ class PutTableResult:
         columns = (self.phy_offset, self.queue_offset, self.store_timestamp, self.size)
         rows = zip(*(column[:_SHOWN].tolist() for column in columns), strict=True)
         return _puts_html([PutResult(each[0], each[1], "", each[2], each[3]) for each in rows], len(self))
-
-
-@dataclass(frozen=True, slots=True)
-class GetMessageResult:
-    """What a get found.
-
-    Attributes
-    ----------
-    status : GetMessageStatus
-    messages : list of MessageExt
-        In queue order.
-    next_queue_offset : int
-        Where to go on.
-    min_queue_offset, max_queue_offset : int
-        Bounds of the queue; max is the offset of the next message to come.
-    """
-
-    status: GetMessageStatus
-    messages: list[MessageExt]
-    next_queue_offset: int
-    min_queue_offset: int
-    max_queue_offset: int
-
-    def __iter__(self) -> Iterator[MessageExt]:
-        return iter(self.messages)
-
-    def __len__(self) -> int:
-        return len(self.messages)
-
-    def _repr_html_(self) -> str:
-        from rmqstore.message.notebook import messages_html
-
-        caption = (
-            f"{self.status.value}: {len(self.messages)} messages, next queue offset {self.next_queue_offset}, "
-            f"the queue has {self.min_queue_offset} to {self.max_queue_offset}"
-        )
-        return messages_html(self.messages, caption)
-
-
-class QueryResult(list[MessageExt]):
-    """The messages that a query found.
-
-    Attributes
-    ----------
-    truncated : bool
-        There are more than `max_num`.
-    """
-
-    __slots__ = ("_uncovered", "truncated")
-
-    def __init__(
-        self, messages: Iterable[MessageExt] = (), truncated: bool = False, uncovered: tuple[tuple[int, int], ...] = ()
-    ):
-        list.__init__(self, messages)
-        self.truncated = truncated
-        self._uncovered = uncovered
-
-    @property
-    def uncovered(self) -> tuple[tuple[int, int], ...]:
-        """tuple of (int, int): stretches of the log, begin and end in phy offsets, that nobody looked at, or that are lost."""
-        # The core makes results without it, of what is covered.
-        return getattr(self, "_uncovered", ())
-
-    @property
-    def complete(self) -> bool:
-        """bool: all of the log was looked at, through the index or by itself; what is not here is not there."""
-        return not self.uncovered
-
-    @property
-    def messages(self) -> list[MessageExt]:
-        """The messages as a plain list, named as in other results."""
-        return list(self)
-
-    def _repr_html_(self) -> str:
-        from rmqstore.message.notebook import messages_html
-
-        notes = [f"{len(self)} messages", *(["there are more"] if self.truncated else [])]
-        return messages_html(self, ", ".join(notes + ([] if self.complete else ["part of the log was not looked at"])))
 
 
 def _puts_html(puts: Sequence[PutResult], num: int) -> str:

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rmqstore._append import Appender
 from rmqstore._core import StateFields
+from rmqstore._rows import Appender
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import AssumedSizes, StoreConfig
 from rmqstore.config.places import other_progress_file, progress_file
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from rmqstore._read import KeyQuery, QueueGets
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.flatfile.flat_store import FlatRange, FlatStore
     from rmqstore.message import MessageExt
+    from rmqstore.message._read import KeyQuery, QueueGets
     from rmqstore.store.placed_columns import AskedKeys
-    from rmqstore.store.results import GetMessageResult, QueryResult
+    from rmqstore.store.results import QueryResult
 
 __all__ = ["LOOK_INTERVAL", "Arrivals", "GroupProgress", "Older", "StoreState"]
 
@@ -258,8 +258,8 @@ class StoreState(StateFields):
     """
 
     appender: Appender | None
-    key_query: KeyQuery[QueryResult, MessageExt] | None
-    queue_gets: QueueGets[GetMessageResult] | None
+    key_query: KeyQuery | None
+    queue_gets: QueueGets | None
 
     def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
         self.path = path
@@ -282,6 +282,8 @@ class StoreState(StateFields):
         self.progress = GroupProgress(path, config, read_only=read_only)
         self._sizes = AssumedSizes(path)
         self.appender = None
+        self.key_query = None
+        self.queue_gets = None
         self.older = Older(self)
         self.last_store_timestamp = 0
         self.waiting = 0

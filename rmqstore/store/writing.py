@@ -28,9 +28,8 @@ from typing import Any
 
 from rmqstore import _core
 from rmqstore import _numpy as np
-from rmqstore._append import Appender, FileEnd
 from rmqstore._dispatch import RecordColumns
-from rmqstore._rows import RowBatch
+from rmqstore._rows import Appender, FileEnd, RowBatch
 from rmqstore.arguments import plain_text
 from rmqstore.config import system_clock
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
@@ -83,11 +82,12 @@ class LongWay:
         self.hosts: dict[str, bytes] = {}
         self._unique_key_counter = random.randrange(0x10000)
 
-    def check_batch(self, batch: list[Message]) -> None:
-        """Raise InvalidMessageError where messages cannot be one classic batch."""
-        for message in batch:
-            if not isinstance(message, Message):
-                raise InvalidMessageError(f"messages holds a {type(message).__name__}, which is not a Message")
+    def checked_batch(self, messages: list[Message | MessageExt]) -> list[Message]:
+        """Return the messages to put, or raise InvalidMessageError where they cannot be one classic batch."""
+        for given in messages:
+            if not isinstance(given, (Message, MessageExt)):
+                raise InvalidMessageError(f"messages holds a {type(given).__name__}, which is not a Message")
+        batch = [_to_put(given) for given in messages]
         if len({message.topic for message in batch}) > 1:
             raise InvalidMessageError("the messages of a batch must be of one topic; use put_messages")
         for message in batch:
@@ -99,13 +99,11 @@ class LongWay:
                 raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")
             if message.sys_flag & SysFlag.INNER_BATCH.value:
                 raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
+        return batch
 
-    def prepare(self, message: Message, queue_id: int, *, append_crc: bool) -> Prepared:
+    def prepare(self, given: Message | MessageExt, queue_id: int, *, append_crc: bool) -> Prepared:
         """Check a message and take it apart."""
-        if not isinstance(message, Message):
-            raise InvalidMessageError(f"{type(message).__name__} is not a Message")
-        if isinstance(message, MessageExt):
-            message = _as_new(message)
+        message = _to_put(given)
         message.validate()
         message = _with_plain_texts(message)
         if not isinstance(queue_id, (int, np.integer)) or not 0 <= queue_id <= 2**31 - 1:
@@ -268,7 +266,11 @@ def _with_plain_texts(message: Message) -> Message:
     )
 
 
-def _as_new(message: MessageExt) -> Message:
+def _to_put(message: Message | MessageExt) -> Message:
+    if isinstance(message, Message):
+        return message
+    if not isinstance(message, MessageExt):
+        raise InvalidMessageError(f"{type(message).__name__} is not a Message")
     # A message that was read is put again as it was sent.
     return Message(
         message.topic,
@@ -313,6 +315,7 @@ class Writing:
             config = self.config
             self.rows = self._batch()
             self._one = Appender(
+                self.state,
                 self._batch(),
                 Message,
                 PutResult,
@@ -344,7 +347,12 @@ class Writing:
         )
 
     def put(
-        self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool = False, now: int | None = None
+        self,
+        messages: list[Message] | list[Message | MessageExt],
+        queue_id: int | Sequence[int],
+        *,
+        together: bool = False,
+        now: int | None = None,
     ) -> PutResults:
         """Append messages, see `MessageStore.put_messages`; `together` in one segment, `now` instead of the clock."""
         self.state.check_writable()
@@ -376,10 +384,9 @@ class Writing:
         self.after_put(end, messages)
         return placed
 
-    def put_batch(self, batch: list[Message], queue_id: int) -> PutResults:
+    def put_batch(self, messages: list[Message | MessageExt], queue_id: int) -> PutResults:
         """Append messages as a classic batch, see `MessageStore.put_message_batch`."""
-        self.long_way.check_batch(batch)
-        return self.put(batch, queue_id, together=True)
+        return self.put(self.long_way.checked_batch(messages), queue_id, together=True)
 
     @contextlib.contextmanager
     def _at(self, now: int | None) -> Iterator[int]:
@@ -396,7 +403,7 @@ class Writing:
             self.flushing.allow_for(now)
 
     def _put_plain(
-        self, messages: list[Message], queue_ids: int | list[int], now: int | None = None
+        self, messages: list[Message] | list[Message | MessageExt], queue_ids: int | list[int], now: int | None = None
     ) -> PutResults | None:
         # None if any of them is not plain; nothing is written then.
         rows = self.rows
@@ -408,6 +415,7 @@ class Writing:
                 at, why = rows.take_messages(messages, queue_ids, 0, Message)
                 while why == NEW_QUEUE:
                     message = messages[at]
+                    assert isinstance(message, Message)
                     message.validate()
                     self.queue_number(message.topic, queue_ids if isinstance(queue_ids, int) else queue_ids[at])
                     at, why = rows.take_messages(messages, queue_ids, at, Message)
@@ -488,7 +496,7 @@ class Writing:
         for topic, queue_id in units:
             self.queues.forget(topic, queue_id)
 
-    def learn_end(self, message: Message, queue_id: int) -> None:
+    def learn_end(self, message: Message | MessageExt, queue_id: int) -> None:
         """Tell the core where a message went that took the long way: the next one of its queue need not."""
         appender = self.state.appender
         if appender is None or type(message) is not Message:
@@ -530,7 +538,7 @@ class Writing:
                 self.path,
             )
 
-    def after_put(self, end: int, messages: Iterable[Message]) -> None:
+    def after_put(self, end: int, messages: Iterable[Message | MessageExt]) -> None:
         """Wake who waits for messages, and wait for the disk where that was asked for; without the append lock."""
         if self.state.waiting:
             with self.state.arrived:

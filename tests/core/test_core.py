@@ -26,11 +26,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rmqstore.message  # noqa: F401  (registers the error handler by which topics are decoded)
-from rmqstore import _append, _columns, _core, _dispatch, _read, _rows
+from rmqstore import _columns, _core, _dispatch, _rows
 from rmqstore._core import IndexRegion, Region, Verdict
 from rmqstore._dispatch import RecordColumns, TopicTable
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
-from rmqstore.store.results import QueryResult
+from rmqstore.message import _read
 
 MAX_I64 = 2**63 - 1
 MIN_I64 = -(2**63)
@@ -219,7 +219,8 @@ def test_bytes_hash_with_one_byte_beyond_ascii_anywhere():
 GUARDED_HASHES = """
 import ctypes, mmap, tempfile
 import numpy as np, pyarrow
-from rmqstore import _append, _columns, _core, _dispatch, _read, _rows
+from rmqstore import _columns, _core, _dispatch, _rows
+from rmqstore.message import _read
 
 page = mmap.PAGESIZE
 memory = mmap.mmap(-1, 3 * page)
@@ -2280,7 +2281,8 @@ PRELUDE = """
 import array, gc, sys, tempfile
 import numpy as np
 import rmqstore.message
-from rmqstore import _append, _columns, _core, _dispatch, _read, _rows
+from rmqstore import _columns, _core, _dispatch, _rows
+from rmqstore.message import _read
 from rmqstore.errors import StoreError
 def region(size=4096):
     with tempfile.TemporaryFile() as file:
@@ -2490,16 +2492,12 @@ def test_a_misuse_that_is_not_refused_would_be_seen(misuse):
 # Closed and read-only, through every function
 
 
-def key_search():
-    return _read.KeySearch("T", "k", 0, 0, 1, 1, [], _read.StoredMessage, 1, str.encode)
-
-
-def key_query(indexes, interval=math.inf, kind=_read.StoredMessage, result_kind=QueryResult):
-    files = _core.OpenedIndexes()
-    files.opened_files = tuple(indexes)
+def key_query(indexes, interval=math.inf):
     log = _core.FileStream()
     log.file_offsets, log.wrote_where = [], 0
-    return _read.KeyQuery(files, lambda phy_offset: None, result_kind, kind, 1, str.encode, log, interval)
+    files = _core.OpenedIndexes()
+    files.opened_files = tuple(indexes)
+    return _read.KeyQuery(files, lambda phy_offset: None, 1, log, interval)
 
 
 def key_texts():
@@ -2608,17 +2606,13 @@ def reading_calls(region: Region, index: IndexRegion):
         "decode_record": lambda: _core.decode_record(region, 0),
         "check_record": lambda: _core.check_record(region, 0, 0),
         "find_record": lambda: _core.find_record(region, 0, 0),
-        "read_message": lambda: _read.read_message(region, 0, 0, _read.StoredMessage),
-        "read_messages": lambda: _read.read_messages(region, 0, 9, 0, _read.StoredMessage, 1, 9),
+        "read_message": lambda: _read.read_message(region, 0, 0),
+        "read_messages": lambda: _read.read_messages(region, 0, 9, 0, 1, 9),
         "read_queued": lambda: _read.read_queued(
-            region, 0, 1, region, 0, 0, 9, _read.StoredMessage, [], 0, 1, 1, 1, None, None, "T",
-            0, 0
+            region, 0, 1, region, 0, 0, 9, [], 0, 1, 1, 1, None, None, "T", 0, 0
         ),
-        "KeySearch.walk": lambda: key_search().walk(index, -1, lambda phy_offset: None),
-        "find_messages": lambda: _read.find_messages(
-            [index], lambda phy_offset: None, "T", "k", 0, 0, 1, 1, QueryResult, _read.StoredMessage, 1, str.encode
-        ),
-        "KeyQuery.find": lambda: key_query([index]).find("T", "k", 1),
+        "KeyQuery.find": lambda: key_query([]).find([index], "T", "k", 0, 0, 1, 1),
+        "KeyQuery.recent": lambda: key_query([index]).recent("T", "k", 1),
         "ArrowColumns.fill_matching": lambda: _columns.ArrowColumns(["topic"], 4).fill_matching(
             [region], zeros, zeros.astype(np.int32), zeros, np.zeros(1, np.uint8), zeros.astype(np.int32), key_texts(), 1, 9
         ),
@@ -2677,13 +2671,12 @@ def test_every_region_function_is_tried_closed():
     named = {*reading_calls(None, index_of(1, 1)), *writing_calls(None, index_of(1, 1))}
     functions = {
         name
-        for module in (_core, _dispatch, _columns, _rows, _append, _read)
+        for module in (_core, _dispatch, _columns, _rows, _read)
         for name, value in vars(module).items()
-        if callable(value) and not isinstance(value, type) and name[0] != "_"
+        if callable(value) and not isinstance(value, type) and name[0] != "_" and value.__module__ == module.__name__
     }
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
     without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32"}
-    without_region |= {"adopt", "append_first", "get_first", "query_first"}
     without_region |= {"crc32_implementations", "crc32_with", "agreeing_unit_bytes", "nonzero_size", "unit_ends"}
     # These look themselves whether the region of a stream is open, and answer None.
     without_region |= {"entries_by_key", "text_arrays", "read_recent"}

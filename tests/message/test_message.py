@@ -501,7 +501,6 @@ def test_hostile_bodies_fail_cleanly(body, flags):
 
 def test_message_ext_fields():
     message = MessageExt(record())
-    assert isinstance(message, Message)
     assert (message.topic, message.body, message.keys, message.tags) == ("TopicTest", b"hello", ["k1", "k2"], "TagA")
     assert (message.born_host, message.store_host) == ("192.168.1.10:50000", "10.0.0.1:10911")
     assert message.msg_id == "0A00000100002A9F00000000000000A8"

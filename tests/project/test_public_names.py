@@ -88,5 +88,5 @@ def test_a_parameter_has_one_name():
 
 def test_an_attribute_has_one_name():
     found = {f"{kind.__module__}.{kind.__qualname__}": set(vars(kind)) for kind in classes() if not private(kind)}
-    assert "size" in found["rmqstore._read.StoredMessage"] and "size" in found["rmqstore.store.results.PutResult"]
+    assert "size" in found["rmqstore.message._read.MessageExt"] and "size" in found["rmqstore.store.results.PutResult"]
     assert {where: names & set(ATTRIBUTES) for where, names in found.items() if names & set(ATTRIBUTES)} == {}

@@ -23,14 +23,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqstore import Message, MessageStore, StoreConfig, _core, _read
+from rmqstore import Message, MessageStore, StoreConfig, _core
 from rmqstore._core import Verdict
-from rmqstore._read import StoredMessage
 from rmqstore.commitlog.log_walk import Blank, Damage
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
 from rmqstore.index.key_source import SoughtKeys
-from rmqstore.message import MessageExt, encode_java_utf8, parse_properties, tags_code
+from rmqstore.message import MessageExt, _read, parse_properties, tags_code
 from rmqstore.selection import Selection, of_key, of_queue
 from rmqstore.sources import Joined, Part
 from rmqstore.store.local_queue import EXAMINED, LocalQueue
@@ -69,7 +68,6 @@ def test_a_message_is_its_record():
     assert message.__reduce__() == (MessageExt, (FIELDS,))
     for other in (copy.copy(message), copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
         assert type(other) is MessageExt and other == message and hash(other) == hash(message)
-    assert isinstance(message, Message) and isinstance(message, StoredMessage)
     for place, other in enumerate((2, 2, 1, 3, 4, 5, 6, 1, 8, b"h", 9, b"h", 10, 11, b"", "U", b"p", False)):
         assert MessageExt((*FIELDS[:place], other, *FIELDS[place + 1 :])) != message, place
     for name in (
@@ -95,19 +93,6 @@ def test_a_message_is_its_record():
             MessageExt((*FIELDS[:place], b"h" * 21, *FIELDS[place + 1 :]))
 
 
-class OwnMessage(MessageExt):
-    """A kind that has fields of its own."""
-
-
-class SlimMessage(MessageExt):
-    """A kind that has none."""
-
-    __slots__ = ()
-
-
-KINDS = (MessageExt, StoredMessage, OwnMessage, SlimMessage)
-
-
 @pytest.fixture(scope="module")
 def lengths(tmp_path_factory):
     """A store of messages with properties of every length around the one up to which they stand in the message itself."""
@@ -123,49 +108,42 @@ def lengths(tmp_path_factory):
         yield store
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_messages_of_every_length_and_kind(lengths, kind):
+def test_messages_of_every_length(lengths):
     region = lengths.commit_log.files.file(0).region
     records, pos = [], 0
     while isinstance(record := _core.decode_record(region, pos), tuple):
         records.append(record)
         pos += record[0]
-    messages, end = _read.read_messages(region, 0, len(region), 0, kind, 1000, len(region))
+    messages, end = _read.read_messages(region, 0, len(region), 0, 1000, len(region))
     assert end == pos and len(messages) == 132
     for message, record in zip(messages, records, strict=True):
-        assert type(message) is kind and message._record == record
+        assert type(message) is MessageExt and message._record == record
         assert (message.tags, message.unique_key, message.keys) == ("t", None, [])
         assert message.properties_stored == record[16] and message.topic == record[15] and message.body == record[14]
         for name in ("flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "born_timestamp"):
             with pytest.raises(AttributeError):
                 setattr(message, name, 1)
-    if kind is not StoredMessage:
-        assert [message.properties["p"] for message in messages[1:]] == [
-            "v" * len(message.body) for message in messages[1:]
-        ]
-        assert messages == [kind(record) for record in records]
-        assert pickle.loads(pickle.dumps(messages)) == messages
+    assert [message.properties["p"] for message in messages[1:]] == ["v" * len(message.body) for message in messages[1:]]
+    assert messages == [MessageExt(record) for record in records]
+    assert pickle.loads(pickle.dumps(messages)) == messages
 
 
-def test_messages_and_their_types_are_freed(lengths):
+def test_messages_are_freed(lengths):
     # A reference too few ends the process at some time, one too many shows in the counts.
     region = lengths.commit_log.files.file(0).region
     counts = []
     for _ in range(4):
-        for kind in KINDS:
-            for message in _read.read_messages(region, 0, len(region), 0, kind, 100, len(region))[0] * 3:
-                message.topic, message.body, message.tags, message._record, repr(message)
-                if kind is not StoredMessage:
-                    message.properties["x"] = "y"
+        for message in _read.read_messages(region, 0, len(region), 0, 100, len(region))[0] * 3:
+            message.topic, message.body, message.tags, message._record, repr(message)
+            message.properties["x"] = "y"
         message = None
         gc.collect()
-        counts.append([sys.getrefcount(each) for each in (*KINDS, None, "T0")] + [sys.getallocatedblocks()])
+        counts.append([sys.getrefcount(each) for each in (MessageExt, None, "T0")] + [sys.getallocatedblocks()])
     # What is made once is there after the first round.
     assert all(abs(now - before) < 40 for now, before in zip(counts[-1], counts[1], strict=True)), counts
 
 
-@pytest.mark.parametrize("kind", [MessageExt, OwnMessage, SlimMessage])
-def test_a_message_that_leads_back_to_itself_is_collected(lengths, kind):
+def test_a_message_that_leads_back_to_itself_is_collected(lengths):
     region = lengths.commit_log.files.file(0).region
     collected = []
 
@@ -173,20 +151,13 @@ def test_a_message_that_leads_back_to_itself_is_collected(lengths, kind):
         def __del__(self):
             collected.append(1)
 
-    for made in (lambda: _read.read_message(region, 0, 0, kind), lambda: kind(FIELDS)):
+    for made in (lambda: _read.read_message(region, 0, 0), lambda: MessageExt(FIELDS)):
         message, note = made(), Note()
         message.properties["note"] = note
         note.message = message
         del message, note
         gc.collect()
     assert len(collected) == 2
-
-
-def test_the_collector_looks_into_a_message_only_where_it_must(lengths):
-    message = _read.read_message(lengths.commit_log.files.file(0).region, 0, 0, MessageExt)
-    message.topic, message.body, message.tags, message.properties_stored, hash(message), repr(message)
-    assert not gc.is_tracked(message)
-    assert message.properties and gc.is_tracked(message)
 
 
 @pytest.fixture(scope="module")
@@ -344,14 +315,14 @@ def test_the_same_with_changed_bytes(golden_copy, name, part):
 def test_records_one_behind_the_other(stores):
     region = stores("base").commit_log.files.file(0).region
     one_by_one, pos = [], 0
-    while isinstance(message := _read.read_message(region, pos, 0, MessageExt), MessageExt):
+    while isinstance(message := _read.read_message(region, pos, 0), MessageExt):
         one_by_one.append(message)
         pos += message.size
     assert len(one_by_one) > 12
     ends = [message.phy_offset + message.size for message in one_by_one]
 
     def read(begin, limit=2**62, max_num=2**62, max_bytes=2**62):
-        messages, end = _read.read_messages(region, begin, limit, 0, MessageExt, max_num, max_bytes)
+        messages, end = _read.read_messages(region, begin, limit, 0, max_num, max_bytes)
         assert end == (messages[-1].phy_offset + messages[-1].size if messages else begin)
         return messages
 
@@ -369,36 +340,23 @@ def test_what_is_no_record_gives_the_verdict(golden_store, stores):
     size = len(region)
     for pos in range(0, size, 7):
         record = _core.decode_record(region, pos)
-        message = _read.read_message(region, pos, 0, MessageExt)
+        message = _read.read_message(region, pos, 0)
         if isinstance(record, tuple):
             assert message._record == record if record[6] == pos else message is Verdict.BAD_PHY_OFFSET
         else:
             assert message is record
-        messages, end = _read.read_messages(region, pos, pos + 1, 0, MessageExt, 9, size)
+        messages, end = _read.read_messages(region, pos, pos + 1, 0, 9, size)
         assert (messages, end) == (
             ([message], pos + message.size) if isinstance(message, MessageExt) else ([], pos)
         )
     for pos in (-1, size + 1, 2**62):
         with pytest.raises(OffsetOutOfRangeError):
-            _read.read_message(region, pos, 0, MessageExt)
+            _read.read_message(region, pos, 0)
         with pytest.raises(OffsetOutOfRangeError):
-            _read.read_messages(region, pos, size, 0, MessageExt, 1, size)
-    for kind in (object, Message, int):
-        with pytest.raises(TypeError):
-            _read.read_message(region, 0, 0, kind)
-        with pytest.raises(TypeError):
-            _read.read_messages(region, 0, size, 0, kind, 1, size)
-        with pytest.raises(TypeError):
-            _read.read_queued(region, 0, 1, region, 0, 0, size, kind, [], 0, 1, 1, 1, None, None, "T", 0, 0)
-        with pytest.raises(TypeError):
-            _read.KeySearch("T", "k", 0, 0, 1, 1, [], kind, 1, str.encode)
-        with pytest.raises(TypeError):
-            _read.find_messages([], lambda _: None, "T", "k", 0, 0, 1, 1, QueryResult, kind, 1, str.encode)
-        with pytest.raises(TypeError):
-            _read.find_messages([], lambda _: None, "T", "k", 0, 0, 1, 1, kind, MessageExt, 1, str.encode)
+            _read.read_messages(region, pos, size, 0, 1, size)
     for pos, num in ((-1, 1), (0, -1), (size, 1), (0, 2**61), (0, size)):
         with pytest.raises(StoreError):
-            _read.read_queued(region, pos, num, region, 0, 0, size, MessageExt, [], 0, 1, 1, 1, None, None, "T", 0, 0)
+            _read.read_queued(region, pos, num, region, 0, 0, size, [], 0, 1, 1, 1, None, None, "T", 0, 0)
     assert region.pins == 0
 
 
@@ -406,18 +364,16 @@ def test_a_search_that_the_caller_leads_astray(stores):
     store = stores("base")
     index = store.index_service.file(store.index_service.names[0])
     message = next(message for message in store.messages() if message.keys)
-    found: list = []
-
-    def search():
-        found.clear()
-        return _read.KeySearch(
-            message.topic, message.keys[0], 0, 0, 2**63 - 1, 64, found, MessageExt, 1, encode_java_utf8
-        )
-
     region = store.commit_log.files.file(0).region
+
+    def find(region_of):
+        # A stream that knows no file, so that the caller is asked for each.
+        query = _read.KeyQuery(store.index_service, region_of, 1, _core.FileStream(), math.inf)
+        return query.find([index], message.topic, message.keys[0], 0, 0, 2**63 - 1, 64)
+
     for wrong in (lambda _: (region, 0, 0), lambda _: 5, lambda _: (5, 0, 0, 0), lambda _: 1 / 0):
         with pytest.raises((TypeError, ValueError, ZeroDivisionError)):
-            search().walk(index, -1, wrong)
+            find(wrong)
     for answer in (
         None,
         (None, 0, 0, 0),
@@ -425,23 +381,23 @@ def test_a_search_that_the_caller_leads_astray(stores):
         (region, -(2**62), 0, 2**63 - 1),
         (region, 0, 9, 3),
     ):
-        assert search().walk(index, -1, lambda _, answer=answer: answer) == 0 and found == []
-    with pytest.raises(OffsetOutOfRangeError):
-        search().walk(index, index.index_num, store.commit_log.region_of)
+        assert not find(lambda _, answer=answer: answer)
+    for wrong in ([None], [5], 5):
+        with pytest.raises(TypeError):
+            _read.KeyQuery(store.index_service, lambda _: None, 1, _core.FileStream(), math.inf).find(
+                wrong, "T", "k", 0, 0, 1, 1
+            )
     assert index.region.pins == region.pins == 0
 
 
 @pytest.mark.parametrize("name", ["base", "propcrc", "broker"])
-def test_the_short_way_of_a_query_finds_what_the_long_one_does(stores, monkeypatch, name):
+def test_the_short_way_of_a_query_finds_what_the_long_one_does(stores, name):
     store = stores(name)
     # All files at once, however many they are.
     files = _core.OpenedIndexes()
     files.opened_files = tuple(store.index_service.newest_first())
     assert files.opened_files
-    query = _read.KeyQuery(
-        files, store.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8, store.commit_log.files, math.inf
-    )
-    monkeypatch.setattr(store._state, "key_query", None)
+    query = _read.KeyQuery(files, store.commit_log.region_of, 1, store.commit_log.files, math.inf)
     asked = {("T", "k"), ("no such topic", "k"), ("", "")}
     for message in itertools.islice(store.messages(), 0, None, 5):
         asked |= {(message.topic, key) for key in (*message.keys, message.unique_key or "none", "", " ", "not there")}
@@ -449,7 +405,9 @@ def test_the_short_way_of_a_query_finds_what_the_long_one_does(stores, monkeypat
     answered = 0
     for topic, key in sorted(asked):
         for max_num in (0, 1, 2, 64, 2**62):
-            found, expected = query.find(topic, key, max_num), store.query_message(topic, key, max_num)
+            found = query.recent(topic, key, max_num)
+            # With a time it goes the long way.
+            expected = store.query_message(topic, key, max_num, 0)
             if found is not None:
                 assert found == expected and found.truncated == expected.truncated and type(found) is QueryResult
                 answered += 1
@@ -465,63 +423,42 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
     with MessageStore.open(tmp_path / "store", config=config) as store:
         puts = [store.put_message(Message("T", b"x", keys=f"k{i}")) for i in range(3)]
         query = store._state.key_query
-        assert query.find("T", "k1", 64) is None and len(store.query_message("T", "k1")) == 1
+        assert query.recent("T", "k1", 64) is None and len(store.query_message("T", "k1")) == 1
         # The files are open from the first query on.
-        assert [each.phy_offset for each in query.find("T", "k1", 64)] == [puts[1].phy_offset]
+        assert [each.phy_offset for each in query.recent("T", "k1", 64)] == [puts[1].phy_offset]
         for topic, key, max_num in (
-            ("T", "k\ufffd", 1), ("\udcff", "k1", 1), (Text("T"), "k1", 1), ("T", Text("k1"), 1), (b"T", "k1", 1), ("T", None, 1),
+            ("T", "k\ufffd", 1), (Text("T"), "k1", 1), ("T", Text("k1"), 1), (b"T", "k1", 1), ("T", None, 1),
             ("T", "k1", -1), ("T", "k1", 2**63), ("T", "k1", True), ("T", "k1", 1.0), ("T", "k1", None),
         ):  # fmt: skip
-            assert query.find(topic, key, max_num) is None
+            assert query.recent(topic, key, max_num) is None
         assert [each.phy_offset for each in store.query_message("T", "k1", True)] == [puts[1].phy_offset]
         assert store.query_message("T", "k1", -1) == [] and len(store.query_message("T", "k1", 2**70)) == 1
         # A reader beside a writer looks from time to time, and when no entry fits into the newest file any more.
         with MessageStore.open(tmp_path / "store", read_only=True) as reader:
             assert len(reader.query_message("T", "k2")) == 1
             timed = _read.KeyQuery(
-                reader.index_service, reader.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8,
-                reader.commit_log.files, 3600,
-            )  # fmt: skip
+                reader.index_service, reader.commit_log.region_of, 1, reader.commit_log.files, 3600
+            )
             timed.looked_at = time.monotonic()
-            assert len(timed.find("T", "k2", 64)) == 1
+            assert len(timed.recent("T", "k2", 64)) == 1
             timed.looked_at = time.monotonic() - 3600
-            assert timed.find("T", "k2", 64) is None
+            assert timed.recent("T", "k2", 64) is None
             store.put_messages([Message("T", b"x", keys=f"n{i}") for i in range(2)])
             timed.looked_at = time.monotonic()
-            assert timed.find("T", "k2", 64) is None
+            assert timed.recent("T", "k2", 64) is None
             assert len(reader.query_message("T", "n1")) == 1
-        with pytest.raises(TypeError):
-            _read.KeyQuery(
-                store.index_service, len, list, Message, 1, encode_java_utf8, store.commit_log.files, 1.0
-            )
-        with pytest.raises(TypeError):
-            _read.KeyQuery(
-                store.index_service, len, tuple, MessageExt, 1, encode_java_utf8, store.commit_log.files, 1.0
-            )
-    assert query.find("T", "k1", 64) is None
+    assert query.recent("T", "k1", 64) is None
     with pytest.raises(StoreClosedError, match="the store is closed"):
         store.query_message("T", "k1")
 
 
-def test_a_long_chain_is_walked_in_parts(tmp_path):
+def test_a_long_chain_is_left_to_columns(tmp_path):
     config = StoreConfig(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1, max_index_num=5000)
     with MessageStore.open(tmp_path / "store", config=config) as store:
         store.put_messages([Message("T", b"%d" % i, keys="often" if i % 2 else f"rare{i}") for i in range(4000)])
-        index = store.index_service.file(store.index_service.names[-1])
-        found: list = []
-        search = _read.KeySearch("T", "often", 0, 0, 2**63 - 1, 3000, found, MessageExt, 1, encode_java_utf8)
-        at, steps = -1, 0
-        while at:
-            before, at = at, search.walk(index, at, store.commit_log.region_of)
-            assert before < 0 or at < before
-            steps += 1
-        assert steps == 4 and [message.body for message in found] == [b"%d" % i for i in range(3999, 0, -2)]
-        assert search.descending and not search.truncated
-        assert store.query_message("T", "often", 3000) == found
-        # What is short needs no parts.
-        assert _read.find_messages(
-            [index], store.commit_log.region_of, "T", "often", 0, 0, 2**63 - 1, 3000, QueryResult, MessageExt, 1, str.encode
-        ) is None  # fmt: skip
+        found = store.query_message("T", "often", 3000)
+        assert store._state.key_query.recent("T", "often", 3000) is None
+        assert [message.body for message in found] == [b"%d" % i for i in range(3999, 0, -2)] and not found.truncated
         assert store.query_message("T", "often", 5) == found[:5]
 
 

@@ -1,21 +1,26 @@
-"""Bodies as text: in JSON, in CSV and on a line.
+"""Messages and bodies as people and programs see them: tables of HTML in notebooks, and bodies as text.
 
-A few stored bytes may be a large body, and a text of it may take six times its bytes (a zero is ``\\u0000`` in JSON).  So a large
-body is made text in pieces, and the text as a whole is never in memory.
+A few stored bytes may be a large body, and its text may take six times its bytes (a zero is ``\\u0000`` in JSON).  So the
+text of a large body comes in pieces.  Everything in a message is hostile: tables escape and cut it (`rmqstore.texts`), and
+do not decompress a body.
 """
 
 from __future__ import annotations
 
 import base64
 import codecs
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["BodyText", "body_text", "json_pieces", "text_pieces"]
+from rmqstore.texts import format_time, html_table, preview
+
+__all__ = ["BodyText", "body_text", "json_pieces", "message_html", "messages_html", "shown_body", "text_pieces"]
 
 # Bytes of a body that is one text; of a piece of a longer one.  base64 codes three bytes at a time.
 _WHOLE = 256 * 1024
 _PIECE = 48 * 1024
+_ROWS = 10
+_HEADER = ("topic", "queue", "queue offset", "stored", "keys", "tags", "body")
 
 
 class BodyText:
@@ -94,3 +99,40 @@ def json_pieces(value: Mapping[str, Any], encode: Callable[[Any], str]) -> Itera
         else:
             yield encode(item)
     yield "}"
+
+
+def message_html(message: Any, kind: str, fields: Iterable[tuple[str, object]], body: str) -> str:
+    """str: a `Message` or `MessageExt`, a field a line: `fields`, keys, tags, some of the properties, and the body."""
+    rows = [*fields, ("keys", _keys(message)), ("tags", message.tags)]
+    if message.born_timestamp is not None:
+        rows.append(("born", format_time(message.born_timestamp)))
+    others = [(name, value) for name, value in message.properties.items() if name not in ("KEYS", "TAGS")]
+    rows += others[:_ROWS]
+    if len(others) > _ROWS:
+        rows.append(("properties", f"{len(others) - _ROWS} more"))
+    rows.append(("body", body))
+    return html_table(kind, (), [(name, "" if value is None else value) for name, value in rows])
+
+
+def messages_html(messages: Sequence[Any], caption: str) -> str:
+    """str: the first of some `MessageExt`, one a line; the caption ends with how many there are."""
+    rows = [
+        (
+            message.topic, message.queue_id, message.queue_offset, format_time(message.store_timestamp), _keys(message),
+            message.tags or "", shown_body(message.body_stored, message.sys_flag, not message.crc_agrees),
+        )
+        for message in messages[:_ROWS]
+    ]  # fmt: skip
+    more = f"; the first {_ROWS} of {len(messages)}" if len(messages) > _ROWS else ""
+    return html_table(caption + more, _HEADER, rows)
+
+
+def shown_body(stored: bytes, sys_flag: int = 0, corrupt: bool = False) -> str:
+    """str: what a line says of a body as it is stored."""
+    if corrupt:
+        return f"corrupt: {preview(stored)}"
+    return f"compressed, {len(stored)} bytes" if sys_flag & 1 else preview(stored)
+
+
+def _keys(message: Any) -> str:
+    return ", ".join(message.keys[:_ROWS])
