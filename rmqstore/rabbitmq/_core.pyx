@@ -804,8 +804,8 @@ cdef int check_entry_count(int64_t entry_count) except -1:
     return 0
 
 
-cdef const unsigned char* pin(source, int64_t* n) except? NULL:
-    # The bytes of a Region, or of a buffer that its owner keeps; `unpin` follows.
+cdef const unsigned char* pin_source(source, int64_t* n) except? NULL:
+    # The bytes of a Region, or of a buffer that its owner keeps; `unpin_source` follows.
     cdef const uint8_t[::1] data
     cdef Region region
     if isinstance(source, Region):
@@ -820,9 +820,11 @@ cdef const unsigned char* pin(source, int64_t* n) except? NULL:
     return &data[0]
 
 
-cdef void unpin(source) noexcept:
+cdef int unpin_source(source) except -1:
+    # Raises where the mapping was lost meanwhile.
     if isinstance(source, Region):
         (<Region>source).unpin()
+    return 0
 
 
 def load_segment(source, Segment segment not None, int64_t entry_count, Findings findings not None, bint check_terms=False):
@@ -840,13 +842,13 @@ def load_segment(source, Segment segment not None, int64_t entry_count, Findings
     scan.entry_count = entry_count
     scan.check_terms = check_terms
     findings.open_sink(&sink, segment.number)
-    scan.p = pin(source, &scan.n)
+    scan.p = pin_source(source, &scan.n)
     scan.budget = salvage_budget(scan.n)
     try:
         with nogil:
             parse_segment(&scan, &segment.entries[0], base_seq, &sink, &end)
     finally:
-        unpin(source)
+        unpin_source(source)
     findings.take(&sink)
     segment.size = scan.n
     segment.end = end
@@ -884,7 +886,7 @@ def scan_journal(const uint8_t[::1] source not None):
 def terms_at(source not None, const int64_t[::1] starts not None, const int64_t[::1] sizes not None):
     """list of bytes: copies of stretches of a Region or buffer; OffsetOutOfRangeError where one is not inside."""
     cdef int64_t i, count = starts.shape[0], n = 0
-    cdef const unsigned char* p = pin(source, &n)
+    cdef const unsigned char* p = pin_source(source, &n)
     cdef list out = [None] * count
     try:
         for i in range(count):
@@ -892,7 +894,7 @@ def terms_at(source not None, const int64_t[::1] starts not None, const int64_t[
                 raise OffsetOutOfRangeError("a message lies outside its file; the file was changed, open the index again", pos=starts[i])
             out[i] = PyBytes_FromStringAndSize(<const char*>p + starts[i], sizes[i])
     finally:
-        unpin(source)
+        unpin_source(source)
     return out
 
 
@@ -1109,13 +1111,13 @@ cdef class JournalMap:
         cdef const unsigned char* image = &self.image[0]
         cdef int64_t base_seq = segment.number * entry_count
         findings.open_sink(&sink, -1)
-        p = pin(source, &n)
+        p = pin_source(source, &n)
         try:
             with nogil:
                 changed = merge_segment(entries, entry_count, p, segment.size, base_seq, seq_at, word_at, count, image,
                                         &sink, &unacked, &end, &malformed)
         finally:
-            unpin(source)
+            unpin_source(source)
         findings.take(&sink)
         segment.end = end
         segment.malformed = malformed
@@ -1382,11 +1384,11 @@ cdef class JournalMap:
         out.numbers, out.flags, out.msg_id = &numbers[0, 0], &flags[0], &msg_id[0, 0]
         if segment.filled and source is not None:
             entries = &segment.entries[0]
-        p = pin(source, &n)
+        p = pin_source(source, &n)
         try:
             with nogil:
                 at = fill_rows(entries, self.segment_entry_count, segment.number, p, n, seq_at, word_at, count, image,
                                self.used, live, &out, at)
         finally:
-            unpin(source)
+            unpin_source(source)
         return at

@@ -1114,7 +1114,7 @@ cdef struct MessageParts:
     int64_t id
 
 
-cdef int64_t binary_at(const unsigned char* p, int64_t pos, int64_t end, int64_t* start, int64_t* size, Fault* fault) noexcept nogil:
+cdef inline int64_t binary_at(const unsigned char* p, int64_t pos, int64_t end, int64_t* start, int64_t* size, Fault* fault) noexcept nogil:
     # The position after the binary at `pos`; where its bytes are.
     if pos < 0:
         return -1
@@ -1168,10 +1168,13 @@ cdef inline int64_t tuple_at(const unsigned char* p, int64_t pos, int64_t end, i
 
 
 cdef int64_t content_at(const unsigned char* p, int64_t pos, int64_t end, MessageParts* m, Fault* fault) noexcept nogil:
-    cdef int64_t properties, encoded
+    cdef int64_t properties, encoded, after
     pos = tuple_at(p, pos, end, 6, b"content", 7, fault)
     properties = scalar_extent(p, pos, end, fault)
-    encoded = pos = value_extent(p, properties, end, fault)
+    encoded = after_atom(p, properties, end, b"none", 4)
+    if encoded < 0:
+        encoded = value_extent(p, properties, end, fault)
+    pos = encoded
     if 0 <= pos < end and p[pos] == TAG_BINARY:
         pos = binary_at(p, pos, end, &m.props, &m.props_size, fault)
     else:
@@ -1182,8 +1185,10 @@ cdef int64_t content_at(const unsigned char* p, int64_t pos, int64_t end, Messag
         if pos >= 0 and not (p[properties] == TAG_SMALL_TUPLE and p[properties + 1] == 15):
             return fail(fault, NOT_A_MESSAGE, properties)
         m.record, m.record_end = properties, encoded
-    pos = scalar_extent(p, pos, end, fault)
-    return binaries_at(p, pos, end, &m.fragments, &m.fragment_num, &m.body_size, fault)
+    after = after_atom(p, pos, end, b"rabbit_framing_amqp_0_9_1", 25)
+    if after < 0:
+        after = scalar_extent(p, pos, end, fault)
+    return binaries_at(p, after, end, &m.fragments, &m.fragment_num, &m.body_size, fault)
 
 
 cdef inline bint is_header(const unsigned char* p, int64_t n) noexcept nogil:
@@ -1253,8 +1258,10 @@ cdef int64_t message_at(const unsigned char* p, int64_t n, MessageParts* m, Faul
     m.form = FORM_BASIC_MESSAGE
     pos = tuple_at(p, 1, n, 6, b"basic_message", 13, fault)
     pos = tuple_at(p, pos, n, 4, b"resource", 8, fault)
-    pos = binary_at(p, pos, n, &m.vhost, &m.vhost_size, fault)
-    pos = scalar_extent(p, pos, n, fault)
+    at = binary_at(p, pos, n, &m.vhost, &m.vhost_size, fault)
+    pos = after_atom(p, at, n, b"exchange", 8)
+    if pos < 0 <= at:
+        return fail(fault, NOT_A_MESSAGE, at)
     pos = binary_at(p, pos, n, &m.exchange, &m.exchange_size, fault)
     pos = binaries_at(p, pos, n, &m.keys, &m.key_num, &m.keys_size, fault)
     at = content_at(p, pos, n, m, fault)

@@ -149,11 +149,12 @@ def _check_ets(data: bytes, found: _Ets) -> None:
     is_small = not _is_deep(wanted) and len(data) < clean_state._MAX_ITEM
     summaries, locations = (_rows_of(read, wanted) for read in (table_oracle.file_summaries, table_oracle.msg_locations))
     if found.rows is not None:
-        assert wanted.end == counted and found.rows == [(row[0], row[1], row[4]) for row in summaries]
+        assert wanted.end == counted and summaries is not None
+        assert found.rows == [(row[0], row[1], row[4]) for row in summaries]
     elif wanted.end == counted and is_small:
         assert summaries is None
     if found.places is not None:
-        assert wanted.end == counted and len(found.places) == len(locations)
+        assert wanted.end == counted and locations is not None and len(found.places) == len(locations)
         assert found.places == {row[0]: row[1:] for row in locations}
 
 

@@ -131,7 +131,7 @@ def test_what_nobody_touches_is_refused():
 #: Where a seed has a byte whose lowest bit changes the answer: a position, or bytes that the seed has.
 OTHER = {
     "log": 12, "queue": 11, "journal": 7, "segment": 33, "message_file": 8, "qi": 12, "qs": 67, "checkpoint": 3,
-    "dets": b"next_seq_id", "ets": b"msg_location",
+    "dets": b"next_seq_id", "ets": b"file_summary",
     "index": 40 + 4 * readers.SLOTS + 20 + 11, "consumer_offset": b"2, ", "delay_offset": b"4,", "topics": b"4,",
     "import_jsonl": b"3,", "import_csv": b"1,ORDER", "import_arrow": b"two",
 }  # fmt: skip

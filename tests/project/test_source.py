@@ -412,9 +412,10 @@ def test_no_type_is_changed_by_hand():
     ]  # fmt: skip
 
 
-PINS = re.compile(r"\.pin(_writable)?\(")
-UNPINS = re.compile(r"\.(unpin|drop)\(")
-LENDING = {"pin_writable"}
+PINS = re.compile(r"\.pin(_writable)?\(|= pin_source\(")
+UNPINS = re.compile(r"\.(unpin|drop)\(|\bunpin_source\(source\)$", re.MULTILINE)
+# What pins for its caller, who is looked at as well.
+LENDING = {"pin_writable", "pin_source"}
 
 
 def pin_faults(code: str) -> list[str]:

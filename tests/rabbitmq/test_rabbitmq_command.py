@@ -204,7 +204,7 @@ def test_hostile_config(text, golden_vhost_copy, tmp_path):
 def test_hostile_recovery_terms(golden_vhost_copy, tmp_path):
     alien = [
         (b"x",),
-        (5, 6),
+        (list(b"C"), 6),
         (b"A", [1, 2]),
         (b"\xff", [(Atom("persistent_ref"), b"x")]),
         (b"B", [(Atom("segments"), 5)]),
