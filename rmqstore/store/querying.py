@@ -171,8 +171,8 @@ class Querying:
 
     def _exactly(self, selection: Selection, uncovered: tuple[tuple[int, int], ...]) -> QueryResult:
         source, log, max_num = self.source, self.commit_log, min(selection.max_num or 0, INT64_MAX - 1)
-        sought = SoughtKeys.of(selection)
-        if source is self.files and not sought.by_text:
+        # Text that was replaced while it was decoded cannot be compared as bytes.
+        if source is self.files and "\ufffd" not in selection.topic + selection.key:
             assert self.index_service is not None and self.state.key_query is not None
             found = self.state.key_query.find(
                 self.index_service.newest_first(), selection.topic, selection.key, _KEY_KINDS[selection.index_type],
@@ -181,7 +181,7 @@ class Querying:
             if found is not None:
                 found.uncovered = uncovered
                 return found
-        places = first_places(log, source, sought, max_num + 1)
+        places = first_places(log, source, SoughtKeys.of(selection), max_num + 1)
         found = QueryResult(truncated=len(places) > max_num, uncovered=uncovered)
         for phy_offset in newest_first(places[:max_num]).phy_offsets.tolist():
             message = log.look_up(phy_offset)
