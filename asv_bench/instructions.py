@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(update: bool, against: str | None) -> int:
     """As `main`, after the arguments are known."""
     if shutil.which("valgrind") is None:
-        raise IncomparableError("valgrind is not installed (`bash ci/valgrind.sh` installs it)")
+        raise IncomparableError("valgrind is not installed (apt-get install valgrind)")
     with tempfile.TemporaryDirectory(prefix="rmqstore-instructions-") as name:
         now = count(ROOT, Path(name))
         if now.missing:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks that are no tests: ruff, mypy, pyright on the stubs, docstrings, the site of the documents, and wheels: built twice from a
+# Checks that are no tests: ruff, mypy, docstrings, pyright on the stubs, the site of the documents, and wheels: built twice from a
 # source distribution with the same bytes, and installed into a new environment outside the tree, without a compiler, where the
 # session of docs/start.md runs.
 set -euo pipefail
@@ -31,13 +31,6 @@ stubs() {
         return
     fi
     "$bin/pyright" --pythonpath "$python" "${stubs[@]}"
-}
-
-# `strict` fails on every warning: a link or an anchor that leads nowhere, a page that is not in the navigation, a docstring that
-# cannot be read.  The pages must not ask for anything from elsewhere.
-site() {
-    NO_MKDOCS_2_WARNING=1 "$bin/mkdocs" build --quiet --strict --site-dir "$scratch/site" || return 1
-    "$python" ci/site_check.py "$scratch/site"
 }
 
 wheels() {
@@ -82,7 +75,7 @@ check "ruff" make lint
 check "mypy" make typecheck
 check "pyright on the stubs" stubs
 check "docstrings" make docstrings
-check "site of the documents" site
+check "site of the documents" make docs
 check "wheels" wheels
 
 if [ ${#failed[@]} -gt 0 ]; then

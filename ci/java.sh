@@ -9,14 +9,8 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source_dir="$root/tests/interop/rocketmq"
 build="$root/build/java"
 
-give_up() {
-    if [ "${CI:-}" = "true" ]; then
-        echo "java.sh: $1 (required when CI=true)" >&2
-        exit 1
-    fi
-    echo "java.sh: $1; the tests against the real RocketMQ store will be skipped" >&2
-    exit 0
-}
+. "$root/ci/apt.sh"
+give_up() { skip_tests "java.sh: $1"; }
 
 options=(${RMQSTORE_ROCKETMQ:+"-Drocketmq.version=$RMQSTORE_ROCKETMQ"})
 stamp="${RMQSTORE_ROCKETMQ:-} $(cd "$source_dir" && find pom.xml jvm.options training.jsonl src resources -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)"

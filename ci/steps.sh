@@ -41,14 +41,24 @@ finish() {
     exit $((bad > 0))
 }
 
+# First, where nothing is installed yet: the demo must bring little with it (the whole of `dev` is six times that).
+demo() {
+    local size
+    make demo || return 1
+    size=$(du -sm .venv build | awk '{ sum += $1 } END { print sum }')
+    echo "steps.sh: $size MB in .venv and build"
+    [ "$size" -le 300 ] || { echo "steps.sh: the demo needs at most 300 MB"; return 1; }
+    ! .venv/bin/python -c 'import pytest' 2>/dev/null || { echo "steps.sh: the demo installed pytest"; return 1; }
+}
+
 rm -rf build/ci
 mkdir -p build/ci
-step demo bash ci/demo.sh
-step setup bash ci/setup.sh
+step demo demo
+step setup bash ci/java.sh
 [ ${#failed[@]} = 0 ] || finish
-step test bash ci/tests.sh test
-step rest bash ci/tests.sh test-rest
-step interop bash ci/tests.sh test-interop
+step test make test PYTEST_ARGS="--color=no --durations=15"
+step rest make test-rest PYTEST_ARGS="--color=no --durations=15"
+step interop make test-interop PYTEST_ARGS="--color=no --durations=15"
 step outages make test-outages PYTEST_ARGS="--color=no"
 step checks bash ci/checks.sh
 step sanitize make sanitize PYTEST_ARGS="--color=no -q"

@@ -6,20 +6,15 @@
 # cannot be installed says so, and fails if CI is true.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unavailable() { echo "system.sh: $1" >&2; exit 1; }
+. ci/apt.sh
 
 # The PATH of ci/clean.sh.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 if ! python3 -c 'import ensurepip, sysconfig, os; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
-    if ! command -v apt-get >/dev/null; then
-        echo "system.sh: python3 on $PATH lacks venv or its header files, and there is no apt-get here" >&2
-        exit 1
-    fi
-    as_root=()
-    [ "$(id -u)" = 0 ] || as_root=(sudo -n)
-    "${as_root[@]}" apt-get update -qq
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3 python3-dev python3-venv
+    install python3 python3-dev python3-venv
 fi
-echo "system.sh: $(python3 --version) ($(command -v python3))"
+echo "system.sh: $(uname -srm), $(getconf _NPROCESSORS_ONLN) processors, $(python3 --version), $(${CC:-cc} --version | head -n 1)"
 bash ci/rabbitmq.sh
 bash ci/browser.sh
 bash ci/pythons.sh --prepare 3.15

@@ -55,7 +55,6 @@ LONG = (
     "console/test_console_hostile.py",
     "console/test_console_load.py",
     "console/test_console_overview.py::test_topics_in_every_order_and_page",
-    "console/test_console_screenshots.py::test_the_pictures_are_those_of_the_pages_now",
     "console/test_console_security.py",
     "consumequeue/test_queue_look.py::test_a_long_file_is_halved",
     "consumequeue/test_queue_look.py::test_what_is_not_as_a_writer_leaves_it_is_opened",

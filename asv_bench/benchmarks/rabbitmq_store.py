@@ -59,12 +59,12 @@ class Scan:
         # The dirty scan of a store: every message is looked up and gets its place.
         table = _messages.LocationTable(self.n)
         table.refer(self.ids)
-        assert table.scan(self.region, 0)[1] == self.n
+        assert table.scan(self.region, 0)[0] == self.n
 
     def time_bytewise(self, size):
         table = _messages.LocationTable(self.n)
         table.refer(self.ids)
-        assert table.scan(self.region, 0, _messages.MessageScan.SCAN_BYTEWISE)[1] == self.n
+        assert table.scan(self.region, 0, _messages.MessageScan.SCAN_BYTEWISE)[0] == self.n
 
 
 class Salvage:

@@ -74,8 +74,8 @@ def serve(paths: tuple[str, ...], door: _Door, rabbitmq: tuple[str, ...], given:
         import uvicorn
 
         from rmqstore import console
-        from rmqstore.console.connections import Connection, backlog
         from rmqstore.console.gate import LOOPBACK_NAMES, is_loopback
+        from rmqstore.console.traffic import Connection, backlog
     except ImportError as error:
         if isinstance(error, MissingDependencyError):
             raise

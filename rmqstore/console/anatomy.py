@@ -1,25 +1,19 @@
-"""Where a message lies, down to the bytes: its record, its queue units, its index entries.
+"""A message on disk, down to the bytes: its record, its queue units, its index entries.
 
-Owns the map from the bytes of one record to named fields, and the search for what refers to it.  It only reads, and
-every walk has a bound, so that a hostile chain costs no more than a long one.
+Owns the map from the bytes of one record to named fields, and the search for units and entries of it.  Every walk has a bound,
+so that a hostile chain costs no more than a long one.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rmqstore._core import (
-    MAGIC_V2,
-    IndexLayout,
-    crc32,
-    index_key_hash,
-)
-from rmqstore.console.errors import error_text
+from rmqstore._core import MAGIC_V2, IndexLayout, crc32, index_key_hash
+from rmqstore.console.rows import error_text, file_name
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
@@ -27,16 +21,7 @@ from rmqstore.message import MessageExt, host_from_bytes
 from rmqstore.store.dispatch_rules import multi_dispatch_places
 from rmqstore.store.message_store import MessageStore
 
-__all__ = [
-    "Field",
-    "body_crc",
-    "file_name",
-    "hex_lines",
-    "index_entries",
-    "queue_units",
-    "record_fields",
-    "record_place",
-]
+__all__ = ["Field", "body_crc", "index_entries", "queue_units", "record_fields", "record_place"]
 
 # Steps along one chain, and entries of one record, that are looked at.
 _CHAIN_STEPS = 20_000
@@ -53,26 +38,15 @@ class Field:
     pos: int
     size: int
     value: str
-    # What people want to know beside the value: a time, an address.
+    # "time", or a remark about the value.
     meaning: str = ""
 
 
 def record_fields(read: Callable[[int, int], bytes], size: int, body_crc: int) -> list[Field]:
-    """The fields of a whole record, in the order of its bytes, without gaps.
+    """list of Field: the fields of a record of `size` bytes, in order and without gaps.
 
-    Parameters
-    ----------
-    read : callable
-        ``read(pos, size)`` gives bytes of the record; it is never asked for the body, which may be large.
-    size : int
-        Of the record, in bytes.
-    body_crc : int
-        What the CRC of the body should be.
-
-    Raises
-    ------
-    StoreError
-        The lengths do not fit `size`.
+    ``read(pos, size)`` returns bytes of the record; it is never called for the body, which may be large.  Raises `StoreError`
+    where the lengths do not fit `size`.
     """
     fields: list[Field] = []
     pos = 0
@@ -128,21 +102,8 @@ def record_fields(read: Callable[[int, int], bytes], size: int, body_crc: int) -
     return fields
 
 
-def hex_lines(data: bytes, first: int = 0, width: int = 16) -> Iterator[tuple[int, str, str]]:
-    """(position of the first byte, bytes in hexadecimal, the same as ASCII with dots) for every `width` bytes."""
-    for at in range(0, len(data), width):
-        part = data[at : at + width]
-        yield first + at, part.hex(" "), "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
-
-
 def record_place(store: MessageStore, message: MessageExt) -> tuple[str, int, Callable[[int, int], bytes]]:
-    """(file, position in it, ``read(pos, size)`` for bytes of the record) of a message that was just read.
-
-    Raises
-    ------
-    OffsetOutOfRangeError
-        The segment was deleted meanwhile.
-    """
+    """(file, position in it, ``read(pos, size)`` for bytes of the record) of a message that was just read."""
     segment = store.commit_log.segment(message.phy_offset)
     pos = message.phy_offset - segment.file_from_offset
     region = segment.region
@@ -150,15 +111,15 @@ def record_place(store: MessageStore, message: MessageExt) -> tuple[str, int, Ca
 
 
 def body_crc(message: MessageExt) -> int:
-    """int: what a record states as the CRC of this body; the top bit is clear, as RocketMQ keeps it."""
+    """int: the CRC of the body as a record has it, with a clear top bit."""
     stored = message.body_stored
     return crc32(stored) & 0x7FFFFFFF if stored else 0
 
 
 def queue_units(store: MessageStore, message: MessageExt) -> list[dict[str, Any]]:
-    """The units that a message should have, one a queue: where each lies, and whether it leads to the message.
+    """list of dict: the units that a message should have, one a queue: position of each, and whether it points to the message.
 
-    A prepared or rolled-back half of a transaction, which has none, gives an empty list.
+    The list is empty for a prepared or rolled-back half of a transaction.
     """
     if message.sys_flag & 0xC in (0x4, 0xC):
         return []
@@ -199,24 +160,8 @@ def _unit(store: MessageStore, message: MessageExt, topic: str, queue_id: int, q
     }
 
 
-class _EntryOffsets:
-    """The phy offsets of an index file's entries as a sequence, for a binary search; entries are numbered from 1."""
-
-    def __init__(self, index: IndexFile, count: int):
-        self._index, self._count = index, count
-
-    def __len__(self) -> int:
-        return max(self._count - 1, 0)
-
-    def __getitem__(self, at: int) -> int:
-        return self._index.read_entry(at + 1)[1]
-
-
 def index_entries(store: MessageStore, message: MessageExt) -> list[dict[str, Any]]:
-    """What the index has for each key of a message: the entry's place, bytes and chain, or that there is none.
-
-    Entries are in the order of their records, so one is found by a binary search and not along its chain.
-    """
+    """list of dict: for each key of a message its index entry, with position, bytes and chain, or that there is none."""
     service = store.index_service
     if service is None:
         return []
@@ -255,7 +200,7 @@ def index_entries(store: MessageStore, message: MessageExt) -> list[dict[str, An
 
 
 def _unread_index(store: MessageStore, service: IndexService) -> str | None:
-    # Why an entry that was not found may be there all the same.
+    # The reason why an entry that was not found may exist.
     for problem in service.passed_over.values():
         return f"{file_name(problem.path or service.path, store.path)}: {problem.message}"
     if store.database_index.damage is not None:
@@ -264,8 +209,9 @@ def _unread_index(store: MessageStore, service: IndexService) -> str | None:
 
 
 def _entries_of(index: IndexFile, phy_offset: int) -> Iterator[dict[str, Any]]:
+    # Entries, numbered from 1, are in the order of their records.
     count = min(index.index_count, index.index_num)
-    number = bisect_left(_EntryOffsets(index, count), phy_offset) + 1
+    number = 1 + bisect_left(range(1, max(count, 1)), phy_offset, key=lambda at: index.read_entry(at)[1])
     for at in range(number, min(count, number + _ENTRIES_SHOWN)):
         key_hash, phy, seconds, previous = index.read_entry(at)
         if phy != phy_offset:
@@ -309,8 +255,3 @@ def _chain(index: IndexFile, entry: int, slot: int, previous: int) -> dict[str, 
         older.append({"entry": at, "hash": key_hash, "phy_offset": phy_offset, "seconds": seconds})
         below, at = at, following
     return {"newer_in_chain": newer, "chain": state, "older": older, "older_more": 0 < at < below}
-
-
-def file_name(path: str, root: str) -> str:
-    """str: `path` as seen from the store's root."""
-    return os.path.relpath(path, root)

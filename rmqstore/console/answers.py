@@ -1,7 +1,7 @@
-"""What the console knows, as plain values: the same for its pages and for its JSON API.
+"""Messages, queues and what still waits, as plain values for pages and API.
 
-Owns the shape of every answer.  An answer is made of dicts, lists, numbers and texts that JSON can hold; times are ms
-since epoch, sizes bytes.  It only reads; what is not there raises `NotFoundError`, what was asked wrongly `BadQueryError`.
+Owns the shape of these answers: dicts, lists, numbers and texts that JSON can hold; times are ms since epoch, sizes bytes.
+Raises `NotFoundError` for what is not there, `BadQueryError` for a wrong question.
 """
 
 from __future__ import annotations
@@ -11,25 +11,11 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 
-from rmqstore.console.anatomy import (
-    Field,
-    body_crc,
-    file_name,
-    index_entries,
-    queue_units,
-    record_fields,
-    record_place,
-)
-from rmqstore.console.consumer_answers import consumer_rows
-from rmqstore.console.errors import BadQueryError, NotFoundError, error_text
-from rmqstore.console.index_answers import IndexAnswers
-from rmqstore.console.lists import in_order
-from rmqstore.console.overview_answers import OverviewAnswers
-from rmqstore.console.settings_answers import SettingsAnswers
+from rmqstore.console.anatomy import Field, body_crc, index_entries, queue_units, record_fields, record_place
+from rmqstore.console.rows import BadQueryError, NotFoundError, error_text, file_name
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import (
     CorruptionError,
@@ -44,32 +30,32 @@ from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.pages import BadCursorError, Page, current_queue, key_page, queue_page, time_page
 
-__all__ = ["LARGE_BODY", "Answers", "message_row"]
+__all__ = ["Answers", "message_row"]
 
 _PREVIEW = 120
-# What is unpacked of a body for a list: bytes on disk, and bytes that they stand for.
+# Limits of a body that is unpacked for a list: its bytes on disk, and unpacked.
 _PREVIEW_STORED = 16 * 1024
 _PREVIEW_UNPACKED = 64 * 1024
-# Bodies above this are read by few requests at one time, and those above the second one never unpacked.
-LARGE_BODY = 1024 * 1024
+# Bodies above this size, and compressed ones above the next, are read by few requests at a time.
+_LARGE_BODY = 1024 * 1024
 _LARGE_STORED = 4096
 _UNPACKED_LIMIT = 64 * 1024 * 1024
 _LARGE_AT_ONCE = 2
 _LARGE_PATIENCE = 20.0
-# What waits is looked for once for all who ask within so many seconds, unless it takes more bytes than this.
+# Pending messages that were found answer further requests for these seconds, unless they take more bytes than this.
 _PENDING_KEPT = 10.0
 _PENDING_BYTES = 256 * 1024 * 1024
 _STEP_LIMIT = 64
 
 
 def _preview(message: MessageExt) -> dict[str, Any]:
-    # Where `damage` is given, the body is not what its compression flag says, and is shown as it is stored.
+    # With `damage` the body is not what its compression flag says, and is shown as it is stored.
     body, damage = message.body_stored, {}
     if message.sys_flag & 1 and message.crc_agrees:
         if len(body) > _PREVIEW_STORED:
             return {"body_size": None, "preview": None, "body_error": "compressed, and too large for a list"}
         try:
-            # A few bytes may stand for gigabytes; a list never unpacks more than this.
+            # A few bytes may unpack to gigabytes.
             body = decompress_body(body, message.sys_flag, _PREVIEW_UNPACKED)
         except (BodySizeError, MissingDependencyError) as error:
             return {"body_size": None, "preview": None, "body_error": error.message}
@@ -86,7 +72,7 @@ def _preview(message: MessageExt) -> dict[str, Any]:
 
 
 def message_row(message: MessageExt) -> dict[str, Any]:
-    """dict: what a list shows of a message."""
+    """dict: a list's row of a message."""
     return {
         "topic": message.topic,
         "queue_id": message.queue_id,
@@ -114,80 +100,18 @@ def _queue_row(store: MessageStore, queue: AnyConsumeQueue) -> dict[str, Any]:
 
 
 class Answers:
-    """The answers about one store.
+    """Answers about the messages and queues of one store.
 
-    Methods take the open store of the request; what is kept between requests (samples for rates, histograms of index
-    files) is bounded and shared by all threads.
-
-    Parameters
-    ----------
-    path : str
-        The store's root.
-    use : callable, optional
-        As of `Survey`: where it is given, a store's many queues are looked at in a thread.
+    Methods take the open store of the request.
     """
 
-    def __init__(self, path: str, use: Callable[[], AbstractContextManager[MessageStore]] | None = None):
-        self.path = path
-        self._of_overview = OverviewAnswers(use)
-        self._of_index = IndexAnswers()
-        self._of_settings = SettingsAnswers(path)
+    def __init__(self) -> None:
         self._pending_lock = threading.Lock()
         self._pending: tuple[float, Any] | None = None
         self._large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
-        self.survey = self._of_overview.survey
-
-    def close(self) -> None:
-        """End what goes on in threads."""
-        self.survey.close()
-
-    # ---------------------------------------------------------------------------------------- what modules of their own say
-
-    def overview(
-        self, store: MessageStore, first: int = 0, max_num: int = 1000, sort: str = "topic", name: str = ""
-    ) -> dict[str, Any]:
-        """The store as a whole, and a page of its topics."""
-        return self._of_overview.overview(store, first, max_num, sort, name)
-
-    def queues(
-        self, store: MessageStore, topic: str | None = None, first: int = 0, max_num: int = 1000, sort: str = "queue"
-    ) -> dict[str, Any]:
-        """A page of the queues of a topic, or of all."""
-        return self._of_overview.queues(store, topic, first, max_num, sort)
-
-    def timeline(self, store: MessageStore, bins: int) -> dict[str, Any]:
-        """Messages and bytes by store time."""
-        return self._of_overview.timeline(store, bins)
-
-    def bytes_by_topic(self, store: MessageStore) -> dict[str, Any]:
-        """The topics that take most of the log."""
-        return self._of_overview.bytes_by_topic(store)
-
-    def index(self, store: MessageStore) -> list[dict[str, Any]]:
-        """The index files, oldest first."""
-        return self._of_index.index(store)
-
-    def index_problems(self, store: MessageStore) -> list[dict[str, str]]:
-        """The index files that could not be read."""
-        return self._of_index.problems(store)
-
-    def index_file(self, store: MessageStore, name: str) -> dict[str, Any]:
-        """One index file: its header, fill, and how long its chains are."""
-        return self._of_index.index_file(store, name)
-
-    def settings(self, what: str, first: int, max_num: int, sort: str, name: str) -> dict[str, Any]:
-        """One list of a broker's settings."""
-        return self._of_settings.settings(what, first, max_num, sort, name)
-
-    def consumers(self, store: MessageStore, sort: str = "group") -> list[dict[str, Any]]:
-        """The progress of every group in every queue: what is next, how much is left, and since when it waits."""
-        rows = consumer_rows(store)
-        return rows if sort == "group" else in_order(rows, sort)
-
-    # ------------------------------------------------------------------------------------------------------------ queues
 
     def queue(self, store: MessageStore, topic: str, queue_id: int, start: int | None, size: int) -> dict[str, Any]:
-        """One queue: its bounds and files, and its messages from queue offset `start` on; by default the newest."""
+        """dict: bounds and files of a queue, and `size` messages from queue offset `start`, by default the newest."""
         queue = current_queue(store, topic, queue_id)
         if queue is None:
             raise NotFoundError("there is no such queue in this store")
@@ -218,10 +142,8 @@ class Answers:
             "lost": [list(part) for part in store.lost_log],
         }
 
-    # ---------------------------------------------------------------------------------------------------------- messages
-
     def by_key(self, store: MessageStore, selection: Selection, cursor: str | None) -> Page:
-        """Messages of a key, newest first; any number of pages of `max_num` messages."""
+        """Page: messages of a key, newest first."""
         if not selection.topic:
             raise BadQueryError("a key is indexed together with its topic: give the topic too")
         try:
@@ -230,7 +152,7 @@ class Answers:
             raise BadQueryError(str(error)) from None
 
     def by_time(self, store: MessageStore, selection: Selection, cursor: str | None, *, newest_first: bool) -> Page:
-        """Messages of a topic by store time; any number of pages of `max_num` messages."""
+        """Page: messages of a topic by store time."""
         if not store.queue_ids(selection.topic):
             store.refresh()
             if not store.queue_ids(selection.topic):
@@ -261,11 +183,11 @@ class Answers:
         return message
 
     def row(self, store: MessageStore, phy_offset: int) -> dict[str, Any]:
-        """What a list shows of the message at that place; one that is damaged is marked, as everywhere."""
+        """dict: a list's row of the message at that place."""
         return message_row(self._look_up(store, phy_offset))
 
     def message(self, store: MessageStore, phy_offset: int) -> dict[str, Any]:
-        """All of a message but its body: properties, record, queue units, index entries, neighbours."""
+        """dict: a message without its body: properties, record, queue units, index entries, neighbours."""
         message = self._look_up(store, phy_offset)
         path, pos, read = record_place(store, message)
         try:
@@ -310,13 +232,13 @@ class Answers:
         }
 
     def record(self, store: MessageStore, phy_offset: int) -> bytes:
-        """The record's bytes."""
+        """bytes: the record."""
         message = self._look_up(store, phy_offset)
         return record_place(store, message)[2](0, message.size)
 
     def body(self, store: MessageStore, phy_offset: int) -> tuple[bytes, dict[str, Any]]:
-        """The body and an empty dict; the body as stored and ``body_error`` where it cannot be unpacked, with ``corrupt``
-        and ``damage`` where it is not what its compression flag says."""
+        """(bytes, dict): the body; where it cannot be unpacked as stored, and the dict has ``body_error``, with ``corrupt``
+        and ``damage`` where the body is not what its compression flag says."""
         message = self._look_up(store, phy_offset)
         stored = message.body_stored
         if not message.crc_agrees:
@@ -330,17 +252,11 @@ class Answers:
 
     @contextlib.contextmanager
     def few_at_once(self, store: MessageStore, phy_offset: int) -> Iterator[None]:
-        """Wait for a turn where a body is or may be large, so that many requests do not fill the memory together.
-
-        Raises
-        ------
-        StoreError
-            No turn came in time.
-        """
+        """Wait for a turn to read a body that is or may be large; raises `StoreError` where none came in time."""
         message = self._look_up(store, phy_offset)
         size, compressed = message.size, bool(message.sys_flag & 1)
         del message
-        if size <= (_LARGE_STORED if compressed else LARGE_BODY):
+        if size <= (_LARGE_STORED if compressed else _LARGE_BODY):
             yield
             return
         if not self._large.acquire(timeout=_LARGE_PATIENCE):
@@ -369,14 +285,12 @@ class Answers:
                 break
         return None
 
-    # ----------------------------------------------------------------------------------------------------------- pending
-
     def pending(
         self, store: MessageStore, kind: str | None, topic: str | None, first: int, max_num: int
     ) -> dict[str, Any]:
-        """dict: what still waits: totals, some of the messages, what was looked at, what could not be read."""
+        """dict: pending messages: totals, some rows, what was looked at, what could not be read."""
         found = self._found_pending(store)
-        # Loaded when it is asked for: the other pages do without this library, and `pending` says how to get it.
+        # An optional library; `pending` raises where it is missing.
         import pyarrow.compute as pc
 
         table = found.table

@@ -1,32 +1,59 @@
-"""Putting the console together: routes, the gate in front of them, starting and ending.
+"""The console as an ASGI application: routes, errors as pages or JSON, the gate before them, starting and ending.
 
-Owns the list of addresses.  One store's pages lie at the root; several stores lie below ``/stores/<number>`` each.
+Owns the way from an address to a response.  One store's pages are at the root; of several stores each has them below
+``/stores/<number>``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
+import logging
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+import time
+import urllib.parse
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from importlib import resources
+from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import Scope
 
+from rmqstore._version import __version__
 from rmqstore.config import StoreConfig
-from rmqstore.console.api import Api
-from rmqstore.console.downloads import Outgoing
-from rmqstore.console.gate import LOOPBACK_NAMES, Admission, Gate
-from rmqstore.console.pages import Console, Entrance, Pages, error_page, refused_page
+from rmqstore.console.followed_store import StoreGoneError
+from rmqstore.console.gate import LOOPBACK_NAMES, Admission, Gate, is_for_programs, local_address, path_of, way_back
+from rmqstore.console.questions import QUESTIONS, Question, check_choice, openapi_document
+from rmqstore.console.rendering import render
+from rmqstore.console.rows import BadQueryError, NotFoundError, error_text
+from rmqstore.console.traffic import Outgoing
+from rmqstore.console.views import Console
+from rmqstore.errors import GeometryError, StoreError
+from rmqstore.files.os_errors import is_unreadable
+from rmqstore.selection import INT64_MAX
+from rmqstore.texts import escape
 
 __all__ = ["app"]
 
+logger = logging.getLogger(__name__)
+
 _SHORTEST_TOKEN = 8
+_LARGEST_LOGIN = 16 * 1024
+_STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+_Endpoint = Callable[[Request], Response]
 
 
 class _PlaceConvertor(Convertor[int]):
-    """A whole number of at most 19 digits; Starlette's own takes so many that Python refuses them."""
+    """A whole number of at most 19 digits; Starlette's own takes more than Python converts."""
 
     regex = "[0-9]{1,19}"
 
@@ -38,7 +65,7 @@ class _PlaceConvertor(Convertor[int]):
 
 
 class _RestConvertor(Convertor[str]):
-    """The rest of the address, whatever is in it: a folder's name may hold a line break."""
+    """The rest of the address; a folder's name may hold a line break."""
 
     regex = r"[\s\S]+"
 
@@ -62,7 +89,7 @@ def app(
     allowed_hosts: Iterable[str] = LOOPBACK_NAMES,
     any_address: bool = False,
 ) -> Starlette:
-    """The console as an ASGI application.
+    """Return the console as an ASGI application.
 
     Parameters
     ----------
@@ -71,13 +98,13 @@ def app(
     config : StoreConfig, optional
         The stores' geometry; by default found from their files.
     token : str, optional
-        What every request has to show: once as ``?token=``, which gives a browser a cookie, or as ``Authorization: Bearer``.
+        Required of every request: once as ``?token=``, which gives a browser a cookie, or as ``Authorization: Bearer``.
     rabbitmq : iterable of path
         Vhosts, or data directories of nodes, to be shown as well.
     allowed_hosts : iterable of str
         Names that a request's Host may have; by default those of the loopback interface.  ``"*"`` is any.
     any_address : bool
-        Allow any IP address as Host besides; for a server that listens on addresses which it does not know.
+        Allow any IP address as Host too; for a server that does not know its addresses.
 
     Returns
     -------
@@ -90,7 +117,7 @@ def app(
 
     Notes
     -----
-    Whoever serves it on anything but loopback has to give a token: bodies of messages are there for everyone who can ask.
+    Give a token wherever anything but loopback can reach it: it shows the bodies of messages.
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if not paths:
@@ -101,7 +128,7 @@ def app(
         )
     places = [os.fspath(each) for each in rabbitmq]
     consoles = [Console(os.fspath(each), config, places) for each in paths]
-    entrance = Entrance([console.path for console in consoles])
+    entrance = _Entrance([console.path for console in consoles])
     routes: list[BaseRoute] = [
         Route("/healthz", entrance.health),
         Route("/login", entrance.login, methods=["POST"]),
@@ -129,42 +156,204 @@ def app(
     made = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[
-            Middleware(Outgoing),
-            Middleware(Gate, admission=admission, refused=refused_page),
-        ],
-        exception_handlers={404: error_page, 405: error_page},
+        middleware=[Middleware(Outgoing), Middleware(Gate, admission=admission, refused=_refused_page)],
+        exception_handlers={404: _error_page, 405: _error_page},
     )
-    # For the pages of errors, which no store's page answers.
-    made.state.stores = {
-        f"/stores/{number}" if len(consoles) > 1 else "": (console.path, bool(places))
-        for number, console in enumerate(consoles)
+    # For pages of errors, which belong to no store's page.
+    made.state.consoles = {
+        f"/stores/{number}" if len(consoles) > 1 else "": console for number, console in enumerate(consoles)
     }
-    entrance.gate = Gate(made, admission=admission, refused=refused_page)
+    entrance.gate = Gate(made, admission=admission, refused=_refused_page)
     return made
 
 
 def _routes(console: Console) -> list[BaseRoute]:
-    pages, api = Pages(console), Api(console)
-    return [
-        Route("/", pages.overview),
-        Route("/queues", pages.queues),
-        Route("/queues/{place:rest}", pages.queue),
-        Route("/messages", pages.messages),
-        Route("/message/{phy_offset:place}", pages.message),
-        Route("/message/{phy_offset:place}/body", pages.body),
-        Route("/message/{phy_offset:place}/record", pages.record),
-        Route("/index", pages.index),
-        Route("/index/{name}", pages.index_file),
-        Route("/consumers", pages.consumers),
-        Route("/pending", pages.pending),
-        Route("/settings", pages.settings),
-        Route("/verify", pages.verify),
-        Route("/verify/start", pages.verify_start, methods=["POST"]),
-        Route("/verify/stop", pages.verify_stop, methods=["POST"]),
-        Route("/rabbitmq", pages.rabbitmq),
-        Route("/rabbitmq/{number:place}", pages.rabbitmq_vhost),
-        Route("/rabbitmq/{number:place}/queues/{name:rest}", pages.rabbitmq_queue),
-        Route("/metrics", pages.metrics),
-        *(Route(path, getattr(api, name), methods=[method]) for path, name, method in api.addresses()),
+    routes: list[BaseRoute] = [
+        Route("/message/{phy_offset:place}/body", _download(console.body, "body")),
+        Route("/message/{phy_offset:place}/record", _download(console.record, "record")),
+        Route("/metrics", _metrics(console)),
     ]
+    for question in QUESTIONS:
+        if question.name == "openapi":
+            routes.append(Route("/api/openapi.json", _openapi))
+            continue
+        path = question.path.replace("/{topic}/{queue_id}", "/{place:rest}").replace("{number}", "{number:place}")
+        path = path.replace("{phy_offset}", "{phy_offset:place}").replace("/queues/{name}", "/queues/{name:rest}")
+        routes.append(Route(f"/api{path}", _api(console, question), methods=[question.method]))
+        if question.page_rows is not None:
+            page_path = "/" if path == "/overview" else path
+            routes.append(Route(page_path, _page(console, question), methods=[question.method]))
+    return routes
+
+
+def _api(console: Console, question: Question) -> _Endpoint:
+    answer = getattr(console, question.name)
+
+    def endpoint(request: Request) -> Response:
+        return _json(answer(question.read(request, page=False)), 200 if question.method == "GET" else 202)
+
+    return _answering(endpoint)
+
+
+def _openapi(request: Request) -> Response:
+    return _json(openapi_document(request.scope.get("root_path", "")))
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    # ASCII only: anything in a text of a store, stray bytes included, is a JSON escape.
+    return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")
+
+
+def _page(console: Console, question: Question) -> _Endpoint:
+    answer, page = getattr(console, question.name), getattr(console, f"{question.name}_page", None)
+
+    def endpoint(request: Request) -> Response:
+        asked = question.read(request, page=True)
+        values = {"value": answer(asked)} if page is None else page(asked, request)
+        if isinstance(values, Response):
+            return values
+        values |= {"asked": asked, "step": asked.get("max_num", question.page_rows), "now": time.time_ns() // 1_000_000}
+        return render(request.scope, f"{question.name}.html", **_every_page(console), **values)
+
+    return _answering(endpoint)
+
+
+def _every_page(console: Console) -> dict[str, Any]:
+    return {"store_path": console.path, "with_rabbitmq": bool(console.rabbitmq_answers.paths)}
+
+
+def _download(read: Callable[[int], bytes], name: str) -> _Endpoint:
+    def endpoint(request: Request) -> Response:
+        phy_offset = request.path_params["phy_offset"]
+        if phy_offset > INT64_MAX:
+            raise NotFoundError("no log is that long")
+        # A file, never something that a browser shows.
+        disposition = f'attachment; filename="{name}-{phy_offset}.bin"'
+        return Response(
+            read(phy_offset), media_type="application/octet-stream", headers={"Content-Disposition": disposition}
+        )
+
+    return _answering(endpoint)
+
+
+def _metrics(console: Console) -> _Endpoint:
+    def endpoint(request: Request) -> Response:
+        with_pending = check_choice("pending", request.query_params.get("pending", ""), ("false", "true")) == "true"
+        text = console.metrics(with_pending)
+        return Response(text, media_type=importlib.import_module("rmqstore.offline.metrics").content_type())
+
+    return _answering(endpoint)
+
+
+# -------------------------------------------------------------------------------------------------------------------- errors
+
+
+def _answering(endpoint: _Endpoint) -> _Endpoint:
+    """Answer an error of `endpoint` with a status and a sentence; never with a traceback."""
+
+    def wrapped(request: Request) -> Response:
+        scope = request.scope
+        try:
+            try:
+                return endpoint(request)
+            except GeometryError:
+                # The sizes were perhaps found while the store was being made; they are found again where none were given.
+                return endpoint(request)
+        except NotFoundError as error:
+            return _error(scope, 404, "Not found", str(error))
+        except BadQueryError as error:
+            return _error(scope, 400, "Bad request", str(error))
+        except StoreGoneError as error:
+            return _error(scope, 503, "The store is gone", str(error), retry_after=5)
+        except (StoreError, OSError) as error:
+            text = error_text(error)
+            if is_unreadable(error):
+                text += ": let the user that the console runs as read it, or restore it from a copy where the disk fails"
+            if isinstance(error, GeometryError):
+                text += ". Options are given to rmqstore serve as -o NAME=VALUE, or with --config broker.conf."
+            return _error(scope, 503, "The store cannot be read now", text, retry_after=2)
+        except Exception:
+            logger.exception("an error at %s", escape(scope["path"]))
+            return _error(
+                scope, 500, "An error in the console", "This is an error in rmqstore; the server's log has it."
+            )
+
+    return wrapped
+
+
+def _error(scope: Scope, status: int, title: str, text: str, retry_after: int | None = None) -> Response:
+    if is_for_programs(path_of(scope)):
+        response: Response = JSONResponse({"error": text, "status": status}, status)
+    else:
+        shown: dict[str, Any] = {"title": title, "text": text}
+        console = getattr(scope["app"].state, "consoles", {}).get(scope.get("root_path", ""))
+        if console is not None:
+            shown |= _every_page(console)
+        response = render(scope, "error.html", status, **shown)
+    if retry_after is not None:
+        response.headers["Retry-After"] = str(retry_after)
+    return response
+
+
+def _refused_page(scope: Scope) -> Response:
+    """Response: 401, with a form for the token."""
+    if is_for_programs(path_of(scope)):
+        response: Response = JSONResponse({"error": "give the token: Authorization: Bearer …", "status": 401}, 401)
+    else:
+        response = render(scope, "login.html", 401, next=way_back(scope))
+    response.headers["WWW-Authenticate"] = 'Bearer realm="rmqstore"'
+    return response
+
+
+async def _error_page(request: Request, error: Exception) -> Response:
+    """Response: for an address that does not exist, or a method that it does not take."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        response = _error(request.scope, 405, "Method not allowed", "This address does not take that method.")
+        response.headers.update(error.headers or {})
+        return response
+    return _error(request.scope, 404, "Not found", "There is no page at this address.")
+
+
+class _Entrance:
+    """What all stores of a server share: assets, the token's form, the list of stores."""
+
+    def __init__(self, paths: Sequence[str]):
+        self.paths = list(paths)
+        self.gate: Gate | None = None
+        folder = resources.files("rmqstore.console") / "static"
+        # Looked up by name: no part of an address ever becomes part of a path.
+        self._static = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "version": __version__})
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        content = self._static.get(name)
+        if content is None:
+            return PlainTextResponse("There is no such file.\n", 404)
+        kind = _STATIC_TYPES.get(os.path.splitext(name)[1], "application/octet-stream")
+        return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    async def login(self, request: Request) -> Response:
+        body = b""
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > _LARGEST_LOGIN:
+                    return _error(request.scope, 413, "Too much", "That is more than a token.")
+        except ClientDisconnect:
+            # Nobody is there to read this; it is not an error of the console.
+            return _error(request.scope, 400, "Bad request", "The form came in part only.")
+        form = dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace")))
+        target = form.get("next", "/")
+        if self.gate is None or not self.gate.is_token(form.get("token", "")):
+            return render(request.scope, "login.html", 401, next=target, wrong=True)
+        # A path of this server: no other host, no scheme.
+        response = RedirectResponse(local_address(target), 303)
+        self.gate.let_in(response, secure=request.url.scheme == "https")
+        return response
+
+    async def stores(self, request: Request) -> Response:
+        return await run_in_threadpool(render, request.scope, "stores.html", paths=list(enumerate(self.paths)))

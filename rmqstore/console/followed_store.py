@@ -1,27 +1,34 @@
-"""The store that a console shows: opened read-only once, followed while it grows, opened again when it was replaced.
+"""The store that a console shows, followed while it changes, and one verify run at a time over it.
 
-Owns when the store is looked at again and when an open one is let go.  It never writes, locks or creates anything, and
-keeps one open store at a time besides those that requests still use: many requests share one set of mapped files.
+Owns when the open store is refreshed or opened again, and the run's thread.  Nothing is written, locked or created.  One store
+is open at a time, besides those that requests still use.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, StoreChangedError, StoreClosedError, StoreError
+from rmqstore.offline.verify import Finding, verify
 from rmqstore.store.message_store import MessageStore
 
-__all__ = ["FollowedStore", "StoreGoneError"]
+__all__ = ["FollowedStore", "StoreGoneError", "VerifyRun"]
 
-# So often (seconds) an open store takes in what its writer did.
+# Seconds between two refreshes of an open store.
 _REFRESH_INTERVAL = 0.5
 _REFRESH_SHARE = 10
 _PARTS = ("commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
+_FINDINGS_KEPT = 10_000
+# Seconds to wait for a run that was told to end, before it counts as running.
+_ENDING = 10.0
 
 _Identity = tuple[tuple[int, int] | None, ...]
 
@@ -31,7 +38,7 @@ class StoreGoneError(StoreError):
 
 
 class _Held:
-    """An open store, and how many requests use it."""
+    # An open store, and the number of requests that use it.
 
     def __init__(self, store: MessageStore, identity: _Identity):
         self.store = store
@@ -42,15 +49,7 @@ class _Held:
 
 
 class FollowedStore:
-    """A store on disk, whatever becomes of it.
-
-    Parameters
-    ----------
-    path : path
-        Its root.
-    config : StoreConfig, optional
-        Its geometry; by default found from the files at every opening.
-    """
+    """The store at `path`, opened again when it was replaced; without `config` its geometry is found at every opening."""
 
     def __init__(self, path: str | os.PathLike[str], config: StoreConfig | None = None):
         self.path = os.fspath(path)
@@ -59,20 +58,19 @@ class FollowedStore:
         self._held: _Held | None = None
 
     def _identity(self) -> _Identity:
-        # A rebuild swaps whole folders, and whoever restores a backup makes all again.
+        # A rebuild swaps whole folders, and a restored backup replaces all.
         found: list[tuple[int, int] | None] = []
         for name in ("", *_PARTS):
             try:
                 status = os.stat(os.path.join(self.path, name) if name else self.path)
+                found.append((status.st_dev, status.st_ino))
             except (FileNotFoundError, NotADirectoryError):
                 found.append(None)
             except OSError:
-                # Links that lead round: the opening says what of it can be read.
+                # A link loop: opening the store reports what of it can be read.
                 if not name:
                     raise
                 found.append(None)
-            else:
-                found.append((status.st_dev, status.st_ino))
         if found[0] is None:
             raise StoreGoneError(
                 "the store is not there any more, or was moved; this page shows it when it is back", self.path
@@ -96,7 +94,7 @@ class FollowedStore:
         try:
             yield held.store
         except (GeometryError, StoreChangedError, StoreClosedError):
-            # What was taken for its geometry may have been that of a store in the making; the next request opens it again.
+            # The geometry may have been found while the store was being made; the next request opens it again.
             with self._lock:
                 if self._held is held:
                     self._retire()
@@ -116,11 +114,11 @@ class FollowedStore:
             try:
                 held.store.refresh()
                 ended = time.monotonic()
-                # Tens of thousands of queues take a while to look at; most of the time is for answers.
+                # A refresh of tens of thousands of queues takes a while; most of the time is for answers.
                 held.look_again_at = ended + max(_REFRESH_INTERVAL, _REFRESH_SHARE * (ended - begun))
                 return held
             except (StoreError, OSError):
-                # Its writer cut or replaced files, or was still making them: what is known of it stands no longer.
+                # Its writer cut or replaced files, or was still making them.
                 identity = self._identity()
         if held is not None and held.identity[1] is not None and identity[1] is None:
             raise StoreGoneError(
@@ -142,6 +140,117 @@ class FollowedStore:
             held.store.close()
 
     def close(self) -> None:
-        """Let go of the store as soon as no request uses it."""
+        """Close the store as soon as no request uses it."""
         with self._lock:
             self._retire()
+
+
+class StoppedError(Exception):
+    """The run was told to end."""
+
+
+class VerifyRun:
+    """Verifies the store at `path` in a thread when it is told to; findings are kept up to a bound and counted beyond it."""
+
+    def __init__(self, path: str, config: StoreConfig | None):
+        self._path = path
+        self._config = config
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._state = "idle"
+        self._error: str | None = None
+        self._done = self._total = 0
+        self._started: float | None = None
+        self._ended: float | None = None
+        self._findings: list[Finding] = []
+        self._kinds: Counter[str] = Counter()
+        # One finding may stand for several in a row.
+        self._told = 0
+        self._finished: tuple[dict[str, int], int] | None = None
+
+    def start(self) -> bool:
+        """Begin a run; False if one is running.  One that was told to end is waited for."""
+        with self._lock:
+            ending = self._thread if self._state == "running" and self._stop.is_set() else None
+        if ending is not None:
+            ending.join(_ENDING)
+        with self._lock:
+            if self._state == "running":
+                return False
+            self._stop.clear()
+            self._state, self._error = "running", None
+            self._done = self._total = 0
+            self._findings, self._kinds, self._told = [], Counter(), 0
+            self._started, self._ended = time.time(), None
+            self._thread = threading.Thread(target=self._run, name="rmqstore-console-verify", daemon=True)
+            self._thread.start()
+            return True
+
+    def stop(self, timeout: float) -> bool:
+        """End the run at its next step, and wait up to `timeout` seconds for that; False if none is running."""
+        with self._lock:
+            thread = self._thread
+            if self._state != "running" or thread is None:
+                return False
+            self._stop.set()
+        thread.join(timeout)
+        return True
+
+    def _progress(self, done: int, total: int) -> None:
+        if self._stop.is_set():
+            raise StoppedError
+        self._done, self._total = done, total
+
+    def _run(self) -> None:
+        state, error = "finished", None
+        try:
+            for finding in verify(self._path, self._config, self._progress):
+                if self._stop.is_set():
+                    raise StoppedError
+                with self._lock:
+                    self._kinds[finding.kind] += finding.num
+                    self._told += 1
+                    if len(self._findings) < _FINDINGS_KEPT:
+                        self._findings.append(finding)
+        except StoppedError:
+            state = "stopped"
+        except (StoreError, OSError, ValueError) as failure:
+            state, error = "failed", str(failure)
+        except BaseException:
+            state, error = "failed", "an error in rmqstore itself; the server's log has it"
+            raise
+        finally:
+            with self._lock:
+                self._state, self._error, self._ended = state, error, time.time()
+                if state == "finished":
+                    self._finished = dict(self._kinds), int(self._ended * 1000)
+
+    def last_finished(self) -> tuple[dict[str, int], int] | None:
+        """(findings by kind, ms since epoch of the end) of the last complete run; None if there was none."""
+        with self._lock:
+            return self._finished
+
+    def status(self, first: int = 0, size: int = 200) -> dict[str, Any]:
+        """dict: state ("idle", "running", "finished", "stopped", "failed"), progress in bytes of log, and findings."""
+        with self._lock:
+            started, ended = self._started, self._ended
+            seconds = None if started is None else (time.time() if ended is None else ended) - started
+            rate = self._done / seconds if seconds and self._done else None
+            left = (self._total - self._done) / rate if rate and self._state == "running" else None
+            return {
+                "state": self._state,
+                "error": self._error,
+                "done": self._done,
+                "total": self._total,
+                "started": None if started is None else int(started * 1000),
+                "seconds": None if seconds is None else round(seconds, 3),
+                "bytes_per_second": rate,
+                "seconds_left": None if left is None else round(left, 1),
+                "number": self._kinds.total(),
+                "kinds": dict(sorted(self._kinds.items())),
+                "findings": [dataclasses.asdict(finding) for finding in self._findings[first : first + size]],
+                "first": first,
+                "kept": len(self._findings),
+                "told": self._told,
+            }

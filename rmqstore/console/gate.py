@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rmqstore.texts import escape
 
 __all__ = [
-    "Gate", "forbid", "host_of", "is_for_programs", "is_loopback", "local_address", "path_of", "said", "way_back",
+    "Gate", "forbid", "is_for_programs", "is_loopback", "local_address", "path_of", "said", "way_back",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,6 @@ _LONGEST_WAY = 4096
 _COOKIE_AGE = 7 * 24 * 3600
 # What is answered without a token: what a page of refusal needs, and whether the server lives.
 _OPEN = ("/healthz", "/login")
-# Whoever has one IPv6 address has 2**64 of them.
-_IPV6_PREFIX = 64
 
 
 def is_loopback(host: str) -> bool:
@@ -61,19 +59,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def host_of(client: tuple[str, int] | None) -> str:
-    """str: whose connection it is: an IPv4 address, or a network that one host may have for itself."""
-    try:
-        address = ipaddress.ip_address(client[0].partition("%")[0]) if client else None
-    except ValueError:
-        address = None
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
-    return str(address)
 
 
 def path_of(scope: Scope) -> str:

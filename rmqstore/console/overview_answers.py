@@ -1,13 +1,13 @@
-"""The store as a whole: its figures, a page of its topics, its queues, and what came when.
+"""The store as a whole: its figures and health, a page of its topics or queues, and its messages over time.
 
-Owns the answers of the overview and of the list of queues: which rows a page has, in which order, and what their sums are.
-Of a store with many queues a page looks at those which it shows; sums and orders by a number are told by what is known of all
-of them (`rmqstore.console.survey`), and say of how many that is.
+Owns the rows of a page, their order, and their sums.  Of a store with many queues a page looks at those that it shows; sums and
+orders by a number are those of the survey so far (`rmqstore.console.survey`), and name the number of its queues.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -16,31 +16,26 @@ from heapq import nlargest
 from typing import Any
 
 from rmqstore._version import __version__
-from rmqstore.console.errors import NotFoundError
-from rmqstore.console.health import disk, health
-from rmqstore.console.lists import in_order, sums
+from rmqstore.console.rows import NotFoundError, file_name, in_order, sums
 from rmqstore.console.survey import AT_ONCE, Survey, Surveyed, queue_row, topic_rows, unread_folders
 from rmqstore.offline.timeline import EXACT_BYTES, timeline
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.retention import used_ratio
 
-__all__ = ["QUEUE_COLUMNS", "TOPIC_COLUMNS", "OverviewAnswers"]
+__all__ = ["QUEUE_COLUMNS", "TOPIC_COLUMNS", "OverviewAnswers", "health"]
 
-TOPIC_COLUMNS = ("topic", "queues", "messages", "rate", "log_bytes", "last_store_timestamp")
+TOPIC_COLUMNS = ("topic", "queues", "messages", "log_bytes", "last_store_timestamp")
 QUEUE_COLUMNS = ("queue", "messages", "min_queue_offset", "max_queue_offset", "log_bytes", "last_store_timestamp")
 # A picture of the log is drawn again after so many seconds.
 _TIMELINE_KEPT = 10.0
 _TIMELINES_KEPT = 8
 _TOPICS_DRAWN = 15
+# RocketMQ warns above this part of the disk (diskSpaceWarningLevelRatio).
+_DISK_WARNING = 0.9
 
 
 class OverviewAnswers:
-    """Answers about all queues of one store.
-
-    Parameters
-    ----------
-    use : callable, optional
-        As of `Survey`.
-    """
+    """Answers about all queues of one store; `use` is that of `Survey`."""
 
     def __init__(self, use: Callable[[], AbstractContextManager[MessageStore]] | None = None):
         self.survey = Survey(use)
@@ -83,25 +78,13 @@ class OverviewAnswers:
             "queues": surveyed.number,
             "queues_looked_at": len(surveyed.rows),
             "messages": sum(topic["messages"] for topic in surveyed.topics.values()),
-            "sums": self._topic_sums(surveyed, name),
+            "sums": _topic_sums(surveyed, name),
             "index": _index_summary(store),
             "checkpoint": store.checkpoint.as_dict(),
-            "rates": self.survey.rates.as_dict(),
             "health": health(store, last, surveyed),
-            "disk": disk(store.path),
+            "disk": _disk(store.path),
             "config": store.config.as_dict(),
             "assumed": list(store.config.assumed),
-        }
-
-    def _topic_sums(self, surveyed: Surveyed, name: str) -> dict[str, Any]:
-        chosen = [topic for topic in surveyed.topics.values() if name.lower() in topic["topic"].lower()]
-        found = _totals(chosen, "queues", "messages", "log_bytes")
-        rates = [rate for topic in chosen if (rate := self.survey.rates.of_topic(topic["topic"])) is not None]
-        return {
-            **found,
-            "topics": len(chosen),
-            "rate": sum(rates) if rates else None,
-            "complete": surveyed.complete,
         }
 
     def _queues_of_topics(
@@ -116,7 +99,7 @@ class OverviewAnswers:
         if sort.removeprefix("-") == "topic":
             names = sorted(queues, reverse=sort.startswith("-"))
         else:
-            rows = [self._with_rate(surveyed.topics.get(topic) or {"topic": topic}) for topic in queues]
+            rows = [surveyed.topics.get(topic) or {"topic": topic} for topic in queues]
             names = [row["topic"] for row in in_order(rows, sort)]
         return {topic: queues[topic] for topic in names}
 
@@ -139,11 +122,8 @@ class OverviewAnswers:
                         rows_now.append(row)
                 known = topic_rows(rows_now).get(topic)
             if known is not None:
-                found.append(self._with_rate(known))
+                found.append(known)
         return found
-
-    def _with_rate(self, topic: dict[str, Any]) -> dict[str, Any]:
-        return {**topic, "rate": self.survey.rates.of_topic(topic["topic"])}
 
     # ------------------------------------------------------------------------------------------------------------ queues
 
@@ -155,7 +135,7 @@ class OverviewAnswers:
         NotFoundError
             There is no queue of that topic.
         OSError
-            The system does not give out a folder in which there may be one.
+            A folder in which there may be one cannot be read.
         """
         keys = [key for key in store.queues.keys() if topic is None or key[0] == topic]
         if topic is not None and not keys:
@@ -189,7 +169,7 @@ class OverviewAnswers:
             "looked_at": len(rows),
             "complete": complete and not unread,
             "unread": unread,
-            "sums": _totals(list(rows.values()), "messages", "files", "size", "log_bytes"),
+            "sums": sums(list(rows.values()), "messages", "files", "size", "log_bytes"),
         }
 
     # ----------------------------------------------------------------------------------------------------------- pictures
@@ -212,8 +192,8 @@ class OverviewAnswers:
         }
 
     def timeline(self, store: MessageStore, bins: int) -> dict[str, Any]:
-        """dict: messages and bytes by store time, as of `rmqstore.offline.timeline`."""
-        # One at a time: it may look at records all over the log, and others ask for the same.
+        """dict: messages and bytes by store time, see `rmqstore.offline.timeline`."""
+        # One at a time: it may read records all over the log, and others ask for the same.
         with self._timeline_lock:
             kept = self._timelines.get(bins)
             if kept is not None and kept[1] is store and time.monotonic() - kept[0] < _TIMELINE_KEPT:
@@ -229,8 +209,9 @@ class OverviewAnswers:
             return value
 
 
-def _totals(rows: list[dict[str, Any]], *names: str) -> dict[str, Any]:
-    return {name: value or 0 for name, value in sums(rows, *names).items()}
+def _topic_sums(surveyed: Surveyed, name: str) -> dict[str, Any]:
+    chosen = [topic for topic in surveyed.topics.values() if name.lower() in topic["topic"].lower()]
+    return {**sums(chosen, "queues", "messages", "log_bytes"), "topics": len(chosen), "complete": surveyed.complete}
 
 
 def _index_summary(store: MessageStore) -> dict[str, Any] | None:
@@ -246,3 +227,114 @@ def _index_summary(store: MessageStore) -> dict[str, Any] | None:
         "end_phy_offset": None if header is None else header.end_phy_offset,
         "end_timestamp": None if header is None else header.end_timestamp,
     }
+
+
+def _disk(path: str) -> dict[str, Any] | None:
+    """dict: bytes of the disk below `path`, and the used part of it; None where it cannot be asked."""
+    try:
+        usage = shutil.disk_usage(path)
+        return {"total": usage.total, "free": usage.free, "used_ratio": used_ratio(path)}
+    except OSError:
+        return None
+
+
+def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[dict[str, str]]:
+    """list of dict: name, state ("good", "note", "bad") and text of each part of the store.
+
+    Only a verify compares every byte.  `last` is the store time of the newest message, ms since epoch.
+    """
+    found: list[dict[str, str]] = []
+
+    def note(name: str, state: str, text: str) -> None:
+        found.append({"name": name, "state": state, "text": text})
+
+    if os.path.exists(os.path.join(store.path, "abort")):
+        note("closing", "note", "there is an abort file: the store is in use, or was not closed in order")
+    else:
+        note("closing", "good", "closed in order")
+    if os.path.exists(os.path.join(store.path, ".rmqstore-rebuild")):
+        note("rebuild", "bad", "a rebuild was interrupted or is running; run the same rebuild again if none is")
+    damaged = [(problem.path or store.path, problem.message) for problem in store.damaged_files()]
+    queue_files = sum(
+        os.path.relpath(path, store.path).startswith("consumequeue") and path not in store.queues.unseen
+        for path, _ in damaged
+    )
+    errors = surveyed.errors
+    if errors:
+        note("queues", "bad", f"{len(errors)} queues cannot be read, the first: {errors[0]}")
+    elif store.queues.unseen:
+        folders = ", ".join(file_name(folder, store.path) for folder in sorted(store.queues.unseen))
+        note("queues", "bad", f"which there are is not known, as this cannot be looked into: {folders}")
+    elif queue_files:
+        note(
+            "queues", "bad", f"{queue_files} of their files are damaged; what those lost is not shown, or reads as zeros: see files"
+        )
+    elif not surveyed.complete:
+        note("queues", "good", f"the {len(surveyed.rows)} of {surveyed.number} that were looked at so far can be read")
+    else:
+        note("queues", "good", "every queue can be read")
+    log = store.commit_log
+    database = store.queue_database
+    if database is not None:
+        gone_over = sum(end - begin for begin, end in database.completed)
+        text = f"{database.queues} queues in {database.path}"
+        if gone_over:
+            text += f"; units of {gone_over} bytes of the log were lost or are damaged, and are read from it"
+        note("queues in RocksDB", "bad" if gone_over or database.damage else "good", text)
+    if store.undispatched is not None:
+        begin, end = store.undispatched
+        unserved = (
+            ""
+            if store.unserved is None
+            else f"; of these the last {end - store.unserved[0]} are shown in no queue here"
+        )
+        note(
+            "dispatch",
+            "note" if store.unserved is None else "bad",
+            f"no queue leads to {end - begin} bytes of the log, from phy offset {begin} on{unserved}",
+        )
+    point = store.checkpoint
+    if last is not None and point.physic_msg_timestamp < last:
+        seconds = (last - point.physic_msg_timestamp) / 1000
+        if point.physic_msg_timestamp:
+            note("checkpoint", "note", f"{seconds:.1f} s behind the log")
+        elif os.path.lexists(point.path):
+            note("checkpoint", "bad", "it cannot be read, or has no times; a verify run says more")
+        else:
+            note("checkpoint", "note", "the checkpoint was never written")
+    else:
+        note("checkpoint", "good", "up to the end of the log")
+    if store.index_service is None:
+        note("index", "note", "the config says not to index")
+    else:
+        newest = store.index_service.newest()
+        if newest is None and store.database_index.is_used():
+            behind = log.max_offset - store.database_index.last_offset
+            note("index", "good", f"in RocksDB; its last record lies {behind} bytes before the end of the log")
+        elif newest is None and (store.index_service.passed_over or store.database_index.damage is not None):
+            note("index", "bad", "it cannot be read, and queries by key search the log, up to a bound: see files")
+        elif newest is None:
+            state = "note" if log.max_offset == log.min_offset else "bad"
+            note(
+                "index",
+                state,
+                "there is no index file; queries by key search the log, up to a bound. rmqstore rebuild makes the index",
+            )
+        else:
+            behind = log.max_offset - newest.header.end_phy_offset
+            if behind >= 0:
+                note("index", "good", f"its newest entry lies {behind} bytes before the end of the log")
+            else:
+                note("index", "bad", f"its newest entry lies {-behind} bytes beyond the end of the log, which lost its end")
+    room = _disk(store.path)
+    if room is not None:
+        state = "bad" if room["used_ratio"] > _DISK_WARNING else "good"
+        note("disk", state, f"{100 * room['used_ratio']:.1f} % of it is used")
+    problem = store.consumer_progress()[1]
+    if problem is not None:
+        note("consumer progress", "bad", f"cannot be read: {problem}")
+    elif (second := store.consumer_offsets.not_read) is not None:
+        note("consumer progress", "note", f"a second file is not read: {file_name(second, store.path)}")
+    for path, message in damaged:
+        note("files", "bad", f"{file_name(path, store.path)}: {message}")
+    return found

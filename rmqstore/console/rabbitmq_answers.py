@@ -1,7 +1,6 @@
-"""What the console knows of RabbitMQ's classic queues, as plain values.
+"""RabbitMQ's classic queues as plain values.
 
-Owns the shape of these answers and which vhosts there are.  It only reads: a vhost is opened for each answer and closed
-after it, so that a node which starts meanwhile finds nothing held.
+Owns the shape of these answers and the list of vhosts.  A vhost is opened, read-only, for each answer and closed after it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from rmqstore.console.errors import NotFoundError, error_text
+from rmqstore.console.rows import NotFoundError, error_text
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq import LostMessage, Queue, QueuedMessage, Vhost, find_vhosts, node_process
 from rmqstore.rabbitmq.transfer import message_object

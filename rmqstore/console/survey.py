@@ -1,23 +1,20 @@
-"""What all queues of a store hold, for the sums and the order of lists, without keeping anybody waiting.
+"""A survey of all queues of a store, for the sums and the order of lists.
 
-Owns looking at every queue: at once where there are few, and part by part in a thread of its own where there are many, so that
-a page of a store with ten thousand topics costs what it shows.  What was found is kept for a while, and everybody who asks
-within it gets the same.  It never opens a queue that can be looked at in its files.
+Owns when queues are looked at: at once where there are few, part by part in a thread where there are many, so that a page of a
+store with ten thousand topics costs what it shows.  Results are kept for a while.  No queue is opened for it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rmqstore.console.anatomy import file_name
-from rmqstore.console.errors import error_text
+from rmqstore.console.rows import error_text, file_name
 from rmqstore.consumequeue.consume_queue_store import unseen_text
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
@@ -25,21 +22,19 @@ from rmqstore.store.message_store import MessageStore
 __all__ = ["AT_ONCE", "Survey", "Surveyed", "queue_row", "topic_rows", "unread_folders"]
 
 AT_ONCE = 2000
-"""So many queues are looked at for one request; those of a longer list go on in a thread."""
+"""Queues that are looked at for one request; the others of a longer list are looked at in a thread."""
 
 _KEPT = 1.0
-# What took long is kept longer: looking takes a tenth of the time at most.
+# What took long is kept longer: looking takes at most a tenth of the time.
 _KEPT_TIMES = 10
-# Queues between two looks at whether the store is still the same.
+# Queues between two checks that the store is still the same.
 _PART = 200
-_SAMPLES = 120
-_RATE_SPAN = 300.0
 
 Key = tuple[str, int]
 
 
 def unread_folders(store: MessageStore, topic: str | None = None) -> list[dict[str, str]]:
-    """list of dict: path and detail of the folders in which queues (of `topic`) may be that nobody can see here."""
+    """list of dict: path and detail of the unreadable folders that may hold queues (of `topic`)."""
     return [
         {"path": file_name(folder, store.path), "detail": unseen_text(error)}
         for folder, error in store.queues.unseen_of(topic)
@@ -47,7 +42,7 @@ def unread_folders(store: MessageStore, topic: str | None = None) -> list[dict[s
 
 
 def queue_row(store: MessageStore, topic: str, queue_id: int) -> dict[str, Any] | None:
-    """dict: what a list shows of a queue, also of one that cannot be read; None where there is none."""
+    """dict: a list's row of a queue, with `error` where it cannot be read; None where there is none."""
     log = store.commit_log
     try:
         look = store.queues.look(topic, queue_id, log.min_offset, sizes=True)
@@ -70,15 +65,7 @@ def queue_row(store: MessageStore, topic: str, queue_id: int) -> dict[str, Any] 
 
 @dataclass
 class Surveyed:
-    """What is known of all queues.
-
-    Attributes
-    ----------
-    number : int
-        How many queues the store has.
-    rows : dict of (str, int) to dict
-        By topic and queue id, as of `queue_row`.
-    """
+    """A survey so far: the number of queues of the store, and `queue_row` of those that were looked at."""
 
     number: int
     rows: dict[Key, dict[str, Any]] = field(default_factory=dict)
@@ -122,68 +109,10 @@ def topic_rows(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return topics
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    at: float
-    max_offset: int
-    totals: dict[str, int]
-
-
-class Rates:
-    """What arrives, told by looks of the last five minutes."""
-
-    def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
-
-    def note(self, max_offset: int, topics: dict[str, dict[str, Any]]) -> None:
-        """Take in a look at all queues."""
-        now = time.monotonic()
-        while self._samples and now - self._samples[0].at > _RATE_SPAN:
-            self._samples.popleft()
-        if self._samples and self._samples[-1].max_offset > max_offset:
-            # Another log than the one that was looked at before.
-            self._samples.clear()
-        self._samples.append(_Sample(now, max_offset, {name: topic["total"] for name, topic in topics.items()}))
-
-    def _span(self) -> tuple[_Sample, _Sample, float] | None:
-        samples = list(self._samples)
-        if len(samples) < 2 or samples[-1].at <= samples[0].at:
-            return None
-        return samples[0], samples[-1], samples[-1].at - samples[0].at
-
-    def of_topic(self, name: str) -> float | None:
-        """float: messages a second; None where only one look was taken."""
-        span = self._span()
-        if span is None:
-            return None
-        first, last, seconds = span
-        return max(last.totals.get(name, 0) - first.totals.get(name, 0), 0) / seconds
-
-    def as_dict(self) -> dict[str, Any] | None:
-        """dict: over all topics; None where only one look was taken."""
-        span = self._span()
-        if span is None:
-            return None
-        first, last, seconds = span
-        messages = sum(max(total - first.totals.get(name, 0), 0) for name, total in last.totals.items())
-        return {
-            "seconds": round(seconds, 3),
-            "bytes_per_second": (last.max_offset - first.max_offset) / seconds,
-            "messages_per_second": messages / seconds,
-        }
-
-
 class Survey:
-    """All queues of one store, looked at again and again.
-
-    Parameters
-    ----------
-    use : callable, optional
-        Gives the open store for a ``with`` block, to the thread; without it every look is at once.
-    """
+    """The surveys of one store; `use` opens it for a ``with`` block in the thread, without it there is no thread."""
 
     def __init__(self, use: Callable[[], AbstractContextManager[MessageStore]] | None = None):
-        self.rates = Rates()
         self._use = use
         self._lock = threading.Lock()
         self._known: Surveyed | None = None
@@ -193,10 +122,10 @@ class Survey:
         self._closed = threading.Event()
 
     def known(self, store: MessageStore) -> Surveyed:
-        """Surveyed: what is known of all queues; of a store with many, perhaps not all of them yet."""
+        """Surveyed: the newest survey; of a store with many queues perhaps not complete yet."""
         with self._lock:
             if self._store is not store:
-                # What was known of another store says nothing; its thread notices and ends.
+                # The thread of another store notices and ends.
                 self._store, self._known, self._thread, self._keep_until = store, None, None, 0.0
             known = self._known
             if self._thread is not None or (known is not None and time.monotonic() < self._keep_until):
@@ -208,12 +137,12 @@ class Survey:
                 found = Surveyed(len(keys))
                 with store.commit_log.single_records():
                     self._look(store, keys, found)
-                self._ended(store, found, begun)
+                self._ended(found, begun)
                 return found
             if known is None:
                 known = self._known = Surveyed(len(keys))
             self._thread = threading.Thread(
-                target=self._go_over, args=(store, keys), daemon=True, name="rmqstore console survey"
+                target=self._survey_in_parts, args=(store, keys), daemon=True, name="rmqstore console survey"
             )
             self._thread.start()
             return known
@@ -226,13 +155,12 @@ class Survey:
             else:
                 found.rows[key] = row
 
-    def _ended(self, store: MessageStore, found: Surveyed, begun: float) -> None:
+    def _ended(self, found: Surveyed, begun: float) -> None:
         now = time.monotonic()
         self._known = found
         self._keep_until = now + max(_KEPT, _KEPT_TIMES * (now - begun))
-        self.rates.note(store.commit_log.max_offset, found.topics)
 
-    def _go_over(self, expected: MessageStore, keys: list[Key]) -> None:
+    def _survey_in_parts(self, expected: MessageStore, keys: list[Key]) -> None:
         assert self._use is not None
         begun = time.monotonic()
         found = Surveyed(len(keys))
@@ -250,24 +178,17 @@ class Survey:
                             return
                         known = self._known
                         if known is None or not known.complete:
-                            # Of the first time round what there is so far; a copy, which nobody changes any more.
+                            # During the first survey a copy of the part that is done.
                             self._known = Surveyed(found.number, dict(found.rows))
                         if first + _PART >= len(keys):
-                            self._ended(store, found, begun)
+                            self._ended(found, begun)
         except (StoreError, OSError):
-            # It is gone, or was replaced: whoever asks next is told so, or begins again.
+            # It is gone, or was replaced: the next request reports it, or begins again.
             pass
         finally:
             with self._lock:
                 if self._thread is threading.current_thread():
                     self._thread = None
-
-    def wait(self, timeout: float) -> bool:
-        """bool: nothing is being looked at any more, within `timeout` seconds."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-        return thread is None or not thread.is_alive()
 
     def close(self) -> None:
         """Look at no further queue."""

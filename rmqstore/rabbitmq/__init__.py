@@ -9,7 +9,7 @@ side of the package, and imports nothing else of it.
 - `layout`: names of directories and small files, locks and mappings
 - `node`: a node's data directory: which directories are nodes and vhosts, parts that are not read (quorum queues,
   streams), and the durable queues that its Mnesia tables know
-- `term`, `amqp`, `dets`, `ets`: values of terms and their text; AMQP's types; the two kinds of tables that a clean stop leaves
+- `term`, `amqp`, `dets`: values of terms and their text; AMQP's types; the table of recovery terms
 - `message`: a message, made with the bytes that a node writes, or read lazily; those that are lost
 - `problem`: what is wrong in a file, as a value
 - `queue_index`: one queue's index, version 1, over `index_directory` (loading and reading, and what both versions have)

@@ -8,12 +8,11 @@ that asked for it.  Facts: RabbitMQ 3.10.8 (docs/rabbitmq.md).
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
 from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i16, put_i32, put_i64
 from rmqstore._core cimport Region
-from rmqstore.rabbitmq._term cimport message_id, term_extent
+from rmqstore.rabbitmq._term cimport message_id
 
 import os
 
@@ -136,14 +135,11 @@ cdef struct Scan:
 
 
 cdef struct Rows:
-    int64_t* seq_id
-    int64_t* size
+    # `numbers` has six columns of `room` each: seq_id, size, expiry, segment, pos, term_size.
+    int64_t* numbers
     uint8_t* flags
-    int64_t* expiry
     uint8_t* msg_id
-    int64_t* segment
-    int64_t* pos
-    int64_t* term_size
+    int64_t room
 
 
 cdef inline int64_t get_u32(const unsigned char* p) noexcept nogil:
@@ -237,7 +233,7 @@ cdef int64_t salvage(Scan* scan, int64_t at) noexcept nogil:
     cdef const unsigned char* p = scan.p
     cdef const unsigned char* term
     cdef const unsigned char* found
-    cdef int64_t fixed = scan.head + BODY_FIXED, embedded
+    cdef int64_t fixed = scan.head + BODY_FIXED, embedded, size = 0
     while at <= scan.n - fixed:
         if scan.budget < 0:
             return GAVE_UP
@@ -246,11 +242,11 @@ cdef int64_t salvage(Scan* scan, int64_t at) noexcept nogil:
             if embedded == 0:
                 if not is_zero(p + at, fixed) and runs_to_the_end(scan, at):
                     return at
-            elif 1 < embedded <= scan.n - at - fixed and p[at + fixed] == TERM_START and p[at + fixed + 1] != 80:
+            elif 1 < embedded <= scan.n - at - fixed and p[at + fixed] == TERM_START:
                 term = p + at + fixed
                 scan.budget -= embedded
-                if (scan.entry_count == 0 or relative_id(p + at) < scan.entry_count) and term_extent(term, embedded) == embedded:
-                    found = message_id(term, embedded)
+                if scan.entry_count == 0 or relative_id(p + at) < scan.entry_count:
+                    found = message_id(term, embedded, &size)
                     if found != NULL and memcmp(found, p + at + scan.head, 16) == 0:
                         return at
         at += 1
@@ -283,93 +279,11 @@ cdef int64_t after_damage(Scan* scan, int64_t at, int64_t verdict, Sink* sink) n
     return found
 
 
-cdef inline int64_t after_atom(const unsigned char* p, int64_t pos, int64_t n, const char* name, int64_t size) noexcept nogil:
-    # The position after the atom `name`, or -1 if another value is here.
-    if pos < 0 or n - pos < size + 3:
-        return -1
-    if p[pos] == 100 and p[pos + 1] == 0 and p[pos + 2] == size:
-        pos += 3
-    elif p[pos] == 119 and p[pos + 1] == size:
-        pos += 2
-    else:
-        return -1
-    return pos + size if memcmp(p + pos, name, <size_t>size) == 0 else -1
-
-
-cdef inline int64_t after_binary(const unsigned char* p, int64_t pos, int64_t n) noexcept nogil:
-    if pos < 0 or n - pos < 5 or p[pos] != 109:
-        return -1
-    cdef int64_t size = get_u32(p + pos + 1)
-    return pos + 5 + size if size <= n - pos - 5 else -1
-
-
-cdef inline int64_t after_bytes(const unsigned char* p, int64_t pos, int64_t n, const char* wanted, int64_t size) noexcept nogil:
-    if pos < 0 or n - pos < size or memcmp(p + pos, wanted, <size_t>size) != 0:
-        return -1
-    return pos + size
-
-
-cdef inline int64_t after_binaries(const unsigned char* p, int64_t pos, int64_t n, int64_t* total) noexcept nogil:
-    # After a proper list of binaries; `total` are their bytes.
-    cdef int64_t count, before
-    total[0] = 0
-    if pos < 0 or n - pos < 6:
-        return -1
-    if p[pos] == 106:
-        return pos + 1
-    if p[pos] != 108:
-        return -1
-    count = get_u32(p + pos + 1)
-    pos += 5
-    while count > 0:
-        before = pos
-        pos = after_binary(p, pos, n)
-        if pos < 0:
-            return -1
-        total[0] += pos - before - 5
-        count -= 1
-    return pos + 1 if pos < n and p[pos] == 106 else -1
-
-
-cdef const unsigned char* plain_message(const unsigned char* p, int64_t n, int64_t* body_size) noexcept nogil:
-    # The id in a term that is exactly what a node writes of a published message, or NULL for all others: most terms are, and
-    # this is ten times as fast as looking at any term (`_term`).
-    cdef int64_t pos, size = 0, id_pos
-    pos = after_bytes(p, 0, n, b"\x83h\x06", 3)
-    pos = after_atom(p, pos, n, b"basic_message", 13)
-    pos = after_bytes(p, pos, n, b"h\x04", 2)
-    pos = after_atom(p, pos, n, b"resource", 8)
-    pos = after_binary(p, pos, n)
-    pos = after_atom(p, pos, n, b"exchange", 8)
-    pos = after_binary(p, pos, n)
-    pos = after_binaries(p, pos, n, &size)
-    pos = after_bytes(p, pos, n, b"h\x06", 2)
-    pos = after_atom(p, pos, n, b"content", 7)
-    pos = after_bytes(p, pos, n, b"a\x3c", 2)
-    pos = after_atom(p, pos, n, b"none", 4)
-    pos = after_binary(p, pos, n)
-    pos = after_atom(p, pos, n, b"rabbit_framing_amqp_0_9_1", 25)
-    pos = after_binaries(p, pos, n, body_size)
-    id_pos = pos
-    pos = after_binary(p, pos, n)
-    if pos - id_pos != 21:
-        return NULL
-    size = after_atom(p, pos, n, b"true", 4)
-    if size < 0:
-        size = after_atom(p, pos, n, b"false", 5)
-    return p + id_pos + 5 if size == n else NULL
-
-
 cdef int64_t term_damage(const unsigned char* msg_id, const unsigned char* term, int64_t embedded) noexcept nogil:
     # BAD_TERM or MSG_ID_MISMATCH of an embedded term and the id that its record says; -1 where nothing is wrong.
     cdef const unsigned char* found
     cdef int64_t size = 0
-    if embedded > 1 and term[1] == 80:
-        # A compressed term says its id, and whether it is whole, only to those who inflate it.
-        return -1
-    found = plain_message(term, embedded, &size)
-    if found == NULL and term_extent(term, embedded) == embedded:
-        found = message_id(term, embedded)
+    found = message_id(term, embedded, &size)
     if found == NULL:
         return BAD_TERM
     return -1 if memcmp(found, msg_id, 16) == 0 else MSG_ID_MISMATCH
@@ -389,11 +303,10 @@ cdef inline bint is_torn_head(const unsigned char* p, int64_t at, int64_t n) noe
     return p[at] & 0x80 != 0 and body < n and p[body] == 0 and is_zero(p + body, n - body)
 
 
-cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* sink, int64_t* end, int64_t* records) noexcept nogil:
+cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* sink, int64_t* end) noexcept nogil:
     # Fill `entries` (zeros before) from a whole segment; `end` is where what could be read ends.
     cdef const unsigned char* p = scan.p
     cdef int64_t n = scan.n, at = 0, extent, rel, word, embedded, stride = 0
-    records[0] = 0
     if n > 0 and p[0] == 0 and is_zero(p, n):
         note(sink, NUL_FILE, 0, -1, n)
         end[0] = 0
@@ -409,7 +322,6 @@ cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* si
                 break
             at = stride
             continue
-        records[0] += 1
         rel = relative_id(p + at)
         if extent == SEGMENT_HEAD:
             if rel >= scan.entry_count:
@@ -487,7 +399,7 @@ cdef inline bint is_crowded(Table* table, int64_t more) noexcept nogil:
     return 2 * (table.filled + more) > table.mask + 1
 
 
-cdef inline int64_t publish_word(const unsigned char* p, int64_t at, bint persistent, int64_t embedded) noexcept nogil:
+cdef inline int64_t publish_word(int64_t at, bint persistent, int64_t embedded) noexcept nogil:
     return (at << W_BITS) | W_PUBLISH | (W_PERSISTENT if persistent else 0) | (W_EMBEDDED if embedded else 0)
 
 
@@ -541,7 +453,7 @@ cdef int parse_journal(Scan* scan, int64_t* pos, Table* table, Sink* sink, int64
             embedded = extent - JOURNAL_PUBLISH_FIXED
             if word & W_DELIVER:
                 note(sink, PUBLISH_AFTER_DELIVER, at, seq, extent)
-            table.words[slot] = publish_word(p, at, not p[at] & 0x40, embedded) | (word & W_DELIVER)
+            table.words[slot] = publish_word(at, not p[at] & 0x40, embedded) | (word & W_DELIVER)
             if embedded and scan.check_terms and term_is_bad(scan, at, embedded, seq, sink):
                 table.words[slot] |= W_DAMAGED
                 scan.malformed = True
@@ -718,9 +630,10 @@ cdef inline bint says_transient(const unsigned char* term, int64_t n, bint persi
 
 cdef int64_t fill_rows(const int64_t* entries, int64_t entry_count, int64_t number, const unsigned char* p, int64_t n,
                        const int64_t* seqs, const int64_t* words, int64_t count, const unsigned char* image, int64_t used,
-                       int which, Rows* rows, int64_t at, int64_t room) noexcept nogil:
+                       bint live, Rows* rows, int64_t at) noexcept nogil:
     # Append the segment's entries in the order of their ids; -1: the file is not the one that was read, -2: no room.
-    cdef int64_t base_seq = number * entry_count, rel = 0, j = 0, fword, jword, pos, embedded, limit, seq
+    cdef int64_t base_seq = number * entry_count, rel = 0, j = 0, fword, jword, pos, embedded, limit, seq, room = rows.room
+    cdef int64_t* out
     cdef const unsigned char* body
     if entries == NULL:
         rel = entry_count
@@ -747,9 +660,7 @@ cdef int64_t fill_rows(const int64_t* entries, int64_t entry_count, int64_t numb
             return at
         if not (fword | jword) & W_PUBLISH:
             continue
-        if which > 0 and (fword | jword) & (W_ACK | W_DAMAGED):
-            continue
-        if which == 2 and ((fword | jword) & (W_PERSISTENT | W_EMBEDDED)) != W_PERSISTENT:
+        if live and (fword | jword) & (W_ACK | W_DAMAGED):
             continue
         if fword & W_PUBLISH:
             pos = fword >> W_BITS
@@ -767,14 +678,14 @@ cdef int64_t fill_rows(const int64_t* entries, int64_t entry_count, int64_t numb
         if at >= room:
             return -2
         memcpy(rows.msg_id + 16 * at, body, 16)
-        if which != 2:
-            rows.seq_id[at] = seq
-            rows.size[at] = get_u32(body + BODY_SIZE)
-            rows.flags[at] = <uint8_t>((fword | jword) & ((1 << W_BITS) - 1))
-            rows.expiry[at] = get_i64(body + BODY_EXPIRY)
-            rows.segment[at] = number if fword & W_PUBLISH else -1
-            rows.pos[at] = pos
-            rows.term_size[at] = embedded
+        rows.flags[at] = <uint8_t>((fword | jword) & ((1 << W_BITS) - 1))
+        out = rows.numbers + at
+        out[0] = seq
+        out[room] = get_u32(body + BODY_SIZE)
+        out[2 * room] = get_i64(body + BODY_EXPIRY)
+        out[3 * room] = number if fword & W_PUBLISH else -1
+        out[4 * room] = pos
+        out[5 * room] = embedded
         at += 1
 
 
@@ -816,35 +727,8 @@ cdef int64_t encode_segment(const int64_t* seqs, const int64_t* words, int64_t c
     return at
 
 
-cdef extern from *:
-    """
-    #include <stdlib.h>
-    typedef struct { int64_t seq, word; } rmq_entry;
-    static int rmq_by_seq(const void *a, const void *b) {
-        int64_t x = ((const rmq_entry *)a)->seq, y = ((const rmq_entry *)b)->seq;
-        return (x > y) - (x < y);
-    }
-    static void rmq_sort_entries(rmq_entry *e, size_t n) {
-        for (size_t i = 1; i < n; i++)
-            if (e[i].seq < e[i - 1].seq) { qsort(e, n, sizeof *e, rmq_by_seq); return; }
-    }
-    """
-    ctypedef struct SortedEntry "rmq_entry":
-        int64_t seq
-        int64_t word
-    void sort_entries "rmq_sort_entries"(SortedEntry* entries, size_t n) noexcept nogil
-
-
 cdef class Findings:
-    """What was met while reading that no writer leaves: rows of kind, position, sequence id, extent, segment.
-
-    Attributes
-    ----------
-    count : int
-        Rows that are kept, the first 16384.
-    total : int
-        Findings in all.
-    """
+    """What was met while reading that no writer leaves; `count` rows are kept, the first 16384 of `total`."""
 
     cdef object array
     cdef int64_t[:, ::1] rows
@@ -878,24 +762,20 @@ cdef class Segment:
 
     Attributes
     ----------
-    number : int
     unacked : int
         Entries without an ack, over file and memory.
     size : int
         Of the file as far as it was read or written; -1 where there is none.
     malformed : bool
-        The file has damage after which nobody should append.
+        The file has damage after which nothing may be appended.
     end : int
         Where the last record that could be read ends.
-    records : int
-        How many records were read.
     """
 
     cdef readonly int64_t number
     cdef readonly int64_t unacked
-    cdef readonly int64_t size
+    cdef public int64_t size
     cdef readonly int64_t end
-    cdef readonly int64_t records
     cdef readonly bint malformed
     cdef bint filled
     cdef int64_t[::1] entries
@@ -905,7 +785,6 @@ cdef class Segment:
         self.unacked = 0
         self.size = -1
         self.end = 0
-        self.records = 0
         self.malformed = False
         self.filled = False
 
@@ -915,76 +794,67 @@ cdef class Segment:
             self.filled = True
         return 0
 
-    def cut(self, int64_t size):
-        """Note that the file was cut to `size`, the end of its last record."""
-        self.size = size
-
-
 cdef int64_t salvage_budget(int64_t n) noexcept nogil:
     return 16 * n + (1 << 20)
 
 
-def load_segment(source not None, Segment segment not None, int64_t entry_count, Findings findings not None, bint check_terms=False):
-    """Read a whole segment file into `segment`; damage becomes findings and never an exception.
+cdef int check_entry_count(int64_t entry_count) except -1:
+    if entry_count < 1 or entry_count > 16384:
+        raise ValueError(f"{entry_count} entries a segment; at most 16384 have a number in its file")
+    return 0
 
-    Parameters
-    ----------
-    source : Region, bytes-like or None
-        The file; None is an empty one.
-    segment : Segment
-        Without entries so far.
-    entry_count : int
-        Entries a segment.
-    findings : Findings
-    check_terms : bool
-        Look at every embedded term: well-formed, and of the message id that its record says.
+
+cdef const unsigned char* pin(source, int64_t* n) except? NULL:
+    # The bytes of a Region, or of a buffer that its owner keeps; `unpin` follows.
+    cdef const uint8_t[::1] data
+    cdef Region region
+    if isinstance(source, Region):
+        region = source
+        n[0] = region.size
+        return region.pin(0, region.size)
+    n[0] = 0
+    if source is None or not len(source):
+        return NULL
+    data = source
+    n[0] = data.shape[0]
+    return &data[0]
+
+
+cdef void unpin(source) noexcept:
+    if isinstance(source, Region):
+        (<Region>source).unpin()
+
+
+def load_segment(source, Segment segment not None, int64_t entry_count, Findings findings not None, bint check_terms=False):
+    """Read a segment file (a Region, bytes, or None) into a new `segment`; damage becomes findings and never an exception.
+
+    With `check_terms` every embedded term has to be a message of the id that its record says.
     """
     cdef Sink sink
     cdef Scan scan
-    cdef const uint8_t[::1] data
-    cdef Region region
-    cdef const unsigned char* p
-    cdef int64_t base_seq = segment.number * entry_count, end = 0, records = 0
-    if entry_count < 1 or entry_count > 16384:
-        raise ValueError(f"{entry_count} entries a segment; at most 16384 have a number in its file")
+    cdef int64_t base_seq = segment.number * entry_count, end = 0
+    check_entry_count(entry_count)
     segment.make_entries(entry_count)
     memset(&scan, 0, sizeof(scan))
     scan.head = SEGMENT_HEAD
     scan.entry_count = entry_count
     scan.check_terms = check_terms
     findings.open_sink(&sink, segment.number)
-    if isinstance(source, Region):
-        region = source
-        scan.n = region.size
-        scan.budget = salvage_budget(scan.n)
-        p = region.pin(0, scan.n)
-        try:
-            scan.p = p
-            with nogil:
-                parse_segment(&scan, &segment.entries[0], base_seq, &sink, &end, &records)
-        finally:
-            region.unpin()
-    elif source is not None:
-        data = source
-        scan.n = data.shape[0]
-        scan.budget = salvage_budget(scan.n)
-        if scan.n:
-            scan.p = &data[0]
-            with nogil:
-                parse_segment(&scan, &segment.entries[0], base_seq, &sink, &end, &records)
+    scan.p = pin(source, &scan.n)
+    scan.budget = salvage_budget(scan.n)
+    try:
+        with nogil:
+            parse_segment(&scan, &segment.entries[0], base_seq, &sink, &end)
+    finally:
+        unpin(source)
     findings.take(&sink)
     segment.size = scan.n
     segment.end = end
-    segment.records = records
     segment.malformed = scan.malformed
 
 
-def scan_journal(source not None):
+def scan_journal(const uint8_t[::1] source not None):
     """The whole records of a journal's bytes, in their order, as a node's parser meets them and no further.
-
-    Parameters
-    ----------
-    source : bytes-like
 
     Returns
     -------
@@ -993,153 +863,76 @@ def scan_journal(source not None):
     seq_id, pos, extent : ndarray of int64
         The id, where the record begins, and its bytes.
     """
-    cdef const uint8_t[::1] data = source
-    cdef int64_t n = data.shape[0], at = 0, extent, count = 0, pass_number
-    cdef const unsigned char* p = &data[0] if n else NULL
-    cdef uint8_t[::1] types = np.empty(1, dtype=np.uint8)
-    cdef int64_t[::1] seqs = np.empty(1, dtype=np.int64), places = seqs, extents = seqs
-    for pass_number in range(2):
-        at = 0
-        count = 0
-        with nogil:
-            while at < n:
-                extent = journal_extent(p, n, at)
-                if extent < 0:
-                    break
-                if pass_number:
-                    types[count] = p[at] >> 6
-                    seqs[count] = get_i64(p + at) & LAST_SEQ_ID
-                    places[count] = at
-                    extents[count] = extent
-                count += 1
-                at += extent
-        if not pass_number:
-            types = np.empty(max(count, 1), dtype=np.uint8)
-            seqs = np.empty(max(count, 1), dtype=np.int64)
-            places = np.empty(max(count, 1), dtype=np.int64)
-            extents = np.empty(max(count, 1), dtype=np.int64)
-    return (np.asarray(types)[:count], np.asarray(seqs)[:count], np.asarray(places)[:count], np.asarray(extents)[:count])
+    cdef int64_t n = source.shape[0], at = 0, extent, count = 0
+    cdef const unsigned char* p = &source[0] if n else NULL
+    cdef uint8_t[::1] types = np.empty(n // JOURNAL_HEAD + 1, dtype=np.uint8)
+    cdef int64_t[:, ::1] rows = np.empty((3, n // JOURNAL_HEAD + 1), dtype=np.int64)
+    with nogil:
+        while at < n:
+            extent = journal_extent(p, n, at)
+            if extent < 0:
+                break
+            types[count] = p[at] >> 6
+            rows[0, count] = get_i64(p + at) & LAST_SEQ_ID
+            rows[1, count] = at
+            rows[2, count] = extent
+            count += 1
+            at += extent
+    return (np.asarray(types)[:count].copy(), *np.asarray(rows)[:, :count].copy())
 
 
 def terms_at(source not None, const int64_t[::1] starts not None, const int64_t[::1] sizes not None):
-    """list of bytes: copies of the stretches of a Region or of bytes.
-
-    Raises
-    ------
-    OffsetOutOfRangeError
-        A stretch is not inside; the file was changed since it was read.
-    """
-    cdef int64_t i, count = starts.shape[0], n
-    cdef const uint8_t[::1] data
-    cdef Region region = None
-    cdef const unsigned char* p
+    """list of bytes: copies of stretches of a Region or buffer; OffsetOutOfRangeError where one is not inside."""
+    cdef int64_t i, count = starts.shape[0], n = 0
+    cdef const unsigned char* p = pin(source, &n)
     cdef list out = [None] * count
-    if isinstance(source, Region):
-        region = source
-        n = region.size
-        p = region.pin(0, n)
-    else:
-        data = source
-        n = data.shape[0]
-        p = &data[0] if n else NULL
     try:
         for i in range(count):
             if starts[i] < 0 or sizes[i] < 0 or starts[i] > n - sizes[i]:
                 raise OffsetOutOfRangeError("a message lies outside its file; the file was changed, open the index again", pos=starts[i])
             out[i] = PyBytes_FromStringAndSize(<const char*>p + starts[i], sizes[i])
     finally:
-        if region is not None:
-            region.unpin()
+        unpin(source)
     return out
 
 
-def checked_ids(list terms, const uint8_t[::1] data, const int64_t[::1] offsets, const uint8_t[:, ::1] ids):
-    """Message ids of message terms, or the check that given ids are theirs; the sizes of the bodies; the persistence.
+cdef const unsigned char* checked_id(const unsigned char* p, int64_t n, const unsigned char* given, int64_t* size, int64_t i) except NULL:
+    # The id of message number `i` (-1: the only one), which is `given` unless that is NULL; the size of its body, or -1.
+    cdef const unsigned char* found = message_id(p, n, size) if n <= <int64_t>0xFFFFFFFFu else NULL
+    if found == NULL or (given != NULL and memcmp(found, given, 16) != 0):
+        what = "the message" if i < 0 else f"message {i}"
+        if found == NULL:
+            raise InvalidMessageError(f"{what} is not a term of a message that says its id; give what Message(...).term is")
+        raise InvalidMessageError(f"{what} has another id than the one given; a node would not boot with it")
+    return found
 
-    Parameters
-    ----------
-    terms : list of bytes or None
-    data, offsets : ndarray or None
-        Instead of `terms`: number `i` lies from ``offsets[i]`` to ``offsets[i + 1]``.
-    ids : ndarray (n, 16) of uint8 or None
+
+def checked_ids(list terms not None, const uint8_t[:, ::1] ids):
+    """Check message terms; InvalidMessageError where one is not a message, or has another id than the given one.
 
     Returns
     -------
     ids : ndarray (n, 16) of uint8
     sizes : ndarray (n,) of int64
-        -1 for a term that is not exactly as a node writes a published message; who wants its size has to decode it.
+        Of the bodies; -1 for a message of another protocol.
     persistent : ndarray (n,) of uint8
         What the terms end with; 1 for those that end otherwise.
-
-    Raises
-    ------
-    InvalidMessageError
-        One is not a well-formed message term, has another id than the given one, or is compressed and none was given.
     """
-    cdef int64_t i, count = len(terms) if terms is not None else offsets.shape[0] - 1, n
+    cdef int64_t i, count = len(terms), n
     cdef uint8_t[:, ::1] out = np.empty((count, 16), dtype=np.uint8)
     cdef int64_t[::1] sizes = np.empty(count, dtype=np.int64)
     cdef uint8_t[::1] persistent = np.empty(count, dtype=np.uint8)
-    cdef const unsigned char* found
     cdef const unsigned char* p
-    cdef bytes term
     for i in range(count):
-        if terms is not None:
-            term = terms[i]
-            p = <const unsigned char*>PyBytes_AS_STRING(term)
-            n = PyBytes_GET_SIZE(term)
-        else:
-            n = offsets[i + 1] - offsets[i]
-            if offsets[i] < 0 or n < 0 or offsets[i + 1] > data.shape[0]:
-                raise InvalidMessageError(f"message {i} lies outside the buffer")
-            p = &data[offsets[i]] if n else NULL
-        found = plain_message(p, n, &sizes[i]) if 2 <= n <= <int64_t>0xFFFFFFFFu else NULL
-        if found == NULL:
-            sizes[i] = -1
-            if n < 2 or n > <int64_t>0xFFFFFFFFu or term_extent(p, n) != n:
-                raise InvalidMessageError(f"message {i} is not a well-formed external term; give what Message(...).term is")
-            found = message_id(p, n)
-            if found == NULL and (ids is None or p[1] != 80):
-                raise InvalidMessageError(
-                    f"message {i} is not a term of a message that says its id; give what Message(...).term is")
-            if found == NULL:
-                found = &ids[i, 0]
-        if ids is not None and memcmp(found, &ids[i, 0], 16) != 0:
-            raise InvalidMessageError(f"message {i} has another id than msg_ids says; a node would not boot with it")
-        memcpy(&out[i, 0], found, 16)
+        p = <const unsigned char*>PyBytes_AS_STRING(<bytes?>terms[i])
+        n = PyBytes_GET_SIZE(<bytes>terms[i])
+        memcpy(&out[i, 0], checked_id(p, n, &ids[i, 0] if ids is not None else NULL, &sizes[i], i), 16)
         persistent[i] = not says_transient(p, n, True)
     return np.asarray(out), np.asarray(sizes), np.asarray(persistent)
 
 
-def says_persistent(source not None, const int64_t[::1] starts not None, const int64_t[::1] sizes not None, bint persistent):
-    """ndarray of bool: whether message terms end with the atom of a persistent message; others are as `persistent` says."""
-    cdef int64_t i, count = starts.shape[0], n
-    cdef uint8_t[::1] out = np.empty(count, dtype=np.uint8)
-    cdef const uint8_t[::1] data
-    cdef Region region = None
-    cdef const unsigned char* p
-    if isinstance(source, Region):
-        region = source
-        n = region.size
-        p = region.pin(0, n)
-    else:
-        data = source
-        n = data.shape[0]
-        p = &data[0] if n else NULL
-    try:
-        with nogil:
-            for i in range(count):
-                if starts[i] < 0 or sizes[i] < 0 or starts[i] > n - sizes[i]:
-                    out[i] = persistent
-                else:
-                    out[i] = not says_transient(p + starts[i], sizes[i], persistent)
-    finally:
-        if region is not None:
-            region.unpin()
-    return np.asarray(out).astype(bool)
-
-
 cdef int64_t MIN_SLOTS = 1024
+# More than this is given back when the journal is emptied.
 cdef int64_t KEPT_SLOTS = 1 << 18
 cdef int64_t KEPT_IMAGE = 64 << 20
 
@@ -1148,14 +941,11 @@ cdef class JournalMap:
     """The journal in memory: its bytes since the last flush, and per sequence id what they left to be flushed.
 
     Owns the map with its cancelling (section 6.3), the segments that are known and the counters.  It writes no file.  Words
-    lie in one table of open addressing, 32 bytes an entry at most, so a journal with ids from all over the range costs no
-    more than one with sequential ids.
+    are in one table of open addressing, so a journal with ids from all over the range costs no more than one with
+    sequential ids.
 
     Attributes
     ----------
-    segment_entry_count : int
-    segments : dict
-        Segment by its number.
     used, written : int
         Bytes of the journal since the last flush, and how many of them the file has.
     dirty_count : int
@@ -1183,8 +973,7 @@ cdef class JournalMap:
     cdef int64_t last_first
 
     def __init__(self, int64_t segment_entry_count):
-        if segment_entry_count < 1 or segment_entry_count > 16384:
-            raise ValueError(f"{segment_entry_count} entries a segment; at most 16384 have a number in its file")
+        check_entry_count(segment_entry_count)
         self.segment_entry_count = segment_entry_count
         self.used = self.written = self.dirty_count = self.depth = self.filled = self.published_end = 0
         self.segments = {}
@@ -1212,22 +1001,8 @@ cdef class JournalMap:
         table.seed = self.seed
 
     cdef int reserve_slots(self, int64_t more) except -1:
-        cdef int64_t count = self.slot_seq.shape[0], i, j
-        cdef int64_t[::1] seqs, words
-        cdef Table table
-        if 2 * (self.filled + more) <= count:
-            return 0
-        while 2 * (self.filled + more) > count:
-            count *= 2
-        seqs, words = self.slot_seq, self.slot_word
-        self.make_slots(count)
-        self.open_table(&table)
-        with nogil:
-            for i in range(seqs.shape[0]):
-                if seqs[i] != -1:
-                    j = slot_for(&table, seqs[i])
-                    table.words[j] = words[i]
-        self.filled = table.filled
+        if 2 * (self.filled + more) > self.slot_seq.shape[0]:
+            self.replace(*self.collect(), more)
         return 0
 
     cdef int reserve_image(self, int64_t more) except -1:
@@ -1259,12 +1034,9 @@ cdef class JournalMap:
         return found
 
     def load(self, data not None, Findings findings not None, bint check_terms=False):
-        """Take a journal file's bytes; nothing may have happened before.
+        """(int, bool): where the journal file's readable bytes end, and whether whole records may be after damage.
 
-        Returns
-        -------
-        (int, bool)
-            Where what could be read ends, and whether whole records may lie after damage.
+        Nothing may have happened before.
         """
         cdef const uint8_t[::1] source = data
         cdef int64_t n = source.shape[0], pos = 0, records = 0
@@ -1299,24 +1071,19 @@ cdef class JournalMap:
 
     def collect(self):
         """Tuple of ndarray of int64: sequence ids in their order, and the words of what is to be flushed."""
-        cdef int64_t i, count = 0
-        cdef int64_t[:, ::1] pairs = np.empty((max(self.filled, 1), 2), dtype=np.int64)
-        with nogil:
-            for i in range(self.slot_seq.shape[0]):
-                if self.slot_seq[i] != -1 and self.slot_word[i] != 0:
-                    pairs[count, 0] = self.slot_seq[i]
-                    pairs[count, 1] = self.slot_word[i]
-                    count += 1
-            sort_entries(<SortedEntry*>&pairs[0, 0], <size_t>count)
-        both = np.asarray(pairs)[:count]
-        return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
+        seqs, words = np.asarray(self.slot_seq), np.asarray(self.slot_word)
+        used = np.flatnonzero((seqs != -1) & (words != 0))
+        used = used[np.argsort(seqs[used], kind="stable")]
+        return seqs[used], words[used]
 
-    def replace(self, const int64_t[::1] seqs not None, const int64_t[::1] words not None):
-        """Set the map to these words after merging; words of 0 are left out."""
-        cdef int64_t i, j
+    def replace(self, const int64_t[::1] seqs not None, const int64_t[::1] words not None, int64_t more=0):
+        """Set the map to these words, with room for `more`; words of 0 are left out."""
+        cdef int64_t i, j, count = MIN_SLOTS
         cdef Table table
-        self.make_slots(MIN_SLOTS)
-        self.reserve_slots(seqs.shape[0])
+        # A third is free then, so that making it anew is rare.
+        while count < 3 * (seqs.shape[0] + more):
+            count *= 2
+        self.make_slots(count)
         self.open_table(&table)
         with nogil:
             for i in range(seqs.shape[0]):
@@ -1327,47 +1094,28 @@ cdef class JournalMap:
 
     def merge(self, Segment segment not None, source, int64_t[::1] seqs not None, int64_t[::1] words not None,
               Findings findings not None):
-        """Merge the journal's words of one segment (changed in place) with its file, and count what is unacked.
+        """int: how many of the journal's words of one segment changed, in place, by merging them with the segment's file.
 
-        Parameters
-        ----------
-        segment : Segment
-            Loaded from `source`, or without a file.
-        source : Region, bytes-like or None
-        seqs, words : ndarray of int64
-            The part of `collect` that belongs to the segment.
-
-        Returns
-        -------
-        int
-            How many words changed.
+        `segment` was loaded from `source` (a Region, bytes, or None); `seqs` and `words` are its part of `collect`.
         """
         cdef Sink sink
-        cdef Region region = None
-        cdef const uint8_t[::1] data
-        cdef const unsigned char* p = NULL
+        cdef const unsigned char* p
         cdef int64_t* entries = &segment.entries[0] if segment.filled else NULL
         cdef int64_t count = seqs.shape[0], changed, unacked = 0, entry_count = self.segment_entry_count
-        cdef int64_t end = segment.end
+        cdef int64_t end = segment.end, n = 0
         cdef bint malformed = segment.malformed
         cdef const int64_t* seq_at = &seqs[0] if count else NULL
         cdef int64_t* word_at = &words[0] if count else NULL
         cdef const unsigned char* image = &self.image[0]
         cdef int64_t base_seq = segment.number * entry_count
         findings.open_sink(&sink, -1)
-        if isinstance(source, Region):
-            region = source
-            p = region.pin(0, segment.size)
-        elif source is not None:
-            data = source
-            p = &data[0] if data.shape[0] else NULL
+        p = pin(source, &n)
         try:
             with nogil:
                 changed = merge_segment(entries, entry_count, p, segment.size, base_seq, seq_at, word_at, count, image,
                                         &sink, &unacked, &end, &malformed)
         finally:
-            if region is not None:
-                region.unpin()
+            unpin(source)
         findings.take(&sink)
         segment.end = end
         segment.malformed = malformed
@@ -1375,25 +1123,16 @@ cdef class JournalMap:
         segment.unacked = unacked
         return changed
 
-    def add_segment(self, Segment segment not None):
-        """Make a segment known."""
-        self.segments[segment.number] = segment
-
-    def check_unused(self, int64_t first, int64_t count):
-        """int: the first of `count` sequence ids from `first` on that has an entry, or -1."""
-        cdef int64_t i
+    cdef bint is_used(self, int64_t seq):
+        cdef Segment segment = self.segment_at(seq, False)
         cdef Table table
-        cdef Segment segment
+        cdef int64_t slot
+        if segment is None:
+            return False
         self.open_table(&table)
-        for i in range(first, first + count):
-            segment = self.segment_at(i, False)
-            if segment is None:
-                continue
-            if segment.filled and segment.entries[i - self.last_first] & W_PUBLISH:
-                return i
-            if table.words[slot_of(&table, i)] & W_PUBLISH and table.seqs[slot_of(&table, i)] == i:
-                return i
-        return -1
+        slot = slot_of(&table, seq)
+        return ((segment.filled and segment.entries[seq - self.last_first] & W_PUBLISH != 0)
+                or (table.seqs[slot] == seq and table.words[slot] & W_PUBLISH != 0))
 
     cdef int64_t mark(self, Table* table, int64_t seq, int bit, int64_t* before) except -100:
         # One deliver or ack, if the entry's state allows it.
@@ -1427,18 +1166,9 @@ cdef class JournalMap:
         return 0
 
     def marks(self, const int64_t[::1] seqs not None, bint ack):
-        """Deliver, or ack, all of `seqs` in their order, or none of them.
+        """(int, int): deliver, or `ack`, all of `seqs` in their order, or none of them.
 
-        Parameters
-        ----------
-        seqs : ndarray of int64
-        ack : bool
-            Ack instead of deliver.
-
-        Returns
-        -------
-        (int, int)
-            0, or the negative reason why the number `i` was refused, and `i`.
+        The first is 0, or the negative reason why number `i` was refused, which is the second.
         """
         cdef int64_t i, count = seqs.shape[0], verdict = 0, slot, used = self.used, dirty = self.dirty_count
         cdef int bit = W_ACK if ack else W_DELIVER
@@ -1470,37 +1200,41 @@ cdef class JournalMap:
         self.dirty_count = dirty
         return verdict, refused
 
+    cdef int put_publish(self, Table* table, int64_t seq, const unsigned char* msg_id, int64_t expiry, int64_t size,
+                         bint persistent, const unsigned char* term, int64_t embedded) except -1:
+        # Room in the table and the image is there.
+        cdef Segment segment = self.segment_at(seq, True)
+        cdef unsigned char* p = &self.image[self.used]
+        table.words[slot_for(table, seq)] = publish_word(self.used, persistent, embedded)
+        put_i64(p, seq)
+        if not persistent:
+            p[0] |= 0x40
+        p += JOURNAL_HEAD
+        memcpy(p, msg_id, 16)
+        put_i64(p + BODY_EXPIRY, expiry)
+        put_i32(p + BODY_SIZE, <int32_t><uint32_t>size)
+        put_i32(p + BODY_EMBEDDED, <int32_t><uint32_t>embedded)
+        if embedded:
+            memcpy(p + BODY_FIXED, term, <size_t>embedded)
+        self.used += JOURNAL_PUBLISH_FIXED + embedded
+        segment.unacked += 1
+        self.depth += 1
+        self.dirty_count += 1
+        self.published_end = max(self.published_end, seq + 1)
+        return 0
+
     def publish(self, int64_t first, int64_t count, const uint8_t[:, ::1] ids not None, const int64_t[::1] sizes not None,
-                const int64_t[::1] expiries not None, const uint8_t[::1] persistent not None, list terms,
-                const uint8_t[::1] data, const int64_t[::1] offsets, bint deliver, int64_t start, int64_t max_entries,
-                int64_t max_size):
-        """Publish entries `first` to `first + count - 1`, each followed by its deliver if `deliver`.
+                const int64_t[::1] expiries not None, const uint8_t[::1] persistent not None, list terms, bint deliver,
+                int64_t start, int64_t max_entries, int64_t max_size):
+        """int: how many actions are done in all, of publishing entries from `first`, each with its deliver if `deliver`.
 
-        The caller has checked that the ids are free and every size, and that the columns have `count` rows.
-
-        Parameters
-        ----------
-        ids : ndarray (count, 16) of uint8
-        sizes, expiries : ndarray of int64
-            Body sizes; expiries in microseconds, 0 = none.
-        persistent : ndarray of uint8
-        terms : list of bytes or None
-            The embedded terms; None: `data` from ``offsets[i]`` to ``offsets[i + 1]``, or none are embedded.
-        start : int
-            How many actions were done in earlier calls.
-        max_entries, max_size : int
-            The call ends when more actions, or bytes, than these wait for a flush.
-
-        Returns
-        -------
-        int
-            How many actions are done in all; fewer than there are where a flush is due.
+        The ids are free, every size is checked, and the columns have `count` rows: expiries in microseconds, 0 = none.
+        `terms` are embedded, unless None.  `start` actions were done in earlier calls.  A call ends early when more actions
+        than `max_entries`, or bytes than `max_size`, wait for a flush.
         """
-        cdef int64_t step, steps = count * (2 if deliver else 1), i, seq, slot, embedded, before = 0, verdict
+        cdef int64_t step, steps = count * (2 if deliver else 1), i, seq, embedded, before = 0, verdict
         cdef const unsigned char* term
-        cdef unsigned char* p
         cdef Table table
-        cdef Segment segment
         self.open_table(&table)
         for step in range(start, steps):
             i = step >> 1 if deliver else step
@@ -1521,35 +1255,12 @@ cdef class JournalMap:
                 if terms is not None:
                     term = <const unsigned char*>PyBytes_AS_STRING(<bytes>terms[i])
                     embedded = PyBytes_GET_SIZE(<bytes>terms[i])
-                elif offsets is not None:
-                    embedded = offsets[i + 1] - offsets[i]
-                    if embedded:
-                        term = &data[offsets[i]]
                 if self.image.shape[0] - self.used < JOURNAL_PUBLISH_FIXED + embedded or is_crowded(&table, 1):
                     self.filled = table.filled
                     self.reserve_image(JOURNAL_PUBLISH_FIXED + embedded)
                     self.reserve_slots(1)
                     self.open_table(&table)
-                segment = self.segment_at(seq, True)
-                slot = slot_for(&table, seq)
-                table.words[slot] = publish_word(NULL, self.used, persistent[i], embedded)
-                p = &self.image[self.used]
-                put_i64(p, seq)
-                if not persistent[i]:
-                    p[0] |= 0x40
-                p += JOURNAL_HEAD
-                memcpy(p, &ids[i, 0], 16)
-                put_i64(p + BODY_EXPIRY, expiries[i])
-                put_i32(p + BODY_SIZE, <int32_t><uint32_t>sizes[i])
-                put_i32(p + BODY_EMBEDDED, <int32_t><uint32_t>embedded)
-                if embedded:
-                    memcpy(p + BODY_FIXED, term, <size_t>embedded)
-                self.used += JOURNAL_PUBLISH_FIXED + embedded
-                segment.unacked += 1
-                self.depth += 1
-                self.dirty_count += 1
-                if seq >= self.published_end:
-                    self.published_end = seq + 1
+                self.put_publish(&table, seq, &ids[i, 0], expiries[i], sizes[i], persistent[i], term, embedded)
             if self.dirty_count > max_entries or self.used > max_size:
                 self.filled = table.filled
                 return step + 1
@@ -1557,39 +1268,16 @@ cdef class JournalMap:
         return steps
 
     def publish_one(self, int64_t seq, bytes msg_id, bytes term, int64_t size, int64_t expiry, int persistent, bint known_free):
-        """Publish one entry with little ado, for those who have one at a time.
+        """bool: the entry was published; False where `size` is -1 and the term does not say it.
 
-        Parameters
-        ----------
-        msg_id : bytes or None
-            None: the one of `term`.
-        term : bytes or None
-        size : int
-            -1: the one that `term` says.
-        expiry : int
-            In microseconds, 0 = none.
-        persistent : int
-            -1: as `term` says.
-        known_free : bool
-            The id need not be looked up.
-
-        Returns
-        -------
-        bool
-            False: the term says its size only to those who decode it; nothing was done.
-
-        Raises
-        ------
-        InvalidMessageError
-            As of `checked_ids`, or a number is impossible or in use.
+        `msg_id` may be None beside a term.  `persistent` is -1 for what the term says.  An id that is `known_free` is not
+        looked up.  InvalidMessageError as for `checked_ids`, or where a number is impossible or in use.
         """
         cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(term) if term is not None else NULL
         cdef int64_t n = PyBytes_GET_SIZE(term) if term is not None else 0, found_size = -1
         cdef const unsigned char* found = NULL
         cdef const unsigned char* given = NULL
-        cdef unsigned char* out
         cdef Table table
-        cdef Segment segment
         if msg_id is not None:
             if PyBytes_GET_SIZE(msg_id) != 16:
                 raise InvalidMessageError("a message id has 16 bytes")
@@ -1600,49 +1288,22 @@ cdef class JournalMap:
             if given == NULL or size < 0:
                 raise InvalidMessageError("a message that lies in a store needs its id and its size")
         else:
-            found = plain_message(p, n, &found_size) if 2 <= n <= <int64_t>0xFFFFFFFFu else NULL
-            if found == NULL:
-                found_size = -1
-                if n < 2 or n > <int64_t>0xFFFFFFFFu or term_extent(p, n) != n:
-                    raise InvalidMessageError("the message is not a well-formed external term; give what Message(...).term is")
-                found = message_id(p, n)
-                if found == NULL and (given == NULL or p[1] != 80):
-                    raise InvalidMessageError("the message is not a term that says its id; give what Message(...).term is")
-            if found != NULL and given != NULL and memcmp(found, given, 16) != 0:
-                raise InvalidMessageError("the message has another id than msg_id says; a node would not boot with it")
+            found = checked_id(p, n, given, &found_size, -1)
             if size < 0:
                 size = found_size
             if size < 0:
                 return False
         if size > <int64_t>0xFFFFFFFFu:
             raise InvalidMessageError(f"a size of {size} bytes does not fit into 32 bits")
-        if not known_free and self.check_unused(seq, 1) >= 0:
+        if not known_free and self.is_used(seq):
             raise InvalidMessageError(f"sequence id {seq} is in use")
         if persistent < 0:
             persistent = p == NULL or not says_transient(p, n, True)
         self.reserve_image(JOURNAL_PUBLISH_FIXED + n)
         self.reserve_slots(1)
         self.open_table(&table)
-        segment = self.segment_at(seq, True)
-        table.words[slot_for(&table, seq)] = publish_word(NULL, self.used, persistent, n)
+        self.put_publish(&table, seq, given if given != NULL else found, expiry, size, persistent, p, n)
         self.filled = table.filled
-        out = &self.image[self.used]
-        put_i64(out, seq)
-        if not persistent:
-            out[0] |= 0x40
-        out += JOURNAL_HEAD
-        memcpy(out, given if given != NULL else found, 16)
-        put_i64(out + BODY_EXPIRY, expiry)
-        put_i32(out + BODY_SIZE, <int32_t><uint32_t>size)
-        put_i32(out + BODY_EMBEDDED, <int32_t><uint32_t>n)
-        if n:
-            memcpy(out + BODY_FIXED, p, <size_t>n)
-        self.used += JOURNAL_PUBLISH_FIXED + n
-        segment.unacked += 1
-        self.depth += 1
-        self.dirty_count += 1
-        if seq >= self.published_end:
-            self.published_end = seq + 1
         return True
 
     def unwritten(self):
@@ -1654,11 +1315,12 @@ cdef class JournalMap:
         return self.image_array[: self.used]
 
     def encode(self, Segment segment not None, const int64_t[::1] seqs not None, const int64_t[::1] words not None):
-        """bytes: what a flush appends to the segment for these words, in a node's order."""
+        """bytes: what a flush appends to the segment for these words, in a node's order; there is room for them then."""
         cdef int64_t count = seqs.shape[0], size
         cdef int64_t base_seq = segment.number * self.segment_entry_count
         cdef const unsigned char* image = &self.image[0]
         cdef unsigned char* p
+        segment.make_entries(self.segment_entry_count)
         if count == 0:
             return b""
         with nogil:
@@ -1669,12 +1331,8 @@ cdef class JournalMap:
             encode_segment(&seqs[0], &words[0], count, base_seq, image, 0, p, NULL)
         return blob
 
-    def prepare(self, Segment segment not None):
-        """Make room for the entries of a segment that gets its file, before anything is written."""
-        segment.make_entries(self.segment_entry_count)
-
     def applied(self, Segment segment not None, const int64_t[::1] seqs not None, const int64_t[::1] words not None):
-        """Note that the blob of `encode` was appended to the segment's file; `prepare` came before."""
+        """Note that the blob of `encode` was appended to the segment's file."""
         cdef int64_t start = segment.size if segment.size > 0 else 0
         if seqs.shape[0]:
             start += encode_segment(&seqs[0], &words[0], seqs.shape[0], segment.number * self.segment_entry_count, &self.image[0],
@@ -1701,76 +1359,34 @@ cdef class JournalMap:
         self.used = self.written = self.dirty_count = 0
 
     def rows(self, Segment segment not None, source, const int64_t[::1] seqs not None, const int64_t[::1] words not None,
-             int which, columns not None, int64_t at):
-        """Append a segment's entries to columns, in the order of their ids.
+             bint live, int64_t[:, ::1] numbers not None, uint8_t[::1] flags not None, uint8_t[:, ::1] msg_id not None, int64_t at):
+        """int: the first free row after the segment's entries were appended to columns from row `at`, in the order of ids.
 
-        Parameters
-        ----------
-        source : Region, bytes-like or None
-            The segment's file.
-        seqs, words : ndarray of int64
-            The part of `collect` that belongs to the segment.
-        which : int
-            0 all with a publish, 1 the live ones, 2 of these the message ids of persistent ones that are not embedded.
-        columns : tuple of ndarray
-            seq_id, size, flags, expiry_us, msg_id, segment, pos, term_size; for `which` 2 only msg_id.
-        at : int
-            The first free row.
-
-        Returns
-        -------
-        int
-            The first free row after them; -1: the file is not the one that was read; -2: the columns are full.
+        -1: the file is not the one that was read; -2: the columns are full.  `source` is the segment's file, `seqs` and
+        `words` its part of `collect`; without `live` also entries that are acked or damaged.  `numbers` (6, n) are seq_id,
+        size, expiry_us, segment, pos and term_size; `flags` (n,) and `msg_id` (n, 16) the other columns of `IndexColumns`.
         """
         cdef Rows out
-        cdef Region region = None
-        cdef const uint8_t[::1] data
-        cdef int64_t[::1] seq_id, size, expiry, numbers, pos, term_size
-        cdef uint8_t[::1] flags
-        cdef uint8_t[:, ::1] msg_id
-        cdef int64_t room, count = seqs.shape[0], n = 0
-        cdef const unsigned char* p = NULL
+        cdef int64_t count = seqs.shape[0], n = 0
+        cdef const unsigned char* p
         cdef const int64_t* entries = NULL
         cdef const int64_t* seq_at = &seqs[0] if count else NULL
         cdef const int64_t* word_at = &words[0] if count else NULL
         cdef const unsigned char* image = &self.image[0]
-        memset(&out, 0, sizeof(out))
-        if which == 2:
-            msg_id = columns
-            room = msg_id.shape[0]
-        else:
-            seq_id, size, flags, expiry, msg_id, numbers, pos, term_size = columns
-            room = min(seq_id.shape[0], size.shape[0], flags.shape[0], expiry.shape[0], msg_id.shape[0], numbers.shape[0],
-                       pos.shape[0], term_size.shape[0])
-        if msg_id.shape[1] != 16:
-            raise ValueError("msg_id has 16 columns")
-        if room == 0:
+        out.room = flags.shape[0]
+        if numbers.shape[0] != 6 or numbers.shape[1] != out.room or msg_id.shape[0] != out.room or msg_id.shape[1] != 16:
+            raise ValueError("columns of other shapes")
+        if out.room == 0:
             # Nothing to point to; whatever there is does not fit.
             return at if segment.unacked == 0 else -2
-        out.msg_id = &msg_id[0, 0]
-        if which != 2:
-            out.seq_id = &seq_id[0]
-            out.size = &size[0]
-            out.flags = &flags[0]
-            out.expiry = &expiry[0]
-            out.segment = &numbers[0]
-            out.pos = &pos[0]
-            out.term_size = &term_size[0]
-        if segment.filled and isinstance(source, Region):
-            region = source
+        out.numbers, out.flags, out.msg_id = &numbers[0, 0], &flags[0], &msg_id[0, 0]
+        if segment.filled and source is not None:
             entries = &segment.entries[0]
-            n = region.size
-            p = region.pin(0, n)
-        elif segment.filled and source is not None:
-            data = source
-            entries = &segment.entries[0]
-            n = data.shape[0]
-            p = &data[0] if n else NULL
+        p = pin(source, &n)
         try:
             with nogil:
                 at = fill_rows(entries, self.segment_entry_count, segment.number, p, n, seq_at, word_at, count, image,
-                               self.used, which, &out, at, room)
+                               self.used, live, &out, at)
         finally:
-            if region is not None:
-                region.unpin()
+            unpin(source)
         return at

@@ -16,7 +16,7 @@ from libc.string cimport memcmp, memcpy, memset
 from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i32, put_i64
 from rmqstore._core cimport Region
 from rmqstore._crc32 cimport crc32_start, crc32_update
-from rmqstore.rabbitmq._term cimport message_id, term_extent
+from rmqstore.rabbitmq._term cimport message_id
 
 import os
 
@@ -51,7 +51,6 @@ cpdef enum MessageStop:
 
 cpdef enum MessageFlag:
     MESSAGE_WRITTEN = 1     # the mark is there
-    MESSAGE_TERM_OK = 2     # the term is well-formed, of that length, and holds the id of the record (only if asked for)
     MESSAGE_TOO_SHORT = 4   # the size leaves no place for an id; a node stops with an error if the mark is there
 
 cdef enum:
@@ -77,11 +76,8 @@ cdef inline int64_t record_extent(const unsigned char* p, int64_t left) noexcept
 
 cdef inline bint holds_message(const unsigned char* p, int64_t extent) noexcept nogil:
     # The record's term is an external term of exactly its length, and names the id of the record.
-    cdef int64_t size = extent - MESSAGE_RECORD_EXTRA
-    cdef const unsigned char* msg_id
-    if size < 2 or p[<int>MESSAGE_RECORD_TERM] != 131 or term_extent(p + MESSAGE_RECORD_TERM, size) != size:
-        return False
-    msg_id = message_id(p + MESSAGE_RECORD_TERM, size)
+    cdef int64_t size = 0
+    cdef const unsigned char* msg_id = message_id(p + MESSAGE_RECORD_TERM, extent - MESSAGE_RECORD_EXTRA, &size)
     return msg_id != NULL and memcmp(msg_id, p + MESSAGE_RECORD_MSG_ID, 16) == 0
 
 
@@ -119,7 +115,7 @@ cdef inline int64_t next_candidate(const unsigned char* p, int64_t n, int64_t at
     return n
 
 
-cdef int64_t scan_rows(const unsigned char* p, int64_t n, int64_t* at, int mode, bint check_terms, int64_t* work, int64_t room,
+cdef int64_t scan_rows(const unsigned char* p, int64_t n, int64_t* at, int mode, int64_t* work, int64_t room,
                        unsigned char* ids, int64_t* pos, int64_t* size, uint8_t* flags, int* stop) noexcept nogil:
     cdef int64_t here = at[0], extent, row = 0
     stop[0] = STOP_END
@@ -137,8 +133,6 @@ cdef int64_t scan_rows(const unsigned char* p, int64_t n, int64_t* at, int mode,
             size[row] = extent - MESSAGE_RECORD_EXTRA
             if extent >= MESSAGE_RECORD_EXTRA:
                 memcpy(ids + 16 * row, p + here + MESSAGE_RECORD_MSG_ID, 16)
-                if check_terms and holds_message(p + here, extent):
-                    flags[row] |= MESSAGE_TERM_OK
             else:
                 flags[row] |= MESSAGE_TOO_SHORT
                 memset(ids + 16 * row, 0, 16)
@@ -165,7 +159,7 @@ cdef int64_t scan_rows(const unsigned char* p, int64_t n, int64_t* at, int mode,
         memcpy(ids + 16 * row, p + here + MESSAGE_RECORD_MSG_ID, 16)
         pos[row] = here
         size[row] = extent - MESSAGE_RECORD_EXTRA
-        flags[row] = MESSAGE_WRITTEN | MESSAGE_TERM_OK
+        flags[row] = MESSAGE_WRITTEN
         row += 1
         here += extent
     at[0] = here
@@ -177,20 +171,8 @@ cdef int64_t work_limit(int64_t n) noexcept nogil:
     return 16 * n + (1 << 20) if n < INT64_MAX // 32 else INT64_MAX
 
 
-def scan_messages(Region region not None, int64_t pos=0, int mode=SCAN_SEQUENTIAL, int64_t end=-1, bint check_terms=False):
-    """Go over the records of a message file.
-
-    Parameters
-    ----------
-    region : Region
-        The whole file.
-    pos, end : int
-        Where to begin and to end (default: the end of the file).
-    mode : MessageScan
-        SCAN_SEQUENTIAL or SCAN_SALVAGE; what SCAN_BYTEWISE accepts depends on references, so it is a method of
-        `LocationTable`.
-    check_terms : bool
-        Tell of every record whether its term is whole and holds its id (`MESSAGE_TERM_OK`); always so with SCAN_SALVAGE.
+def scan_messages(Region region not None, int mode=SCAN_SEQUENTIAL):
+    """Find the records of a message file, by SCAN_SEQUENTIAL or SCAN_SALVAGE.
 
     Returns
     -------
@@ -198,12 +180,8 @@ def scan_messages(Region region not None, int64_t pos=0, int mode=SCAN_SEQUENTIA
         msg_id (n, 16) uint8; position of the record (n,) int64, bytes; size of the term (n,) int64, bytes, negative where
         there is no place for an id; flags (n,) uint8 of `MessageFlag`; position where the pass ended; `MessageStop`.
 
-    Raises
-    ------
-    OffsetOutOfRangeError
-        `pos` or `end` lies outside the file.
     """
-    cdef int64_t n = region.size if end < 0 else end, at, rows, work, room = 65536
+    cdef int64_t n = region.size, at = 0, rows, work = work_limit(n), room = 65536
     cdef int stop = STOP_ROWS
     cdef unsigned char* p
     cdef uint8_t[:, ::1] ids
@@ -211,10 +189,7 @@ def scan_messages(Region region not None, int64_t pos=0, int mode=SCAN_SEQUENTIA
     cdef uint8_t[::1] flags
     if mode != SCAN_SEQUENTIAL and mode != SCAN_SALVAGE:
         raise ValueError(f"mode is {mode}, not SCAN_SEQUENTIAL or SCAN_SALVAGE")
-    if pos < 0 or pos > n:
-        raise OffsetOutOfRangeError(f"position {pos} is not inside the {n} bytes of the file", pos=pos)
     parts = []
-    at, work = pos, work_limit(n)
     p = region.pin(0, n)
     try:
         while stop == STOP_ROWS:
@@ -223,26 +198,15 @@ def scan_messages(Region region not None, int64_t pos=0, int mode=SCAN_SEQUENTIA
                        np.empty(room, np.uint8))
             ids, positions, sizes, flags = columns
             with nogil:
-                rows = scan_rows(p, n, &at, mode, check_terms, &work, room, &ids[0, 0], &positions[0], &sizes[0], &flags[0], &stop)
+                rows = scan_rows(p, n, &at, mode, &work, room, &ids[0, 0], &positions[0], &sizes[0], &flags[0], &stop)
             parts.append([column[:rows] for column in columns])
     finally:
         region.unpin()
-    if len(parts) == 1:
-        # A small answer must not keep the whole room.
-        found = [column.copy() if rows < room // 2 else column for column in parts[0]]
-    else:
-        found = [np.concatenate(column) for column in zip(*parts)]
-    return (*found, at, stop)
+    return (*(np.concatenate(column) for column in zip(*parts)), at, stop)
 
 
 def encode_message_record(bytes msg_id not None, const uint8_t[::1] term not None):
-    """bytes: the record of a message in an N.rdq.
-
-    Raises
-    ------
-    ValueError
-        `msg_id` is not of 16 bytes.
-    """
+    """bytes: the record of a message in an N.rdq; ValueError where `msg_id` is not of 16 bytes."""
     cdef int64_t n = term.shape[0]
     if PyBytes_GET_SIZE(msg_id) != 16:
         raise ValueError(f"a message id has 16 bytes, not {len(msg_id)}")
@@ -295,15 +259,8 @@ cdef Location* new_slots(int64_t capacity) noexcept nogil:
 
 
 cdef struct ScanSums:
-    int64_t at
-    int64_t records
     int64_t accepted
-    int64_t accepted_bytes
     int64_t last_end
-    int64_t unwritten
-    int64_t too_short
-    int64_t first_fault
-    int stop
     bint no_memory
 
 
@@ -349,39 +306,26 @@ cdef inline int64_t get_small_integer(const unsigned char* p, int64_t n, int64_t
 
 @cython.final
 cdef class LocationTable:
-    """Where messages lie and how often they are referred to: message id to reference count, file, position, size.
+    """Where messages are and how often they are referred to: message id to reference count, file, position, size.
 
-    A table of open addressing in memory of its own, 40 bytes a slot, at most seven eighths full.  A message that was only
-    referred to so far has the file -1.  Long passes release the GIL; another call meanwhile raises RuntimeError, so its
-    owner holds a lock.
-
-    Parameters
-    ----------
-    expected : int, optional
-        How many ids will come.
+    A table of open addressing in memory of its own, 40 bytes a slot, at most seven eighths full, with room for `expected`
+    ids.  A message that was only referred to so far has the file -1.  Long passes release the GIL: its owner has a lock.
     """
 
     cdef Location* slots
     cdef int64_t capacity, count
     cdef uint64_t seed
-    cdef bint busy
 
     def __cinit__(self, int64_t expected=0):
         self.slots = NULL
         self.capacity = 0
         self.count = 0
-        self.busy = False
         # A file's ids are hostile: nobody shall be able to choose ones that all meet in one place.
         self.seed = int.from_bytes(os.urandom(8), "little")
         self.reserve(expected)
 
     def __dealloc__(self):
         free(self.slots)
-
-    cdef int begin(self) except -1:
-        if self.busy:
-            raise RuntimeError("another thread is at work in this table; its owner's lock was not held")
-        return 0
 
     cdef bint grow(self, int64_t expected) noexcept nogil:
         # False: no memory; the table is as it was.
@@ -448,30 +392,14 @@ cdef class LocationTable:
     def __len__(self):
         return self.count
 
-    def __contains__(self, bytes msg_id not None):
-        return self.get(msg_id) is not None
-
     def reserve(self, int64_t expected):
-        """Make room for so many ids.
-
-        Raises
-        ------
-        MemoryError
-            There is not so much memory.
-        """
-        self.begin()
+        """Make room for this many ids; MemoryError where there is none."""
         if not self.grow(max(expected, self.count)):
             raise MemoryError(f"no memory for the places of {expected} messages")
-
-    @property
-    def allocated(self):
-        """int: bytes that the table takes."""
-        return self.capacity * <int64_t>sizeof(Location)
 
     def get(self, bytes msg_id not None):
         """tuple or None: (reference count, file, position, size of the record) of an id; the file is -1 if it is not located."""
         cdef Location* entry
-        self.begin()
         if PyBytes_GET_SIZE(msg_id) != 16:
             return None
         entry = self.find(<unsigned char*>PyBytes_AS_STRING(msg_id))
@@ -480,17 +408,8 @@ cdef class LocationTable:
         return (entry.refcount, entry.file, entry.pos, entry.size)
 
     def put(self, bytes msg_id not None, int32_t refcount, int32_t file=NOT_LOCATED, int64_t pos=0, int64_t size=0):
-        """Enter an id, or change all that is known of it.
-
-        Raises
-        ------
-        ValueError
-            `msg_id` is not of 16 bytes, or a number is negative that cannot be.
-        MemoryError
-            There is no memory for one more.
-        """
+        """Enter an id of 16 bytes, or change all that is known of it; ValueError for a negative number, MemoryError."""
         cdef Location* entry
-        self.begin()
         if PyBytes_GET_SIZE(msg_id) != 16:
             raise ValueError(f"a message id has 16 bytes, not {len(msg_id)}")
         if file < NOT_LOCATED or refcount < 0 or pos < 0 or size < 0:
@@ -500,11 +419,6 @@ cdef class LocationTable:
             raise MemoryError("no memory for the place of one more message")
         entry.refcount, entry.file, entry.pos, entry.size = refcount, file, pos, size
 
-    def discard(self, bytes msg_id not None):
-        """bool: the id was there; now it is not."""
-        self.begin()
-        return PyBytes_GET_SIZE(msg_id) == 16 and self.take_out(<unsigned char*>PyBytes_AS_STRING(msg_id))
-
     def refer(self, const uint8_t[:, ::1] msg_ids not None, const int64_t[::1] counts=None):
         """Add references: one for each row of `msg_ids` (n, 16) uint8, or as many as `counts` (n,) int64 says.
 
@@ -513,16 +427,13 @@ cdef class LocationTable:
         ValueError
             The shapes do not fit, a count is negative, or a sum goes beyond 2**31 - 1.
         MemoryError
-            There is no memory for so many.
         """
         cdef int64_t i, n = msg_ids.shape[0], more = 1
         cdef int fault = 0
         cdef Location* entry
-        self.begin()
         if msg_ids.shape[1] != 16 or (counts is not None and counts.shape[0] != n):
             raise ValueError("msg_ids is of shape (n, 16) and counts of shape (n,)")
         cdef bint counted = counts is not None
-        self.busy = True
         with nogil:
             for i in range(n):
                 if i + AHEAD < n:
@@ -538,201 +449,107 @@ cdef class LocationTable:
                     fault = 2
                     break
                 entry.refcount += <int32_t>more
-        self.busy = False
         if fault == 1:
             raise MemoryError(f"no memory for the places of {n} messages")
         if fault:
             raise ValueError(f"row {i}: a reference count is negative or above 2**31 - 1")
 
-    cdef void accept(self, const unsigned char* p, int64_t at, int64_t extent, int32_t file, bint adopt, bint last_wins,
+    cdef bint accept(self, const unsigned char* msg_id, int64_t at, int64_t extent, int32_t file, bint adopt, bint last_wins,
                      ScanSums* sums) noexcept nogil:
-        cdef Location* entry
-        if adopt:
-            entry = self.make(p + at + MESSAGE_RECORD_MSG_ID)
-            if entry == NULL:
-                sums.no_memory = True
-                return
-            if entry.file == NOT_LOCATED and entry.refcount == 0:
-                entry.refcount = 1
-        else:
-            entry = self.find(p + at + MESSAGE_RECORD_MSG_ID)
-            if entry == NULL:
-                return
-        if entry.file == NOT_LOCATED:
+        # Whether the message got its place here.
+        cdef Location* entry = self.make(msg_id) if adopt else self.find(msg_id)
+        cdef bint is_new
+        if entry == NULL:
+            sums.no_memory |= adopt
+            return False
+        is_new = entry.file == NOT_LOCATED
+        if adopt and is_new and entry.refcount == 0:
+            entry.refcount = 1
+        if is_new:
             sums.accepted += 1
-        elif entry.file == file and last_wins:
-            sums.accepted_bytes -= entry.size
-        else:
-            return
-        sums.accepted_bytes += extent
-        entry.file = file
-        entry.pos = at
-        entry.size = extent
-        if at + extent > sums.last_end:
-            sums.last_end = at + extent
+        elif entry.file != file or not last_wins:
+            return False
+        entry.file, entry.pos, entry.size = file, at, extent
+        sums.last_end = max(sums.last_end, at + extent)
+        return is_new
 
-    cdef void scan_file(self, const unsigned char* p, int64_t n, int32_t file, int mode, bint adopt,
-                        ScanSums* sums) noexcept nogil:
-        cdef int64_t here = sums.at, extent, before, work = work_limit(n), rows, i
-        cdef int64_t places[AHEAD]
-        cdef int64_t extents[AHEAD]
-        sums.stop = STOP_END
-        if mode == SCAN_SEQUENTIAL:
-            while here < n and sums.stop == STOP_END and not sums.no_memory:
-                # So many records at a time, that their slots are under way when they are looked up.
-                rows = 0
-                while rows < AHEAD and here < n:
-                    extent = record_extent(p + here, n - here)
-                    if extent <= 0:
-                        sums.stop = STOP_ZERO if extent == 0 else STOP_TORN
-                        break
-                    places[rows] = here
-                    extents[rows] = extent
-                    rows += 1
-                    if extent >= MESSAGE_RECORD_EXTRA:
-                        prefetch(&self.slots[hash_id(p + here + MESSAGE_RECORD_MSG_ID, self.seed) & <uint64_t>(self.capacity - 1)])
-                    here += extent
-                for i in range(rows):
-                    extent = extents[i]
-                    if extent < MESSAGE_RECORD_EXTRA or p[places[i] + extent - 1] != MESSAGE_RECORD_MARK:
-                        if sums.unwritten + sums.too_short == 0:
-                            sums.first_fault = places[i]
-                        if extent < MESSAGE_RECORD_EXTRA:
-                            sums.too_short += 1
-                        else:
-                            sums.unwritten += 1
-                    else:
-                        sums.records += 1
-                        # In each file a node meets the last occurrence of an id first.
-                        self.accept(p, places[i], extent, file, adopt, True, sums)
-            sums.at = here
-            return
-        while not sums.no_memory:
-            here = next_candidate(p, n, here)
-            if here >= n:
-                here = n
-                break
-            extent = record_extent(p + here, n - here)
-            if mode == SCAN_SALVAGE:
-                work -= extent
-                if work < 0:
-                    sums.stop = STOP_WORK
-                    break
-                if not holds_message(p + here, extent):
-                    here += 1
-                    continue
-                sums.records += 1
-                self.accept(p, here, extent, file, adopt, False, sums)
-                here += extent
-            else:
-                before = sums.accepted
-                self.accept(p, here, extent, file, False, False, sums)
-                sums.records += sums.accepted - before
-                here += extent if sums.accepted != before else 1
-        sums.at = here
-
-    def scan(self, Region region not None, int32_t file, int mode=SCAN_SEQUENTIAL, bint adopt=False, int64_t pos=0):
+    def scan(self, Region region not None, int32_t file, int mode=SCAN_SEQUENTIAL, bint adopt=False):
         """Locate messages in a message file: those that are referred to and have no place yet (§8.5).
 
-        Parameters
-        ----------
-        region : Region
-            The whole file.
-        file : int
-            Its number.
-        mode : MessageScan
-            With SCAN_SEQUENTIAL the last occurrence of an id in the file counts, else the first.
-        adopt : bool
-            Every message counts as referred to once, but for those that are known to have no reference.  Not for
-            SCAN_BYTEWISE, which would take bytes of a body for a record.
-        pos : int
-            Where to begin.
+        With SCAN_SEQUENTIAL the last occurrence of an id in the file counts, else the first.  With `adopt` every message
+        counts as referred to once, but for those that are known to have no reference; not for SCAN_BYTEWISE, which would
+        take bytes of a body for a record.
 
         Returns
         -------
         tuple of int
-            records that were met; messages that got their place here; bytes of their records; end of the last of them;
-            records without their mark; records too short for an id; position of the first of these two, or -1; where the
-            pass ended; `MessageStop`.
+            messages that got their place here; end of the last of them; records without their mark; records too short for
+            an id; position of the first of these two, or -1; where the pass ended; `MessageStop`.
 
         Raises
         ------
-        OffsetOutOfRangeError
-            `pos` lies outside the file.
         MemoryError
             There is no memory for so many.
         """
         cdef ScanSums sums
+        cdef const uint8_t[:, ::1] ids
+        cdef const int64_t[::1] positions, sizes
+        cdef const uint8_t[::1] flags
+        cdef int64_t i, rows, n, here = 0, extent
         cdef unsigned char* p
-        self.begin()
-        if not SCAN_SEQUENTIAL <= mode <= SCAN_SALVAGE or (adopt and mode == SCAN_BYTEWISE):
-            raise ValueError(f"mode is {mode}, which is none, or does not go with adopt")
-        if file < 0 or pos < 0 or pos > region.size:
-            raise OffsetOutOfRangeError(f"file {file}, position {pos}: not inside the file", pos=pos)
         memset(&sums, 0, sizeof(ScanSums))
-        sums.first_fault = -1
-        sums.at = pos
-        p = region.pin(0, region.size)
-        self.busy = True
-        try:
-            with nogil:
-                self.scan_file(p, region.size, file, mode, adopt, &sums)
-        finally:
-            self.busy = False
-            region.unpin()
+        if mode == SCAN_BYTEWISE:
+            if adopt:
+                raise ValueError("a bytewise scan accepts only what is referred to")
+            n = region.size
+            p = region.pin(0, n)
+            try:
+                with nogil:
+                    here = next_candidate(p, n, 0)
+                    while here < n:
+                        extent = record_extent(p + here, n - here)
+                        here += extent if self.accept(p + here + MESSAGE_RECORD_MSG_ID, here, extent, file, False, False, &sums) else 1
+                        here = next_candidate(p, n, here)
+            finally:
+                region.unpin()
+            return sums.accepted, sums.last_end, 0, 0, -1, n, STOP_END
+        *columns, end, stop = scan_messages(region, mode)
+        ids, positions, sizes, flags = columns
+        rows = flags.shape[0]
+        with nogil:
+            for i in range(rows):
+                if i + AHEAD < rows:
+                    prefetch(&self.slots[hash_id(&ids[i + AHEAD, 0], self.seed) & <uint64_t>(self.capacity - 1)])
+                if flags[i] & (MESSAGE_WRITTEN | MESSAGE_TOO_SHORT) == MESSAGE_WRITTEN:
+                    self.accept(&ids[i, 0], positions[i], sizes[i] + MESSAGE_RECORD_EXTRA, file, adopt, mode == SCAN_SEQUENTIAL, &sums)
         if sums.no_memory:
             raise MemoryError("no memory for the places of so many messages")
-        return (sums.records, sums.accepted, sums.accepted_bytes, sums.last_end, sums.unwritten, sums.too_short,
-                sums.first_fault, sums.at, sums.stop)
+        short = columns[3] & MESSAGE_TOO_SHORT != 0
+        unwritten = columns[3] & (MESSAGE_WRITTEN | MESSAGE_TOO_SHORT) == 0
+        faults = columns[1][short | unwritten]
+        first = int(faults[0]) if len(faults) else -1
+        return sums.accepted, sums.last_end, int(unwritten.sum()), int(short.sum()), first, end, stop
 
-    def live(self, Region region not None, int32_t file):
-        """What of a message file is in use, by going over its records.
-
-        Returns
-        -------
-        tuple
-            msg_id (n, 16) uint8, position (n,) int64 and size (n,) int64 of the records that are referred to, ascending;
-            msg_id (m, 16) uint8 of those of this file whose reference count is 0; where the pass ended.
-        """
-        cdef int64_t n = region.size, here, extent, rows = 0, dead = 0, room = n // MESSAGE_RECORD_EXTRA + 1
-        cdef unsigned char* p
+    def entries(self, const uint8_t[:, ::1] msg_ids not None):
+        """Reference count, file, position and size of ids (n, 16), each (n,) int64; the file is -1 of unknown ones."""
+        cdef int64_t i, n = msg_ids.shape[0]
         cdef Location* entry
-        self.begin()
-        found = (np.empty((room, 16), np.uint8), np.empty(room, np.int64), np.empty(room, np.int64),
-                 np.empty((room, 16), np.uint8))
-        cdef uint8_t[:, ::1] ids = found[0], dead_ids = found[3]
-        cdef int64_t[::1] positions = found[1], sizes = found[2]
-        here = 0
-        p = region.pin(0, n)
-        self.busy = True
-        try:
-            with nogil:
-                while here < n:
-                    extent = record_extent(p + here, n - here)
-                    if extent <= 0:
-                        break
-                    if extent >= MESSAGE_RECORD_EXTRA and p[here + extent - 1] == MESSAGE_RECORD_MARK:
-                        entry = self.find(p + here + MESSAGE_RECORD_MSG_ID)
-                        if entry != NULL and entry.file == file and entry.pos == here and entry.size == extent:
-                            if entry.refcount > 0:
-                                memcpy(&ids[rows, 0], entry.msg_id, 16)
-                                positions[rows] = here
-                                sizes[rows] = extent
-                                rows += 1
-                            else:
-                                memcpy(&dead_ids[dead, 0], entry.msg_id, 16)
-                                dead += 1
-                    here += extent
-        finally:
-            self.busy = False
-            region.unpin()
-        return (found[0][:rows].copy(), found[1][:rows].copy(), found[2][:rows].copy(), found[3][:dead].copy(), here)
+        found = np.zeros((4, n), np.int64)
+        cdef int64_t[:, ::1] rows = found
+        if msg_ids.shape[1] != 16:
+            raise ValueError("msg_ids is of shape (n, 16)")
+        with nogil:
+            for i in range(n):
+                entry = self.find(&msg_ids[i, 0])
+                rows[1, i] = -1
+                if entry != NULL:
+                    rows[0, i], rows[1, i], rows[2, i], rows[3, i] = entry.refcount, entry.file, entry.pos, entry.size
+        return tuple(found)
 
     def move(self, const uint8_t[:, ::1] msg_ids not None, int32_t file, const int64_t[::1] positions not None):
         """Change the place of known ids (n, 16) to `file` and `positions` (n,); their sizes stay."""
         cdef int64_t i
         cdef Location* entry
-        self.begin()
         if msg_ids.shape[1] != 16 or positions.shape[0] != msg_ids.shape[0]:
             raise ValueError("msg_ids is of shape (n, 16) and positions of shape (n,)")
         for i in range(msg_ids.shape[0]):
@@ -744,7 +561,6 @@ cdef class LocationTable:
     def discard_many(self, const uint8_t[:, ::1] msg_ids not None):
         """Forget ids (n, 16)."""
         cdef int64_t i
-        self.begin()
         if msg_ids.shape[1] != 16:
             raise ValueError("msg_ids is of shape (n, 16)")
         for i in range(msg_ids.shape[0]):
@@ -759,7 +575,6 @@ cdef class LocationTable:
             msg_id (n, 16) uint8, reference count (n,) int32, file (n,) int32, position (n,) int64, size (n,) int64.
         """
         cdef int64_t i, rows = 0, n = 0
-        self.begin()
         for i in range(self.capacity):
             if self.slots[i].file != EMPTY_SLOT and (file == EMPTY_SLOT or self.slots[i].file == file):
                 n += 1
@@ -779,21 +594,12 @@ cdef class LocationTable:
         return found
 
     def sums(self, const int64_t[::1] files not None, const int64_t[::1] file_sizes not None):
-        """Hold the table against files.
+        """Bytes that are referred to in each file (n,) int64; how many located entries are in none, or beyond its end.
 
-        Parameters
-        ----------
-        files, file_sizes : numpy.ndarray
-            Numbers (n,) int64, ascending, and sizes (n,) int64 of the files that there are.
-
-        Returns
-        -------
-        tuple
-            bytes that are referred to, of each file (n,) int64; how many located entries lie in no file or beyond its end.
+        `files`, ascending, and `file_sizes` are numbers and sizes (n,) int64.
         """
         cdef int64_t i, low, high, middle, wrong = 0, n = files.shape[0]
         cdef Location* entry
-        self.begin()
         if file_sizes.shape[0] != n:
             raise ValueError("files and file_sizes are of one length")
         valid = np.zeros(n, np.int64)
@@ -850,12 +656,7 @@ cdef class LocationTable:
         return items
 
     def load_ets_items(self, const uint8_t[::1] data not None, int64_t pos):
-        """Enter the objects of an msg_store_index.ets from its items at `pos` on.
-
-        Returns
-        -------
-        tuple of int
-            How many were entered, and the position of the first item that is none of them (the last item of a whole file).
+        """(int, int): how many objects of an msg_store_index.ets were entered from its items at `pos`; where they end.
 
         Raises
         ------
@@ -867,7 +668,6 @@ cdef class LocationTable:
         cdef const unsigned char* p
         cdef const unsigned char* atom
         cdef Location* entry
-        self.begin()
         if pos < 0 or pos > n:
             raise OffsetOutOfRangeError(f"position {pos} is not inside the {n} bytes", pos=pos)
         while n - at > 8:
@@ -938,14 +738,14 @@ cdef int queue_store_verdict(const unsigned char* p, int64_t n, int64_t pos, int
 
 def check_queue_store(const uint8_t[::1] data not None, const int64_t[::1] positions not None,
                       const int64_t[::1] sizes not None):
-    """Look at records of an N.qs (§11.2).
+    """Check records of an N.qs (§11.2).
 
     Parameters
     ----------
     data : buffer
         The whole file.
     positions, sizes : numpy.ndarray
-        Places (n,) int64 of the records' heads and sizes (n,) int64 of their terms, bytes, as an N.qi says them.
+        Places (n,) int64 of the records' heads and sizes (n,) int64 of their terms, bytes, from an N.qi.
 
     Returns
     -------

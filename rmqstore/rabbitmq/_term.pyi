@@ -13,12 +13,8 @@ from rmqstore._core import Region
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 _Message = TypeVar("_Message", bound="MessageTerm")
 
-TRAILING_BYTES: Final[str]
 BYTES_COLUMNS: Final[tuple[str, ...]]
-DEFAULT_MAX_SIZE: Final[int]
-DEFAULT_MAX_VALUES: Final[int]
-FAULTS: Final[dict[int, str]]
-FIELD_RANGES: Final[dict[str, tuple[int, int]]]
+FIELD_INTS: Final[dict[str, tuple[type[FieldInt], int, bool]]]
 MESSAGE_COLUMNS: Final[tuple[str, ...]]
 PROPERTY_NAMES: Final[tuple[str, ...]]
 
@@ -32,24 +28,9 @@ class Atom(str):
     tag: int | None
     def __new__(cls, text: str, tag: int | None = None) -> Atom: ...
 
-class ImproperList(list[Any]):
-    tail: Any
-    def __init__(self, items: Iterable[Any], tail: Any) -> None: ...
-
-class MapPairs(tuple[tuple[Any, Any], ...]): ...
-
-class BitString:
-    bits: int
-    data: bytes
-    def __init__(self, data: _Bytes, bits: int) -> None: ...
-
 class Opaque:
     data: bytes
     def __init__(self, data: _Bytes) -> None: ...
-
-class TextFloat(float):
-    text: bytes
-    def __new__(cls, text: _Bytes) -> TextFloat: ...
 
 class FieldInt(int):
     code: str
@@ -67,19 +48,10 @@ class Int16(FieldInt):
 class UInt16(FieldInt):
     code: str
 
-class SpecInt16(FieldInt):
-    code: str
-
-class Int32(FieldInt):
-    code: str
-
 class UInt32(FieldInt):
     code: str
 
 class Int64(FieldInt):
-    code: str
-
-class SpecInt64(FieldInt):
     code: str
 
 class Timestamp(FieldInt):
@@ -88,9 +60,7 @@ class Timestamp(FieldInt):
     def datetime(self) -> _datetime.datetime: ...
 
 class Float32(float):
-    code: str
-    raw: bytes
-    def __new__(cls, value: float | bytes) -> Float32: ...
+    def __new__(cls, value: float) -> Float32: ...
 
 class Table(dict[str, Any]):
     pairs: tuple[tuple[str, Any], ...]
@@ -102,7 +72,6 @@ class MessageTerm:
     @classmethod
     def from_term(cls: type[_Message], term: _Bytes) -> _Message: ...
     def load(self, term: bytes) -> None: ...
-    def record(self) -> tuple[Any, ...] | None: ...
     @property
     def form(self) -> str: ...
     @property
@@ -119,8 +88,6 @@ class MessageTerm:
     def raw_properties(self) -> bytes | None: ...
     @property
     def properties_size(self) -> int: ...
-    @property
-    def fragment_sizes(self) -> list[int]: ...
     @property
     def exchange(self) -> str: ...
     @property
@@ -141,43 +108,22 @@ class MessageColumns:
     def __len__(self) -> int: ...
 
 def extent(data: _Bytes, pos: int = 0) -> int: ...
-def check(data: _Bytes) -> tuple[int, str] | None: ...
 def message_id_of(term: _Bytes) -> bytes | None: ...
-def decode_at(
-    data: _Bytes,
-    pos: int = 0,
-    *,
-    max_values: int = ...,
-    max_size: int = ...,
-    path: str | None = None,
-) -> tuple[Any, int]: ...
-def decode(data: _Bytes, *, max_values: int = ..., max_size: int = ..., path: str | None = None) -> Any: ...
-def encode(value: Any, *, atoms: str | None = None) -> bytes: ...
+def decode(data: _Bytes) -> Any: ...
+def encode(value: Any) -> bytes: ...
 def decode_table(data: _Bytes) -> dict[str, Any]: ...
 def encode_table(table: dict[str, Any]) -> bytes: ...
 def decode_properties(data: _Bytes) -> dict[str, Any]: ...
 def encode_properties(properties: dict[str, Any]) -> bytes: ...
-def record_properties(record: tuple[Any, ...]) -> dict[str, Any]: ...
 def message_term(
-    body: _Bytes,
+    body: bytes,
     properties: bytes,
     exchange: bytes,
     routing_keys: list[bytes],
     vhost: bytes,
     persistent: bool,
     msg_id: bytes,
-    fragment_size: int = 0,
 ) -> bytes: ...
-def message_terms(
-    bodies: list[Any],
-    properties: bytes,
-    exchange: bytes,
-    routing_keys: list[bytes],
-    vhost: bytes,
-    persistent: bool,
-    msg_ids: bytes,
-    fragment_size: int,
-) -> list[bytes]: ...
 def message_columns(
     sources: Region | _Bytes | Sequence[Region | _Bytes],
     positions: NDArray[np.int64],

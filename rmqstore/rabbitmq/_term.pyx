@@ -1,19 +1,17 @@
 """Erlang's external term format and what RabbitMQ writes in it: bytes to values, values to bytes, messages to columns.
 
-Owns the tags that occur in RabbitMQ's files, their limits of depth, number and size, the shape of a message term, and
-the fields of AMQP 0-9-1 properties.  It knows bytes, not files.  Two tiers: leaves that are ``noexcept nogil`` over a
-pointer and integers, and ``def`` functions above them.
+Owns the tags that occur in RabbitMQ's files, their limits of depth and number, the shape of a message term, and the fields
+of AMQP 0-9-1 properties.  It knows bytes, not files.  Two tiers: leaves that are ``noexcept nogil`` over a pointer and
+integers, and ``def`` functions above them.
 
-Invariants: every number that a term states is hostile, so nothing is allocated for a count before the bytes that could
-hold so many values are known to be there; a walk takes at least one byte a step, so it ends; nesting is counted, so no
-input reaches the end of the stack; what is compressed is inflated only up to the size that it states, and only if that
-is within the limit.  Malformed input is `CorruptionError` with a position, never anything else.
+Invariants: every number in a term is hostile, so nothing is allocated for a count before the bytes that could hold that
+many values are known to be there; a walk takes at least one byte a step, so it ends; nesting is counted, so no input
+reaches the end of the stack.  Malformed input is `CorruptionError` with a position, never anything else.
 
 Tags: Erlang/OTP 25 and 26 (docs/rabbitmq.md); every integer in a term is big-endian but the digits of a big one.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.float cimport DBL_MAX
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -23,7 +21,6 @@ from libc.string cimport memcmp, memcpy
 import datetime
 import decimal
 import struct
-import zlib
 
 import numpy as np
 
@@ -35,11 +32,11 @@ from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, Un
 cdef extern from "Python.h":
     object PyTuple_New(Py_ssize_t n)
     void PyTuple_SET_ITEM(object made, Py_ssize_t i, object value)
-    PyObject* PyTuple_GET_ITEM(object made, Py_ssize_t i)
     int64_t PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
-    bint PyUnicode_IS_ASCII(object text)
-    const char* PyUnicode_AsUTF8(object text) except NULL
     str PyUnicode_DecodeUTF8(const char* s, Py_ssize_t size, const char* errors)
+
+cdef extern from "_utf8.h":
+    bint is_utf8 "rmq_is_utf8"(const unsigned char* p, int64_t n) noexcept nogil
 
 cdef double MAX_FLOAT = DBL_MAX
 
@@ -49,16 +46,17 @@ cdef double MAX_FLOAT = DBL_MAX
 cdef enum:
     VERSION = 131
     MAX_NESTING = 256
+    MAX_VALUES = 1 << 20
+    # The payload of a frame at the frame_max that a node offers, 131072, without the frame's own 8 bytes.
+    FRAGMENT_SIZE = 131064
 
     TAG_NEW_FLOAT = 70
     TAG_BIT_BINARY = 77
-    TAG_COMPRESSED = 80
     TAG_NEW_PID = 88
     TAG_NEW_PORT = 89
     TAG_NEWER_REFERENCE = 90
     TAG_SMALL_INTEGER = 97
     TAG_INTEGER = 98
-    TAG_FLOAT = 99
     TAG_ATOM = 100
     TAG_REFERENCE = 101
     TAG_PORT = 102
@@ -79,8 +77,7 @@ cdef enum:
     TAG_V4_PORT = 120
 
 cdef enum:
-    SOUND = 0
-    CUT
+    CUT = 1
     BAD_TAG
     NO_VERSION
     TOO_DEEP
@@ -88,11 +85,10 @@ cdef enum:
     BAD_NUMBER
     BAD_BITS
     BAD_REFERENCE
-    BAD_ZLIB
     NOT_A_MESSAGE
-    NOT_READABLE
+    TRAILING_BYTES
 
-FAULTS = {
+cdef dict FAULTS = {
     CUT: "the term ends before what it states",
     BAD_TAG: "no tag of an external term is here",
     NO_VERSION: "an external term begins with 131",
@@ -101,11 +97,9 @@ FAULTS = {
     BAD_NUMBER: "a number that Erlang does not write",
     BAD_BITS: "a bit string whose last byte has no bits, or more than 8",
     BAD_REFERENCE: "a reference of more than 5 words",
-    BAD_ZLIB: "a compressed term that does not inflate to the size that it states",
     NOT_A_MESSAGE: "the term is not a message as a node writes it",
-    NOT_READABLE: "the message is of a kind whose contents this release does not read",
+    TRAILING_BYTES: "bytes after the end of the term",
 }
-TRAILING_BYTES = "bytes after the end of the term"
 
 
 cdef struct Fault:
@@ -139,34 +133,13 @@ cdef inline void put_double(unsigned char* p, double value) noexcept nogil:
     put_i64(p, bits)
 
 
-cdef int64_t utf8_length(const unsigned char* p, int64_t n) noexcept nogil:
-    # The characters of n bytes of UTF-8, or -1: what Python's strict decoder takes (no surrogates, shortest forms only).
-    cdef int64_t i = 0, count = 0
-    cdef unsigned char c
-    while i < n:
-        c = p[i]
-        if c < 0x80:
-            i += 1
-        elif 0xC2 <= c <= 0xDF:
-            if i + 1 >= n or p[i + 1] & 0xC0 != 0x80:
-                return -1
-            i += 2
-        elif c & 0xF0 == 0xE0:
-            if i + 2 >= n or p[i + 1] & 0xC0 != 0x80 or p[i + 2] & 0xC0 != 0x80:
-                return -1
-            if c == 0xE0 and p[i + 1] < 0xA0 or c == 0xED and p[i + 1] > 0x9F:
-                return -1
-            i += 3
-        elif 0xF0 <= c <= 0xF4:
-            if i + 3 >= n or p[i + 1] & 0xC0 != 0x80 or p[i + 2] & 0xC0 != 0x80 or p[i + 3] & 0xC0 != 0x80:
-                return -1
-            if c == 0xF0 and p[i + 1] < 0x90 or c == 0xF4 and p[i + 1] > 0x8F:
-                return -1
-            i += 4
-        else:
-            return -1
-        count += 1
-    return count
+cdef bint is_atom_text(const unsigned char* p, int64_t n) noexcept nogil:
+    # UTF-8 of at most 255 characters.
+    cdef int64_t i, count = n
+    if n > 255:
+        for i in range(n):
+            count -= p[i] & 0xC0 == 0x80
+    return count <= 255 and is_utf8(p, n)
 
 
 cdef int64_t atom_text(const unsigned char* p, int64_t pos, int64_t end, int64_t* length, Fault* fault) noexcept nogil:
@@ -193,112 +166,18 @@ cdef int64_t atom_text(const unsigned char* p, int64_t pos, int64_t end, int64_t
     if tag == TAG_ATOM or tag == TAG_SMALL_ATOM:
         if n > 255:
             return fail(fault, BAD_ATOM, pos)
-    elif not 0 <= utf8_length(p + pos + head, n) <= 255:
+    elif not is_atom_text(p + pos + head, n):
         return fail(fault, BAD_ATOM, pos)
     length[0] = n
     return pos + head
 
 
-cdef bint is_above_largest(const unsigned char* p) noexcept nogil:
-    # Whether these digits, before e+308, are more than those of the largest double.
-    cdef const unsigned char* largest = b"1.79769313486231570815"
-    cdef int i = 0
-    while c'0' <= p[i] <= c'9' or p[i] == c'.':
-        if i >= 22:
-            if p[i] != c'0':
-                return True
-        elif p[i] != largest[i]:
-            return p[i] > largest[i]
-        i += 1
-    return False
-
-
-cdef bint is_float_text(const unsigned char* p) noexcept nogil:
-    # 31 bytes as printf's "%.20e" writes them, filled up with zeros; not above the largest double.
-    cdef int i = 0, first, digits, exponent = 0
-    cdef bint negative
-    if p[i] == c'-' or p[i] == c'+':
-        i += 1
-    first = i
-    if not c'0' <= p[i] <= c'9' or p[i + 1] != c'.':
-        return False
-    i += 2
-    digits = i
-    while i < 31 and c'0' <= p[i] <= c'9':
-        i += 1
-    if i == digits:
-        return False
-    if i < 31 and (p[i] == c'e' or p[i] == c'E'):
-        i += 1
-        negative = i < 31 and p[i] == c'-'
-        if i < 31 and (p[i] == c'-' or p[i] == c'+'):
-            i += 1
-        digits = i
-        while i < 31 and c'0' <= p[i] <= c'9' and i < digits + 3:
-            exponent = 10 * exponent + p[i] - c'0'
-            i += 1
-        if i == digits:
-            return False
-        if not negative and (exponent > 308 or exponent == 308 and is_above_largest(p + first)):
-            return False
-    while i < 31:
-        if p[i] != 0:
-            return False
-        i += 1
-    return True
-
-
-cdef int64_t scalar_extent(const unsigned char* p, int64_t pos, int64_t end, Fault* fault) noexcept nogil:
-    # The position after the value at `pos` that holds no others; -1 for containers (BAD_TAG) and for malformed ones.
-    cdef int64_t room = end - pos, length = 0, at
-    cdef int64_t words = 0
-    cdef unsigned char tag
-    if room < 1:
-        return fail(fault, CUT, pos)
-    tag = p[pos]
-    if tag == TAG_BINARY:
-        if room < 5 or get_u32(p + pos + 1) > room - 5:
-            return fail(fault, CUT, pos)
-        return pos + 5 + get_u32(p + pos + 1)
-    if tag == TAG_ATOM or tag == TAG_SMALL_ATOM_UTF8 or tag == TAG_ATOM_UTF8 or tag == TAG_SMALL_ATOM:
-        at = atom_text(p, pos, end, &length, fault)
-        return -1 if at < 0 else at + length
-    if tag == TAG_NIL:
-        return pos + 1
-    if tag == TAG_SMALL_INTEGER:
-        return fail(fault, CUT, pos) if room < 2 else pos + 2
-    if tag == TAG_INTEGER:
-        return fail(fault, CUT, pos) if room < 5 else pos + 5
-    if tag == TAG_STRING:
-        if room < 3 or get_u16(p + pos + 1) > room - 3:
-            return fail(fault, CUT, pos)
-        return pos + 3 + get_u16(p + pos + 1)
-    if tag == TAG_SMALL_BIG:
-        if room < 3 or p[pos + 1] > room - 3:
-            return fail(fault, CUT, pos)
-        return pos + 3 + p[pos + 1]
-    if tag == TAG_LARGE_BIG:
-        if room < 6 or get_u32(p + pos + 1) > room - 6:
-            return fail(fault, CUT, pos)
-        return pos + 6 + get_u32(p + pos + 1)
-    if tag == TAG_NEW_FLOAT:
-        if room < 9:
-            return fail(fault, CUT, pos)
-        # All bits of the exponent set: infinity or no number, neither of which Erlang has.
-        return fail(fault, BAD_NUMBER, pos) if (get_i64(p + pos + 1) >> 52) & 0x7FF == 0x7FF else pos + 9
-    if tag == TAG_FLOAT:
-        if room < 32:
-            return fail(fault, CUT, pos)
-        return pos + 32 if is_float_text(p + pos + 1) else fail(fault, BAD_NUMBER, pos)
-    if tag == TAG_BIT_BINARY:
-        if room < 6 or get_u32(p + pos + 1) > room - 6:
-            return fail(fault, CUT, pos)
-        if not 1 <= p[pos + 5] <= 8 or get_u32(p + pos + 1) == 0:
-            return fail(fault, BAD_BITS, pos)
-        return pos + 6 + get_u32(p + pos + 1)
-    # Identities of processes, ports and references: the name of a node, then numbers.
+cdef int64_t identity_extent(const unsigned char* p, int64_t pos, int64_t end, Fault* fault) noexcept nogil:
+    # The position after a process, port or reference: the name of a node, then numbers; -1 for anything else.
+    cdef int64_t at = pos + 1, length = 0, words
+    cdef unsigned char tag = p[pos]
     if tag == TAG_NEWER_REFERENCE or tag == TAG_NEW_REFERENCE:
-        if room < 3:
+        if end - pos < 3:
             return fail(fault, CUT, pos)
         words = get_u16(p + pos + 1)
         if words > 5:
@@ -306,13 +185,13 @@ cdef int64_t scalar_extent(const unsigned char* p, int64_t pos, int64_t end, Fau
         at = pos + 3
         length = 4 * words + (4 if tag == TAG_NEWER_REFERENCE else 1)
     elif tag == TAG_NEW_PID or tag == TAG_V4_PORT:
-        at, length = pos + 1, 12
+        length = 12
     elif tag == TAG_PID:
-        at, length = pos + 1, 9
+        length = 9
     elif tag == TAG_NEW_PORT:
-        at, length = pos + 1, 8
+        length = 8
     elif tag == TAG_PORT or tag == TAG_REFERENCE:
-        at, length = pos + 1, 5
+        length = 5
     else:
         return fail(fault, BAD_TAG, pos)
     words = 0
@@ -321,6 +200,49 @@ cdef int64_t scalar_extent(const unsigned char* p, int64_t pos, int64_t end, Fau
         return -1
     at += words
     return fail(fault, CUT, pos) if length > end - at else at + length
+
+
+cdef int64_t scalar_extent(const unsigned char* p, int64_t pos, int64_t end, Fault* fault) noexcept nogil:
+    # The position after the value at `pos` that holds no others; -1 for containers (BAD_TAG) and for malformed ones.  A
+    # `pos` of -1 stays what it is, here and in other functions that walk: their caller looks once, at the end.
+    cdef int64_t room = end - pos, length = 0, at
+    cdef unsigned char tag
+    if pos < 0:
+        return -1
+    if room < 1:
+        return fail(fault, CUT, pos)
+    tag = p[pos]
+    if tag == TAG_ATOM or tag == TAG_SMALL_ATOM_UTF8 or tag == TAG_ATOM_UTF8 or tag == TAG_SMALL_ATOM:
+        at = atom_text(p, pos, end, &length, fault)
+        return -1 if at < 0 else at + length
+    if tag == TAG_NIL:
+        return pos + 1
+    if tag == TAG_SMALL_INTEGER:
+        length = 2
+    elif tag == TAG_INTEGER:
+        length = 5
+    elif tag == TAG_NEW_FLOAT:
+        length = 9
+    elif tag == TAG_BINARY:
+        length = 5 if room < 5 else 5 + get_u32(p + pos + 1)
+    elif tag == TAG_STRING:
+        length = 3 if room < 3 else 3 + get_u16(p + pos + 1)
+    elif tag == TAG_SMALL_BIG:
+        length = 3 if room < 3 else 3 + p[pos + 1]
+    elif tag == TAG_LARGE_BIG:
+        length = 6 if room < 6 else 6 + get_u32(p + pos + 1)
+    elif tag == TAG_BIT_BINARY:
+        length = 6 if room < 6 else 6 + get_u32(p + pos + 1)
+    else:
+        return identity_extent(p, pos, end, fault)
+    if length > room:
+        return fail(fault, CUT, pos)
+    # All bits of the exponent set: infinity or no number, neither of which Erlang has.
+    if tag == TAG_NEW_FLOAT and (get_i64(p + pos + 1) >> 52) & 0x7FF == 0x7FF:
+        return fail(fault, BAD_NUMBER, pos)
+    if tag == TAG_BIT_BINARY and (length == 6 or not 1 <= p[pos + 5] <= 8):
+        return fail(fault, BAD_BITS, pos)
+    return pos + length
 
 
 cdef inline int64_t opened(const unsigned char* p, int64_t pos, int64_t end, int64_t* inside, Fault* fault) noexcept nogil:
@@ -352,6 +274,10 @@ cdef int64_t value_extent(const unsigned char* p, int64_t pos, int64_t end, Faul
     cdef int64_t[MAX_NESTING + 1] left
     cdef int64_t at, inside = 0
     cdef int depth = 0
+    if pos < 0:
+        return -1
+    if pos < end and (p[pos] == TAG_ATOM or p[pos] == TAG_SMALL_ATOM_UTF8 or p[pos] == TAG_BINARY):
+        return scalar_extent(p, pos, end, fault)
     left[0] = 1
     while True:
         while left[depth] == 0:
@@ -377,165 +303,44 @@ cdef int64_t value_extent(const unsigned char* p, int64_t pos, int64_t end, Faul
         pos = at
 
 
-cdef int64_t compressed_extent(const unsigned char* p, int64_t n) noexcept with gil:
-    # The length of the compressed term at p, or -1.
-    try:
-        data, used = inflate(p, n, 0, MAX_SIZE)
-        return used if plain_fault(<bytes>data, len(data)) is None else -1
-    except Exception:
-        return -1
-
-
-cdef int64_t term_extent(const unsigned char* p, int64_t n) noexcept nogil:
-    cdef Fault fault
+cdef int64_t term_extent(const unsigned char* p, int64_t n, Fault* fault) noexcept nogil:
+    # The length of the well-formed term at p, its version byte included, or -1.
     if n < 2 or p[0] != VERSION:
+        return fail(fault, NO_VERSION if n and p[0] != VERSION else CUT, 0)
+    return value_extent(p, 1, n, fault)
+
+
+cdef inline int64_t after_atom(const unsigned char* p, int64_t pos, int64_t end, const char* name, int64_t size) noexcept nogil:
+    # The position after the atom `name` (ASCII) at `pos`, or -1 where something else is.
+    if pos < 0 or end - pos < size + 2:
         return -1
-    if p[1] == TAG_COMPRESSED:
-        return compressed_extent(p, n)
-    return value_extent(p, 1, n, &fault)
+    if (p[pos] == TAG_ATOM or p[pos] == TAG_ATOM_UTF8) and get_u16(p + pos + 1) == size and end - pos > size + 2:
+        pos += 3
+    elif (p[pos] == TAG_SMALL_ATOM_UTF8 or p[pos] == TAG_SMALL_ATOM) and p[pos + 1] == size:
+        pos += 2
+    else:
+        return -1
+    return pos + size if memcmp(p + pos, name, <size_t>size) == 0 else -1
 
 
-cdef bint is_atom(const unsigned char* p, int64_t pos, int64_t end, const char* name, int64_t size) noexcept nogil:
-    cdef Fault fault
-    cdef int64_t length = 0
-    cdef int64_t at = atom_text(p, pos, end, &length, &fault)
-    return at >= 0 and length == size and memcmp(p + at, name, size) == 0
-
-
-cdef inline bint is_id(const unsigned char* p, int64_t pos, int64_t end) noexcept nogil:
-    return pos >= 0 and end - pos >= 21 and p[pos] == TAG_BINARY and get_u32(p + pos + 1) == 16
-
-
-cdef const unsigned char* message_id(const unsigned char* p, int64_t n) noexcept nogil:
-    cdef Fault fault
-    cdef int64_t pos = 3, i, pairs
-    if n < 4 or p[0] != VERSION or p[1] != TAG_SMALL_TUPLE:
-        return NULL
-    if p[2] == 6 and is_atom(p, pos, n, b"basic_message", 13):
-        for i in range(4):
-            pos = value_extent(p, pos, n, &fault)
-            if pos < 0:
-                return NULL
-        return p + pos + 5 if is_id(p, pos, n) else NULL
-    if p[2] == 4 and is_atom(p, pos, n, b"mc", 2):
-        for i in range(3):
-            pos = value_extent(p, pos, n, &fault)
-            if pos < 0:
-                return NULL
-        if n - pos < 5 or p[pos] != TAG_MAP:
-            return NULL
-        pairs = get_u32(p + pos + 1)
-        pos += 5
-        for i in range(pairs):
-            if is_atom(p, pos, n, b"id", 2):
-                pos = value_extent(p, pos, n, &fault)
-                return p + pos + 5 if is_id(p, pos, n) else NULL
-            pos = value_extent(p, pos, n, &fault)
-            if pos >= 0:
-                pos = value_extent(p, pos, n, &fault)
-            if pos < 0:
-                return NULL
-    return NULL
-
-
-# ------------------------------------------------------------------------------------------------ asking about bytes
-
-DEFAULT_MAX_SIZE = 1 << 28
-cdef int64_t MAX_SIZE = DEFAULT_MAX_SIZE
-
-
-cdef tuple inflate(const unsigned char* p, int64_t n, int64_t pos, int64_t max_size, path=None):
-    # (the uncompressed term with its version byte, the bytes that the compressed one takes)
-    cdef int64_t size, at = 6, step
-    if n < 6:
-        raise CorruptionError(FAULTS[CUT], path, pos)
-    size = get_u32(p + 2)
-    if size > max_size:
-        raise CorruptionError(f"a compressed term of {size} bytes is over the limit of {max_size}", path, pos)
-    inflater = zlib.decompressobj()
-    parts = [b"\x83"]
-    # One byte more than stated is asked for, so that more shows itself.
-    room = size + 1
-    try:
-        while at < n and not inflater.eof:
-            step = min(n - at, 1 << 16)
-            given = (p + at)[:step]
-            at += step
-            while given and not inflater.eof:
-                part = inflater.decompress(given, room)
-                room -= len(part)
-                parts.append(part)
-                given = inflater.unconsumed_tail
-                if room == 0:
-                    raise CorruptionError(FAULTS[BAD_ZLIB], path, pos)
-    except zlib.error as error:
-        raise CorruptionError(f"{FAULTS[BAD_ZLIB]}: {error}", path, pos) from None
-    if not inflater.eof or room != 1:
-        raise CorruptionError(FAULTS[BAD_ZLIB], path, pos)
-    return b"".join(parts), at - len(inflater.unused_data)
+cdef inline bint is_atom(const unsigned char* p, int64_t pos, int64_t end, const char* name, int64_t size) noexcept nogil:
+    return after_atom(p, pos, end, name, size) >= 0
 
 
 def extent(const uint8_t[::1] data not None, int64_t pos=0):
     """int: the length of the well-formed term that begins at `pos`, its first byte (131) included; -1 if none is there."""
+    cdef Fault fault
     if pos < 0 or pos >= data.shape[0]:
         return -1
-    cdef const unsigned char* p = &data[pos]
-    cdef int64_t n
-    with nogil:
-        n = term_extent(p, data.shape[0] - pos)
-    return n
-
-
-cdef tuple plain_fault(const unsigned char* p, int64_t n):
-    # None, or (position, what): the term of n bytes at p, which is not compressed.
-    cdef Fault fault
-    cdef int64_t end
-    if n < 2 or p[0] != VERSION:
-        return 0, FAULTS[NO_VERSION if n and p[0] != VERSION else CUT]
-    with nogil:
-        end = value_extent(p, 1, n, &fault)
-    if end < 0:
-        return fault.pos, FAULTS[fault.code]
-    return None if end == n else (end, TRAILING_BYTES)
-
-
-def check(const uint8_t[::1] data not None):
-    """Look whether `data` is one well-formed term and nothing else.
-
-    Returns
-    -------
-    None or tuple of (int, str)
-        Where the first thing wrong is, and what; inside a compressed term the position is that after inflating.
-    """
-    cdef int64_t n = data.shape[0], used
-    cdef bytes inner
-    if n < 2 or data[0] != VERSION or data[1] != TAG_COMPRESSED:
-        return plain_fault(&data[0] if n else NULL, n)
-    try:
-        inner, used = inflate(&data[0], n, 0, MAX_SIZE)
-    except CorruptionError as error:
-        return error.pos, error.message
-    return plain_fault(inner, len(inner)) or (None if used == n else (used, TRAILING_BYTES))
-
-
-def message_id_of(const uint8_t[::1] term not None):
-    """bytes or None: the message id inside a message term; None if it is none, or is compressed."""
-    if not term.shape[0]:
-        return None
-    cdef const unsigned char* found = message_id(&term[0], term.shape[0])
-    return None if found == NULL else found[:16]
+    return term_extent(&data[pos], data.shape[0] - pos, &fault)
 
 
 # ------------------------------------------------------------------------------------------------------------- values
 
 class Atom(str):
-    """An Erlang atom.
+    """An Erlang atom; `encode` keeps to its `tag`, with which it was read: 100 or 115 (Latin-1), 118 or 119 (UTF-8), or None.
 
-    Attributes
-    ----------
-    tag : int or None
-        How it was written, where it was read: 100 or 115 (Latin-1), 118 or 119 (UTF-8).  `encode` keeps to it.  Atoms of
-        equal text are equal, however they are written.
+    Atoms of equal text are equal, however they are written.
     """
 
     __slots__ = ("tag",)
@@ -552,74 +357,9 @@ class Atom(str):
         return Atom, (str(self), self.tag)
 
 
-class ImproperList(list):
-    """A list whose last pair ends in `tail`, which is not a list: ``[a | b]`` is ``ImproperList([a], b)``."""
-
-    __slots__ = ("tail",)
-
-    def __init__(self, items, tail):
-        list.__init__(self, items)
-        self.tail = tail
-
-    def __eq__(self, other):
-        return isinstance(other, ImproperList) and list.__eq__(self, other) and self.tail == other.tail
-
-    def __ne__(self, other):
-        return not self == other
-
-    __hash__ = None
-
-    def __repr__(self):
-        return f"ImproperList({list.__repr__(self)}, {self.tail!r})"
-
-    def __reduce__(self):
-        return ImproperList, (list(self), self.tail)
-
-
-class MapPairs(tuple):
-    """A map as its (key, value) pairs: for maps with keys that cannot be, or would collide as, keys of a dict."""
-
-    __slots__ = ()
-
-    def __repr__(self):
-        return f"MapPairs({tuple.__repr__(self)})"
-
-
-class BitString:
-    """A bit string whose number of bits is not a multiple of 8.
-
-    Attributes
-    ----------
-    data : bytes
-    bits : int
-        The bits of the last byte that belong to it, from the highest on, 1 to 8.
-    """
-
-    __slots__ = ("bits", "data")
-
-    def __init__(self, data, bits):
-        if not data or not 1 <= bits <= 8:
-            raise ValueError("a bit string has at least one byte, and 1 to 8 bits in its last")
-        self.data, self.bits = bytes(data), bits
-
-    def __eq__(self, other):
-        return isinstance(other, BitString) and (self.data, self.bits) == (other.data, other.bits)
-
-    def __hash__(self):
-        return hash((BitString, self.data, self.bits))
-
-    def __repr__(self):
-        return f"BitString({self.data!r}, {self.bits})"
-
-
 class Opaque:
-    """A process, port or reference: an identity that means something to its node only.
-
-    Attributes
-    ----------
-    data : bytes
-        As it was written, with its tag.
-    """
+    """A value that is kept as its bytes in `data`: a process, port or reference, a bit string, an improper list, or a map
+    whose keys a dict cannot have."""
 
     __slots__ = ("data",)
 
@@ -636,23 +376,7 @@ class Opaque:
         return f"Opaque({self.data!r})"
 
 
-class TextFloat(float):
-    """A float of the old form, 31 characters of text, which are kept in `text`."""
-
-    __slots__ = ("text",)
-
-    def __new__(cls, text):
-        made = float.__new__(cls, bytes(text).rstrip(b"\0"))
-        made.text = bytes(text)
-        return made
-
-    def __reduce__(self):
-        return TextFloat, (self.text,)
-
-
 # ----------------------------------------------------------------------------------------------------------- decoding
-
-DEFAULT_MAX_VALUES = 1 << 20
 
 cdef struct Reader:
     const unsigned char* p
@@ -660,7 +384,6 @@ cdef struct Reader:
     int64_t end
     # How many values may still be made; a container pays for its own when it is opened.
     int64_t budget
-    Fault fault
 
 # Atoms that were met, by their bytes.  A hostile file could fill it, so it starts again where it has many.
 cdef dict KNOWN_ATOMS = {}
@@ -668,11 +391,7 @@ cdef dict KNOWN_ATOMS = {}
 
 cdef object atom_of(bytes written):
     cdef unsigned char tag = written[0]
-    cdef object made
-    if tag == TAG_ATOM or tag == TAG_ATOM_UTF8:
-        text = written[3:]
-    else:
-        text = written[2:]
+    text = written[3:] if tag == TAG_ATOM or tag == TAG_ATOM_UTF8 else written[2:]
     made = Atom(text.decode("latin-1" if tag == TAG_ATOM or tag == TAG_SMALL_ATOM else "utf-8"), tag)
     if len(KNOWN_ATOMS) >= 1024:
         KNOWN_ATOMS.clear()
@@ -680,66 +399,52 @@ cdef object atom_of(bytes written):
     return made
 
 
-cdef int refuse(Reader* r) except -1:
-    raise CorruptionError(FAULTS[r.fault.code], pos=r.fault.pos)
+cdef object take_container(Reader* r, int64_t inside):
+    # The tuple, list or map at the reader's position, which moves after it; it holds `inside` values.
+    cdef const unsigned char* p = r.p
+    cdef int64_t begin = r.pos, i
+    cdef unsigned char tag = p[begin]
+    cdef list items = []
+    r.budget -= inside
+    if r.budget < 0:
+        raise CorruptionError("the term holds more values than the limit", pos=begin)
+    r.pos += 2 if tag == TAG_SMALL_TUPLE else 5
+    if tag == TAG_SMALL_TUPLE or tag == TAG_LARGE_TUPLE:
+        made = PyTuple_New(inside)
+        for i in range(inside):
+            item = take_value(r)
+            Py_INCREF(item)
+            PyTuple_SET_ITEM(made, i, item)
+        return made
+    if tag == TAG_LIST:
+        for i in range(inside - 1):
+            items.append(take_value(r))
+        if p[r.pos] == TAG_NIL:
+            r.pos += 1
+            return items
+        take_value(r)
+    else:
+        for i in range(inside // 2):
+            key = take_value(r)
+            items.append((key, take_value(r)))
+        try:
+            made = dict(items)
+        except TypeError:
+            made = None
+        if made is not None and len(made) == len(items):
+            return made
+    return Opaque(p[begin:r.pos])
 
 
-cdef object take_value(Reader* r, int depth):
-    # The value at the reader's position, which moves after it.  `depth` is the number of containers around it.
+cdef object take_value(Reader* r):
+    # The value at the reader's position, which moves after it.  The whole term is known to be well-formed.
     cdef const unsigned char* p = r.p
     cdef int64_t pos = r.pos, at, inside = 0, i
-    cdef unsigned char tag
-    cdef list items
-    cdef object value, tail
-    if pos >= r.end:
-        fail(&r.fault, CUT, pos)
-        refuse(r)
-    tag = p[pos]
-    at = opened(p, pos, r.end, &inside, &r.fault)
-    if at < 0:
-        refuse(r)
-    if at:
-        if inside and depth == MAX_NESTING:
-            fail(&r.fault, TOO_DEEP, pos)
-            refuse(r)
-        r.budget -= inside
-        if r.budget < 0:
-            raise CorruptionError("the term holds more values than the limit", pos=pos)
-        r.pos = at
-        if tag == TAG_SMALL_TUPLE or tag == TAG_LARGE_TUPLE:
-            value = PyTuple_New(inside)
-            for i in range(inside):
-                item = take_value(r, depth + 1)
-                Py_INCREF(item)
-                PyTuple_SET_ITEM(value, i, item)
-            return value
-        if tag == TAG_LIST:
-            items = []
-            for i in range(inside - 1):
-                items.append(take_value(r, depth + 1))
-            at = r.pos
-            tail = take_value(r, depth + 1)
-            if p[at] == TAG_NIL:
-                return items
-            # Erlang writes neither a tail that is a list nor a tail after no elements, but reads both: [a | [b]] is [a, b].
-            if isinstance(tail, ImproperList):
-                return ImproperList(items + list(tail), tail.tail)
-            if isinstance(tail, list):
-                return items + tail
-            return ImproperList(items, tail) if items else tail
-        items = []
-        for i in range(inside // 2):
-            value = take_value(r, depth + 1)
-            items.append((value, take_value(r, depth + 1)))
-        try:
-            value = dict(items)
-        except TypeError:
-            return MapPairs(items)
-        return value if len(value) == len(items) else MapPairs(items)
-    at = scalar_extent(p, pos, r.end, &r.fault)
-    if at < 0:
-        refuse(r)
-    r.pos = at
+    cdef unsigned char tag = p[pos]
+    cdef Fault fault
+    if opened(p, pos, r.end, &inside, &fault):
+        return take_container(r, inside)
+    at = r.pos = scalar_extent(p, pos, r.end, &fault)
     if tag == TAG_BINARY:
         return PyBytes_FromStringAndSize(<const char*>p + pos + 5, at - pos - 5)
     if tag == TAG_ATOM or tag == TAG_SMALL_ATOM_UTF8 or tag == TAG_ATOM_UTF8 or tag == TAG_SMALL_ATOM:
@@ -764,112 +469,41 @@ cdef object take_value(Reader* r, int depth):
         return -value if p[pos + i - 1] else value
     if tag == TAG_NEW_FLOAT:
         return get_double(p + pos + 1)
-    written = PyBytes_FromStringAndSize(<const char*>p + pos, at - pos)
-    if tag == TAG_FLOAT:
-        value = TextFloat(written[1:])
-        if not -MAX_FLOAT <= value <= MAX_FLOAT:
-            fail(&r.fault, BAD_NUMBER, pos)
-            refuse(r)
-        return value
-    if tag == TAG_BIT_BINARY:
-        return BitString(written[6:], written[5])
-    return Opaque(written)
+    return Opaque(p[pos:at])
 
 
-cdef tuple take_term(bytes data, int64_t pos, int64_t max_values, int64_t max_size):
-    # (the value of the term at `pos`, the position after it)
-    cdef Reader r
-    cdef const unsigned char* p = data
-    cdef int64_t used = 0
-    if max_values < 0 or max_size < 0:
-        raise ValueError("a limit is negative")
-    if pos < 0 or len(data) - pos < 2:
-        raise CorruptionError(FAULTS[CUT], pos=pos)
-    if p[pos] != VERSION:
-        raise CorruptionError(FAULTS[NO_VERSION], pos=pos)
-    if p[pos + 1] == TAG_COMPRESSED:
-        data, used = inflate(p + pos, len(data) - pos, pos, max_size)
-        used += pos
-        p, pos = data, 0
-    r.p, r.pos, r.end, r.budget = p, pos + 1, len(data), max_values
-    value = take_value(&r, 0)
-    if used:
-        if r.pos != r.end:
-            raise CorruptionError(FAULTS[BAD_ZLIB], pos=r.pos)
-        return value, used
-    return value, r.pos
+def decode(data):
+    """Decode `data`, which is one external term and nothing else.
 
-
-def decode_at(data, int64_t pos=0, *, int64_t max_values=DEFAULT_MAX_VALUES, int64_t max_size=DEFAULT_MAX_SIZE, path=None):
-    """Decode the external term that begins at `pos`.
-
-    Parameters
-    ----------
-    data : bytes-like
-    pos : int
-    max_values : int
-        How many values the containers of the term may hold in all; a list of small integers counts too.
-    max_size : int
-        How many bytes a compressed term may inflate to.
-    path : str, optional
-        The file that the bytes are from, for errors.
-
-    Returns
-    -------
-    value : Atom, int, float, bytes, list, tuple, dict, ImproperList, MapPairs, BitString, Opaque or TextFloat
-        An Erlang string is a list of integers, as in Erlang.
-    end : int
-        The position after the term.
-
-    Raises
-    ------
-    CorruptionError
-        The bytes are not a well-formed term, or it goes beyond a limit; `pos` is where (inside a compressed term: after
-        inflating).
+    An Erlang string is a list of integers, as in Erlang; other values are Atom, int, float, bytes, list, tuple, dict and
+    Opaque.  CorruptionError where the bytes are not a well-formed term, or it holds more than 2**20 values; `pos` is where.
     """
-    try:
-        return take_term(bytes(data), pos, max_values, max_size)
-    except CorruptionError as error:
-        if path is None:
-            raise
-        raise CorruptionError(error.message, path, error.pos) from None
-
-
-def decode(data, *, int64_t max_values=DEFAULT_MAX_VALUES, int64_t max_size=DEFAULT_MAX_SIZE, path=None):
-    """Decode `data`, which is one external term and nothing else; parameters, values and errors as of `decode_at`."""
-    data = bytes(data)
-    value, end = decode_at(data, 0, max_values=max_values, max_size=max_size, path=path)
-    if end != len(data):
-        raise CorruptionError(TRAILING_BYTES, path, end)
-    return value
+    cdef Reader r
+    cdef Fault fault
+    cdef bytes kept = bytes(data)
+    cdef const unsigned char* p = kept
+    cdef int64_t n = len(kept), end
+    with nogil:
+        end = term_extent(p, n, &fault)
+        if 0 <= end < n:
+            end = fail(&fault, TRAILING_BYTES, end)
+    if end < 0:
+        raise CorruptionError(FAULTS[fault.code], pos=fault.pos)
+    r.p, r.pos, r.end, r.budget = p, 1, n, MAX_VALUES
+    return take_value(&r)
 
 
 # ----------------------------------------------------------------------------------------------------------- encoding
 
-cdef dict ATOM_FORMS = {None: 0, "latin1": 1, "utf8": 2}
-
-
-cdef bytes atom_bytes(object text, tag, int atoms):
-    # How an atom is written: as it was read, or as OTP 25 ("latin1", and None) or OTP 26 ("utf8") would.
-    cdef bytes plain, made
-    cdef int64_t n = len(text)
-    cdef unsigned char* p
-    if n <= 255 and PyUnicode_IS_ASCII(text) and (atoms == 1 or atoms == 0 and (tag is None or tag == TAG_ATOM)):
-        made = PyBytes_FromStringAndSize(NULL, n + 3)
-        p = <unsigned char*>PyBytes_AS_STRING(made)
-        p[0], p[1], p[2] = TAG_ATOM, 0, <unsigned char>n
-        memcpy(p + 3, PyUnicode_AsUTF8(text), n)
-        return made
+cdef bytes atom_bytes(object text, tag):
+    # As it was read; as OTP 25 would if it was not: in Latin-1 if that has the characters.
+    cdef bytes plain
     if len(text) > 255:
         raise ValueError(f"an atom has at most 255 characters, this has {len(text)}")
-    if atoms:
-        tag = None
-    if tag == TAG_ATOM or tag == TAG_SMALL_ATOM or tag is None and atoms != 2:
+    if tag is None or tag == TAG_ATOM or tag == TAG_SMALL_ATOM:
         try:
             plain = text.encode("latin-1")
-            if tag == TAG_SMALL_ATOM:
-                return bytes((TAG_SMALL_ATOM, len(plain))) + plain
-            return bytes((TAG_ATOM, 0, len(plain))) + plain
+            return (bytes((TAG_SMALL_ATOM, len(plain))) if tag == TAG_SMALL_ATOM else bytes((TAG_ATOM, 0, len(plain)))) + plain
         except UnicodeEncodeError:
             pass
     plain = text.encode("utf-8")
@@ -888,44 +522,34 @@ cdef int put_head(bytearray out, int tag, int64_t n) except -1:
     return 0
 
 
-cdef inline int put_pair(bytearray out, unsigned char tag, unsigned char n) except -1:
-    cdef unsigned char[2] two
-    two[0], two[1] = tag, n
-    out += two[:2]
+cdef int put_binary(bytearray out, bytes data) except -1:
+    put_head(out, TAG_BINARY, len(data))
+    out += data
     return 0
 
 
 cdef bint is_string(list items):
     # Whether Erlang writes the list as STRING_EXT: 1 to 65535 integers from 0 to 255, and nothing else.
-    cdef int overflow = 0
-    cdef int64_t number
     if not 1 <= len(items) <= 65535:
         return False
     for item in items:
-        if type(item) is not INT and (not isinstance(item, int) or isinstance(item, bool)):
-            return False
-        number = PyLong_AsLongLongAndOverflow(item, &overflow)
-        if overflow or not 0 <= number <= 255:
+        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= 255:
             return False
     return True
-
-
-cdef type ATOM = Atom
-cdef type INT = int
 
 
 cdef int put_int(bytearray out, object value) except -1:
     cdef int overflow = 0
     cdef int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow)
     if not overflow and 0 <= number <= 255:
-        put_pair(out, TAG_SMALL_INTEGER, <unsigned char>number)
+        out += bytes((TAG_SMALL_INTEGER, number))
     elif not overflow and INT32_MIN <= number <= INT32_MAX:
         put_head(out, TAG_INTEGER, number & 0xFFFFFFFF)
     else:
         magnitude = abs(value)
         digits = magnitude.to_bytes((magnitude.bit_length() + 7) // 8, "little")
         if len(digits) <= 255:
-            put_pair(out, TAG_SMALL_BIG, <unsigned char>len(digits))
+            out += bytes((TAG_SMALL_BIG, len(digits)))
         else:
             put_head(out, TAG_LARGE_BIG, len(digits))
         out.append(value < 0)
@@ -933,88 +557,52 @@ cdef int put_int(bytearray out, object value) except -1:
     return 0
 
 
-cdef int put_tuple(bytearray out, tuple value, int atoms, int depth) except -1:
-    if depth == MAX_NESTING and len(value):
-        raise ValueError(FAULTS[TOO_DEEP])
-    if len(value) <= 255:
-        put_pair(out, TAG_SMALL_TUPLE, <unsigned char>len(value))
+cdef int put_list(bytearray out, list value, int depth) except -1:
+    if not value:
+        out.append(TAG_NIL)
+    elif is_string(value):
+        out += bytes((TAG_STRING, len(value) >> 8, len(value) & 255))
+        out += bytes(value)
     else:
-        put_head(out, TAG_LARGE_TUPLE, len(value))
-    for item in value:
-        put_value(out, item, atoms, depth + 1)
+        put_head(out, TAG_LIST, len(value))
+        for item in value:
+            put_value(out, item, depth + 1)
+        out.append(TAG_NIL)
     return 0
 
 
-cdef int put_value(bytearray out, object value, int atoms, int depth) except -1:
-    cdef unsigned char[9] eight
-    cdef type kind = type(value)
-    # What most values are; what comes below is right for them too.
-    if kind is bytes:
-        put_head(out, TAG_BINARY, len(<bytes>value))
-        out += <bytes>value
-        return 0
-    if kind is ATOM:
-        out += atom_bytes(value, value.tag, atoms)
-        return 0
-    if kind is INT:
-        return put_int(out, value)
-    if kind is tuple:
-        return put_tuple(out, value, atoms, depth)
+cdef int put_value(bytearray out, object value, int depth) except -1:
+    cdef unsigned char[9] nine
     if isinstance(value, (tuple, list, dict)) and depth == MAX_NESTING and len(value):
         raise ValueError(FAULTS[TOO_DEEP])
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        value = bytes(value)
-        put_head(out, TAG_BINARY, len(value))
-        out += value
+    if isinstance(value, bytes):
+        put_binary(out, value)
     elif isinstance(value, Atom):
-        out += atom_bytes(value, value.tag, atoms)
+        out += atom_bytes(value, value.tag)
     elif isinstance(value, bool):
-        out += atom_bytes("true" if value else "false", None, atoms)
+        out += atom_bytes("true" if value else "false", None)
     elif isinstance(value, int):
         put_int(out, value)
-    elif isinstance(value, TextFloat):
-        out.append(TAG_FLOAT)
-        out += value.text
     elif isinstance(value, float):
         if not -MAX_FLOAT <= value <= MAX_FLOAT:
             raise ValueError(f"Erlang has no float {value!r}")
-        eight[0] = TAG_NEW_FLOAT
-        put_double(eight + 1, value)
-        out += eight[:9]
-    elif isinstance(value, MapPairs):
-        put_head(out, TAG_MAP, len(value))
-        for key, item in value:
-            put_value(out, key, atoms, depth + 1)
-            put_value(out, item, atoms, depth + 1)
+        nine[0] = TAG_NEW_FLOAT
+        put_double(nine + 1, value)
+        out += nine[:9]
     elif isinstance(value, tuple):
-        put_tuple(out, value, atoms, depth)
-    elif isinstance(value, ImproperList):
-        if depth == MAX_NESTING:
-            raise ValueError(FAULTS[TOO_DEEP])
-        put_head(out, TAG_LIST, len(value))
-        for item in value:
-            put_value(out, item, atoms, depth + 1)
-        put_value(out, value.tail, atoms, depth + 1)
-    elif isinstance(value, list):
-        if not value:
-            out.append(TAG_NIL)
-        elif is_string(value):
-            out += bytes((TAG_STRING, len(value) >> 8, len(value) & 255))
-            out += bytes(value)
+        if len(value) <= 255:
+            out += bytes((TAG_SMALL_TUPLE, len(value)))
         else:
-            put_head(out, TAG_LIST, len(value))
-            for item in value:
-                put_value(out, item, atoms, depth + 1)
-            out.append(TAG_NIL)
+            put_head(out, TAG_LARGE_TUPLE, len(value))
+        for item in value:
+            put_value(out, item, depth + 1)
+    elif isinstance(value, list):
+        put_list(out, value, depth)
     elif isinstance(value, dict):
         put_head(out, TAG_MAP, len(value))
         for key, item in value.items():
-            put_value(out, key, atoms, depth + 1)
-            put_value(out, item, atoms, depth + 1)
-    elif isinstance(value, BitString):
-        put_head(out, TAG_BIT_BINARY, len(value.data))
-        out.append(value.bits)
-        out += value.data
+            put_value(out, key, depth + 1)
+            put_value(out, item, depth + 1)
     elif isinstance(value, Opaque):
         out += value.data
     elif isinstance(value, str):
@@ -1024,32 +612,16 @@ cdef int put_value(bytearray out, object value, int atoms, int depth) except -1:
     return 0
 
 
-def encode(value, *, atoms=None):
-    """Encode a value as external term, as `term_to_binary` of Erlang/OTP does.
+def encode(value):
+    """bytes: a value that `decode` returns as external term, as `term_to_binary` of Erlang/OTP 25 writes it.
 
-    Parameters
-    ----------
-    value : as of `decode_at`; True and False are atoms
-    atoms : {None, "latin1", "utf8"}
-        How atoms are written: as OTP 25 does (ATOM_EXT where Latin-1 has the characters), as OTP 26 and later do, or (None)
-        each as it was read, and as OTP 25 does if it was not read.
-
-    Returns
-    -------
-    bytes
-        What was decoded from a term as Erlang writes it is equal to that term.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The format cannot hold the value; nesting is limited to 256 levels.
+    True and False are atoms.  TypeError, ValueError where the format cannot hold the value; nesting is limited to 256 levels.
     """
-    form = ATOM_FORMS.get(atoms)
-    if form is None:
-        raise ValueError(f"atoms is None, 'latin1' or 'utf8', not {atoms!r}")
     cdef bytearray out = bytearray(b"\x83")
-    put_value(out, value, form, 0)
+    put_value(out, value, 0)
     return bytes(out)
+
+
 
 
 # ------------------------------------------------------------------------------------- AMQP 0-9-1: types and tables
@@ -1057,14 +629,15 @@ def encode(value, *, atoms=None):
 class FieldInt(int):
     """An integer of an AMQP table whose type is not the one that a plain int is given; `code` is its letter."""
 
-    __slots__ = ()
     code = "?"
 
     def __new__(cls, value):
         made = int.__new__(cls, value)
-        low, high = FIELD_RANGES[cls.code]
-        if not low <= made <= high:
-            raise ValueError(f"{cls.__name__} is from {low} to {high}, not {int(made)}")
+        _, size, signed = FIELD_INTS[cls.code]
+        try:
+            made.to_bytes(size, "big", signed=signed)
+        except OverflowError:
+            raise ValueError(f"{cls.__name__} has {8 * size} bits{'' if signed else ' and no sign'}, not {int(made)}") from None
         return made
 
     def __repr__(self):
@@ -1074,70 +647,42 @@ class FieldInt(int):
 class Int8(FieldInt):
     """``b``, byte."""
 
-    __slots__ = ()
     code = "b"
 
 
 class UInt8(FieldInt):
     """``B``, unsignedbyte."""
 
-    __slots__ = ()
     code = "B"
 
 
 class Int16(FieldInt):
     """``s``, short, as RabbitMQ has it."""
 
-    __slots__ = ()
     code = "s"
 
 
 class UInt16(FieldInt):
     """``u``, unsignedshort."""
 
-    __slots__ = ()
     code = "u"
-
-
-class SpecInt16(FieldInt):
-    """``U``: a short of the specification's letter, which node 3.10.8 does not read."""
-
-    __slots__ = ()
-    code = "U"
-
-
-class Int32(FieldInt):
-    """``I``, signedint: what a plain int of 32 bits is written as anyway."""
-
-    __slots__ = ()
-    code = "I"
 
 
 class UInt32(FieldInt):
     """``i``, unsignedint."""
 
-    __slots__ = ()
     code = "i"
 
 
 class Int64(FieldInt):
     """``l``, long: for a number that would fit into 32 bits."""
 
-    __slots__ = ()
     code = "l"
-
-
-class SpecInt64(FieldInt):
-    """``L``: a long of the specification's letter; a node reads it as ``l`` and writes ``l``."""
-
-    __slots__ = ()
-    code = "L"
 
 
 class Timestamp(FieldInt):
     """``T``: whole seconds since the Unix epoch."""
 
-    __slots__ = ()
     code = "T"
 
     @property
@@ -1147,26 +692,13 @@ class Timestamp(FieldInt):
 
 
 class Float32(float):
-    """``f``: a float of 32 bits, whose bytes are kept."""
-
-    __slots__ = ("raw",)
-    code = "f"
+    """``f``: a float of 32 bits."""
 
     def __new__(cls, value):
-        if isinstance(value, bytes):
-            raw = value
-            made = float.__new__(cls, struct.unpack(">f", raw)[0])
-        else:
-            raw = struct.pack(">f", value)
-            made = float.__new__(cls, struct.unpack(">f", raw)[0])
-        made.raw = raw
-        return made
+        return float.__new__(cls, struct.unpack(">f", struct.pack(">f", value))[0])
 
     def __repr__(self):
         return f"Float32({float.__repr__(self)})"
-
-    def __reduce__(self):
-        return Float32, (self.raw,)
 
 
 class Table(dict):
@@ -1182,24 +714,20 @@ class Table(dict):
         return Table, (self.pairs,)
 
 
-FIELD_RANGES = {
-    "b": (-(2**7), 2**7 - 1), "B": (0, 2**8 - 1), "s": (-(2**15), 2**15 - 1), "U": (-(2**15), 2**15 - 1),
-    "u": (0, 2**16 - 1), "I": (-(2**31), 2**31 - 1), "i": (0, 2**32 - 1), "l": (-(2**63), 2**63 - 1),
-    "L": (-(2**63), 2**63 - 1), "T": (0, 2**64 - 1),
+# Class, bytes and whether there is a sign, by the letter of the type.
+FIELD_INTS = {
+    "b": (Int8, 1, True), "B": (UInt8, 1, False), "s": (Int16, 2, True), "u": (UInt16, 2, False), "i": (UInt32, 4, False),
+    "l": (Int64, 8, True), "T": (Timestamp, 8, False),
 }
 
 cdef object AMQP_CUT = "an AMQP table or property list ends before what it states"
-
-
-cdef int amqp_cut(Reader* r) except -1:
-    raise CorruptionError(AMQP_CUT, pos=r.pos)
 
 
 cdef inline const unsigned char* amqp_take(Reader* r, int64_t n) except NULL:
     # The next n bytes.
     cdef const unsigned char* p = r.p + r.pos
     if n > r.end - r.pos:
-        amqp_cut(r)
+        raise CorruptionError(AMQP_CUT, pos=r.pos)
     r.pos += n
     return p
 
@@ -1220,7 +748,8 @@ cdef object take_field(Reader* r, int depth):
         return get_i32(amqp_take(r, 4))
     if code == c't':
         return amqp_take(r, 1)[0] != 0
-    if code == c'l':
+    if code == c'l' or code == c'L':
+        # The second is the specification's letter: a node reads it too, and writes the first.
         n = get_i64(amqp_take(r, 8))
         return make_field(Int64, n) if INT32_MIN <= n <= INT32_MAX else n
     if code == c'T':
@@ -1236,8 +765,7 @@ cdef object take_field(Reader* r, int depth):
     if code == c'F' or code == c'A':
         n = get_u32(amqp_take(r, 4))
         if depth == MAX_NESTING:
-            fail(&r.fault, TOO_DEEP, r.pos)
-            refuse(r)
+            raise CorruptionError(FAULTS[TOO_DEEP], pos=r.pos)
         amqp_take(r, n)
         end = r.end
         r.end = r.pos
@@ -1245,27 +773,16 @@ cdef object take_field(Reader* r, int depth):
         value = take_table(r, depth + 1) if code == c'F' else take_array(r, depth + 1)
         r.end = end
         return value
-    if code == c'b':
-        return make_field(Int8, <signed char>amqp_take(r, 1)[0])
-    if code == c'B':
-        return make_field(UInt8, amqp_take(r, 1)[0])
-    if code == c's':
-        return make_field(Int16, get_i16(amqp_take(r, 2)))
-    if code == c'U':
-        return make_field(SpecInt16, get_i16(amqp_take(r, 2)))
-    if code == c'u':
-        return make_field(UInt16, get_u16(amqp_take(r, 2)))
-    if code == c'i':
-        return make_field(UInt32, get_u32(amqp_take(r, 4)))
-    if code == c'L':
-        return make_field(SpecInt64, get_i64(amqp_take(r, 8)))
     if code == c'f':
-        p = amqp_take(r, 4)
-        return Float32(PyBytes_FromStringAndSize(<const char*>p, 4))
+        return Float32(struct.unpack(">f", amqp_take(r, 4)[:4])[0])
     if code == c'D':
         p = amqp_take(r, 5)
         return decimal.Decimal((0, tuple(map(int, str(get_u32(p + 1)))), -p[0]))
-    raise CorruptionError(f"{chr(code)!r} is not a type of an AMQP field", pos=r.pos - 1)
+    if chr(code) not in FIELD_INTS:
+        raise CorruptionError(f"{chr(code)!r} is not a type of an AMQP field", pos=r.pos - 1)
+    kind, size, signed = FIELD_INTS[chr(code)]
+    p = amqp_take(r, size)
+    return make_field(kind, int.from_bytes(p[:<int64_t>size], "big", signed=signed))
 
 
 cdef inline object make_field(kind, value):
@@ -1274,23 +791,14 @@ cdef inline object make_field(kind, value):
 
 
 cdef object take_table(Reader* r, int depth):
-    cdef dict table = {}
-    cdef list pairs
-    cdef int64_t n, first = r.pos, count = 0
-    while r.pos < r.end:
-        n = amqp_take(r, 1)[0]
-        name = text_of(amqp_take(r, n), n)
-        table[name] = take_field(r, depth)
-        count += 1
-    if len(table) == count:
-        return table
-    pairs = []
-    r.pos = first
+    cdef list pairs = []
+    cdef int64_t n
     while r.pos < r.end:
         n = amqp_take(r, 1)[0]
         name = text_of(amqp_take(r, n), n)
         pairs.append((name, take_field(r, depth)))
-    return Table(pairs)
+    table = dict(pairs)
+    return table if len(table) == len(pairs) else Table(pairs)
 
 
 cdef list take_array(Reader* r, int depth):
@@ -1301,7 +809,7 @@ cdef list take_array(Reader* r, int depth):
 
 
 def decode_table(data):
-    """Decode the fields of an AMQP 0-9-1 table, without the four bytes of its length.
+    """Decode the fields of an AMQP 0-9-1 table, without the four bytes of its length; CorruptionError if they are damaged.
 
     Returns
     -------
@@ -1309,10 +817,6 @@ def decode_table(data):
         Values are bool (``t``), int (``I``, and ``l`` beyond 32 bits), float (``d``), str (``S``; bytes that are not UTF-8 as
         surrogates), bytes (``x``), None (``V``), list (``A``), dict (``F``), `decimal.Decimal` (``D``), `Timestamp` (``T``)
         or one of the types of this module that say which of several integers or floats it is.
-
-    Raises
-    ------
-    CorruptionError
     """
     cdef Reader r
     cdef bytes kept = bytes(data)
@@ -1401,25 +905,21 @@ cdef dict properties_of(const unsigned char* p, int64_t n):
             r.p, r.pos, r.end, r.budget = p, s.pos[i], s.pos[i] + s.size[i], 0
             made["headers"] = take_table(&r, 0)
         elif i == P_DELIVERY_MODE or i == P_PRIORITY:
-            made[<object>PyTuple_GET_ITEM(PROPERTY_NAMES_C, i)] = p[s.pos[i]]
+            made[PROPERTY_NAMES_C[i]] = p[s.pos[i]]
         elif i == P_TIMESTAMP:
             made["timestamp"] = make_field(Timestamp, <uint64_t>get_i64(p + s.pos[i]))
         else:
-            made[<object>PyTuple_GET_ITEM(PROPERTY_NAMES_C, i)] = text_of(p + s.pos[i], s.size[i])
+            made[PROPERTY_NAMES_C[i]] = text_of(p + s.pos[i], s.size[i])
     return made
 
 
 def decode_properties(data):
-    """Decode the property flags and the property list of a content of the class basic.
+    """Decode property flags and list of a content of the class basic; CorruptionError if they are damaged.
 
     Returns
     -------
     dict
-        The properties that are there, by their names with underscores, in their order; `headers` as of `decode_table`.
-
-    Raises
-    ------
-    CorruptionError
+        The properties that are there, by their names with underscores, in their order; `headers` as `decode_table` has them.
     """
     cdef bytes kept = bytes(data)
     return properties_of(kept, len(kept))
@@ -1473,10 +973,8 @@ cdef int put_field(bytearray out, object value, str what, int depth) except -1:
     elif isinstance(value, bool):
         out += b"t\x01" if value else b"t\x00"
     elif isinstance(value, FieldInt):
-        code = value.code
-        out += code.encode()
-        number = <int64_t><uint64_t>(int(value) & 0xFFFFFFFFFFFFFFFF)
-        put_number(out, 1 if code in "bB" else 2 if code in "sUu" else 4 if code in "Ii" else 8, number)
+        _, size, signed = FIELD_INTS[value.code]
+        out += value.code.encode() + value.to_bytes(size, "big", signed=signed)
     elif isinstance(value, int):
         number = PyLong_AsLongLongAndOverflow(value, &overflow)
         if overflow:
@@ -1489,7 +987,7 @@ cdef int put_field(bytearray out, object value, str what, int depth) except -1:
             put_number(out, 8, number)
     elif isinstance(value, Float32):
         out.append(c'f')
-        out += value.raw
+        out += struct.pack(">f", value)
     elif isinstance(value, float):
         nine[0] = c'd'
         put_double(nine + 1, value)
@@ -1544,12 +1042,7 @@ def encode_table(table not None):
 
     Plain values become ``t`` (bool), ``I`` or beyond 32 bits ``l`` (int), ``d`` (float), ``S`` (str), ``x`` (bytes), ``V`` (None),
     ``A`` (list, tuple), ``F`` (dict), ``D`` (decimal.Decimal) and ``T`` (datetime.datetime, `Timestamp`); the types of this
-    module say others.
-
-    Raises
-    ------
-    InvalidMessageError
-        A value that no field holds.
+    module say others.  InvalidMessageError for a value that no field holds.
     """
     cdef bytearray out = bytearray()
     if not isinstance(table, dict):
@@ -1558,22 +1051,16 @@ def encode_table(table not None):
     return bytes(out)
 
 
-cdef frozenset NAMES_OF_PROPERTIES = frozenset(PROPERTY_NAMES)
-
-
 def encode_properties(dict properties not None):
-    """Encode properties of the class basic as property flags and property list; None stands for a property that is not there.
+    """Encode properties of the class basic as property flags and list; None stands for a property that is not there.
 
-    Raises
-    ------
-    InvalidMessageError
-        An unknown name, or a value that its property cannot hold.
+    InvalidMessageError for an unknown name, or a value that its property cannot hold.
     """
     cdef bytearray out = bytearray(2)
     cdef int i
     cdef uint16_t flags = 0
-    if not NAMES_OF_PROPERTIES.issuperset(properties):
-        unknown = sorted(map(str, set(properties) - NAMES_OF_PROPERTIES))
+    unknown = [str(name) for name in properties if name not in PROPERTY_NAMES_C]
+    if unknown:
         raise InvalidMessageError(f"no property is called {unknown[0]!r}; there are {', '.join(PROPERTY_NAMES)}")
     for i in range(PROPERTY_NUM):
         name = PROPERTY_NAMES_C[i]
@@ -1628,7 +1115,9 @@ cdef struct MessageParts:
 
 
 cdef int64_t binary_at(const unsigned char* p, int64_t pos, int64_t end, int64_t* start, int64_t* size, Fault* fault) noexcept nogil:
-    # The position after the binary at `pos`; where its bytes lie.
+    # The position after the binary at `pos`; where its bytes are.
+    if pos < 0:
+        return -1
     if pos >= end or p[pos] != TAG_BINARY:
         return fail(fault, NOT_A_MESSAGE if pos < end else CUT, pos)
     if end - pos < 5 or get_u32(p + pos + 1) > end - pos - 5:
@@ -1643,6 +1132,8 @@ cdef int64_t binaries_at(const unsigned char* p, int64_t pos, int64_t end, int64
     cdef int64_t i, n, start = 0, one = 0, sum = 0
     first[0] = pos
     num[0] = size[0] = 0
+    if pos < 0:
+        return -1
     if pos < end and p[pos] == TAG_NIL:
         return pos + 1
     if pos >= end or p[pos] != TAG_LIST:
@@ -1666,48 +1157,32 @@ cdef int64_t binaries_at(const unsigned char* p, int64_t pos, int64_t end, int64
 cdef inline int64_t tuple_at(const unsigned char* p, int64_t pos, int64_t end, int size, const char* name, int64_t name_size,
                              Fault* fault) noexcept nogil:
     # The position of the second element of a tuple of `size` whose first is the atom `name`.
-    cdef int64_t length = 0
+    if pos < 0:
+        return -1
     if end - pos < 2:
         return fail(fault, CUT, pos)
     if p[pos] != TAG_SMALL_TUPLE or p[pos + 1] != size:
         return fail(fault, NOT_A_MESSAGE, pos)
-    cdef int64_t at = atom_text(p, pos + 2, end, &length, fault)
-    if at < 0:
-        return -1
-    if length != name_size or memcmp(p + at, name, name_size) != 0:
-        return fail(fault, NOT_A_MESSAGE, pos + 2)
-    return at + length
+    cdef int64_t at = after_atom(p, pos + 2, end, name, name_size)
+    return at if at >= 0 else fail(fault, NOT_A_MESSAGE, pos + 2)
 
 
 cdef int64_t content_at(const unsigned char* p, int64_t pos, int64_t end, MessageParts* m, Fault* fault) noexcept nogil:
-    cdef int64_t at, properties
+    cdef int64_t properties, encoded
     pos = tuple_at(p, pos, end, 6, b"content", 7, fault)
-    if pos < 0:
-        return -1
-    pos = scalar_extent(p, pos, end, fault)
-    if pos < 0:
-        return -1
-    properties = pos
-    pos = value_extent(p, pos, end, fault)
-    if pos < 0:
-        return -1
-    if pos < end and p[pos] == TAG_BINARY:
+    properties = scalar_extent(p, pos, end, fault)
+    encoded = pos = value_extent(p, properties, end, fault)
+    if 0 <= pos < end and p[pos] == TAG_BINARY:
         pos = binary_at(p, pos, end, &m.props, &m.props_size, fault)
     else:
         # Only the decoded form is there: P_basic is a tuple of 15.
-        at = pos
         pos = scalar_extent(p, pos, end, fault)
-        if pos >= 0:
-            if not is_atom(p, at, end, b"none", 4):
-                return fail(fault, NOT_A_MESSAGE, at)
-            if not (p[properties] == TAG_SMALL_TUPLE and p[properties + 1] == 15):
-                return fail(fault, NOT_A_MESSAGE, properties)
-            m.record, m.record_end = properties, at
-    if pos < 0:
-        return -1
+        if pos >= 0 and not is_atom(p, encoded, end, b"none", 4):
+            return fail(fault, NOT_A_MESSAGE, encoded)
+        if pos >= 0 and not (p[properties] == TAG_SMALL_TUPLE and p[properties + 1] == 15):
+            return fail(fault, NOT_A_MESSAGE, properties)
+        m.record, m.record_end = properties, encoded
     pos = scalar_extent(p, pos, end, fault)
-    if pos < 0:
-        return -1
     return binaries_at(p, pos, end, &m.fragments, &m.fragment_num, &m.body_size, fault)
 
 
@@ -1719,6 +1194,8 @@ cdef inline bint is_header(const unsigned char* p, int64_t n) noexcept nogil:
 cdef int64_t annotations_at(const unsigned char* p, int64_t pos, int64_t end, MessageParts* m, Fault* fault) noexcept nogil:
     # The map after a message container's content.  Its keys were whole words before they became letters.
     cdef int64_t i, pairs, value, key, length = 0, size = 0
+    if pos < 0:
+        return -1
     if pos >= end or p[pos] != TAG_MAP:
         return fail(fault, NOT_A_MESSAGE if pos < end else CUT, pos)
     if end - pos < 5:
@@ -1728,8 +1205,6 @@ cdef int64_t annotations_at(const unsigned char* p, int64_t pos, int64_t end, Me
     for i in range(pairs):
         key = pos
         value = value_extent(p, key, end, fault)
-        if value < 0:
-            return -1
         pos = value_extent(p, value, end, fault)
         if pos < 0:
             return -1
@@ -1759,7 +1234,7 @@ cdef int64_t annotations_at(const unsigned char* p, int64_t pos, int64_t end, Me
 
 cdef int64_t message_at(const unsigned char* p, int64_t n, MessageParts* m, Fault* fault) noexcept nogil:
     # The length of the message term of n bytes at p and where its parts are, or -1.
-    cdef int64_t pos, size = 0, length = 0
+    cdef int64_t pos, at, size = 0
     m.form = FORM_NONE
     m.vhost_size = m.exchange_size = m.props_size = m.record = m.id = -1
     m.keys = m.key_num = m.keys_size = m.fragments = m.fragment_num = m.body_size = 0
@@ -1770,51 +1245,47 @@ cdef int64_t message_at(const unsigned char* p, int64_t n, MessageParts* m, Faul
         return fail(fault, NO_VERSION, 0)
     if p[1] == TAG_SMALL_TUPLE and p[2] == 4:
         pos = tuple_at(p, 1, n, 4, b"mc", 2, fault)
-        if pos < 0:
-            return -1
         m.persistent = True
-        m.form = FORM_MC if is_atom(p, pos, n, b"mc_amqpl", 8) else FORM_MC_OTHER
+        m.form = FORM_MC if pos >= 0 and is_atom(p, pos, n, b"mc_amqpl", 8) else FORM_MC_OTHER
         pos = value_extent(p, pos, n, fault)
-        if pos < 0:
-            return -1
         pos = content_at(p, pos, n, m, fault) if m.form == FORM_MC else value_extent(p, pos, n, fault)
-        if pos < 0:
-            return -1
-        pos = annotations_at(p, pos, n, m, fault)
-    else:
-        m.form = FORM_BASIC_MESSAGE
-        pos = tuple_at(p, 1, n, 6, b"basic_message", 13, fault)
-        if pos < 0:
-            return -1
-        pos = tuple_at(p, pos, n, 4, b"resource", 8, fault)
-        if pos < 0:
-            return -1
-        pos = binary_at(p, pos, n, &m.vhost, &m.vhost_size, fault)
-        if pos < 0:
-            return -1
-        pos = atom_text(p, pos, n, &length, fault)
-        if pos < 0:
-            return -1
-        pos = binary_at(p, pos + length, n, &m.exchange, &m.exchange_size, fault)
-        if pos < 0:
-            return -1
-        pos = binaries_at(p, pos, n, &m.keys, &m.key_num, &m.keys_size, fault)
-        if pos < 0:
-            return -1
-        pos = content_at(p, pos, n, m, fault)
-        if pos < 0:
-            return -1
-        length = pos
-        pos = binary_at(p, pos, n, &m.id, &size, fault)
-        if pos < 0:
-            return -1
-        if size != 16:
-            return fail(fault, NOT_A_MESSAGE, length)
-        m.persistent = is_atom(p, pos, n, b"true", 4)
-        if not m.persistent and not is_atom(p, pos, n, b"false", 5):
-            return fail(fault, NOT_A_MESSAGE if pos < n else CUT, pos)
-        pos = scalar_extent(p, pos, n, fault)
-    return pos
+        return annotations_at(p, pos, n, m, fault)
+    m.form = FORM_BASIC_MESSAGE
+    pos = tuple_at(p, 1, n, 6, b"basic_message", 13, fault)
+    pos = tuple_at(p, pos, n, 4, b"resource", 8, fault)
+    pos = binary_at(p, pos, n, &m.vhost, &m.vhost_size, fault)
+    pos = scalar_extent(p, pos, n, fault)
+    pos = binary_at(p, pos, n, &m.exchange, &m.exchange_size, fault)
+    pos = binaries_at(p, pos, n, &m.keys, &m.key_num, &m.keys_size, fault)
+    at = content_at(p, pos, n, m, fault)
+    pos = binary_at(p, at, n, &m.id, &size, fault)
+    if pos >= 0 and size != 16:
+        return fail(fault, NOT_A_MESSAGE, at)
+    at = after_atom(p, pos, n, b"true", 4)
+    m.persistent = at >= 0
+    if pos >= 0 and at < 0:
+        at = after_atom(p, pos, n, b"false", 5)
+        if at < 0:
+            return fail(fault, NOT_A_MESSAGE, pos)
+    return at
+
+
+cdef const unsigned char* message_id(const unsigned char* p, int64_t n, int64_t* body_size) noexcept nogil:
+    cdef MessageParts m
+    cdef Fault fault
+    if message_at(p, n, &m, &fault) != n or m.id < 0:
+        return NULL
+    body_size[0] = -1 if m.form == FORM_MC_OTHER else m.body_size
+    return p + m.id
+
+
+def message_id_of(const uint8_t[::1] term not None):
+    """bytes or None: the message id inside a message term; None if it is not one, or has none."""
+    cdef int64_t size = 0
+    cdef const unsigned char* found = NULL
+    if term.shape[0]:
+        found = message_id(&term[0], term.shape[0], &size)
+    return None if found == NULL else found[:16]
 
 
 cdef dict RECORD_KINDS = {
@@ -1861,18 +1332,9 @@ cdef object record_table(items, int depth):
     return table if len(table) == len(pairs) else Table(pairs)
 
 
-def record_properties(record):
-    """Properties as of `decode_properties`, from the P_basic record that a node writes where it has changed them.
-
-    Parameters
-    ----------
-    record : tuple
-        Decoded: ``P_basic`` and 14 values, with the atom ``undefined`` for what is not there.
-
-    Raises
-    ------
-    CorruptionError
-    """
+cdef dict record_properties(record):
+    # Properties of the decoded P_basic record, which a node writes where it has changed them: 14 values, and the atom
+    # ``undefined`` for what is not there.
     made = {}
     try:
         if len(record) != PROPERTY_NUM + 1 or record[0] != "P_basic":
@@ -1894,8 +1356,8 @@ def record_properties(record):
     return made
 
 
-def _header_pairs(key, value):
-    # What a node makes a header of.
+cdef list header_pairs(key, value):
+    # The headers that a node makes of an annotation.
     if isinstance(key, bytes) and is_header(<const unsigned char*><bytes>key, len(key)):
         name = key.decode("utf-8", "surrogateescape")
         if isinstance(value, Atom):
@@ -1903,22 +1365,18 @@ def _header_pairs(key, value):
         if isinstance(value, bytes):
             return [(name, value.decode("utf-8", "surrogateescape"))]
         return [(name, Int64(value))] if type(value) is int and -2**63 <= value < 2**63 else []
-    if key == "deaths":
-        try:
-            return [("x-death", [_death(*death) for death in _deaths(value)])]
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-            return []
-    return []
+    if key != "deaths":
+        return []
+    try:
+        # 3.13 had a record of a map first; the last death comes first.
+        if isinstance(value, tuple):
+            value = sorted(value[3].items(), key=lambda one: -one[1][4]["last_time"])
+        return [("x-death", [death(place, record) for place, record in value])]
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, IndexError):
+        return []
 
 
-def _deaths(value):
-    # 3.13 had a record of a map first; the last death comes first.
-    if isinstance(value, tuple):
-        return sorted(value[3].items(), key=lambda death: -death[1][4]["last_time"])
-    return value
-
-
-def _death(place, record):
+cdef dict death(place, record):
     queue, reason = place
     _, exchange, keys, count, times = record
     made = {
@@ -1937,8 +1395,8 @@ def _death(place, record):
 cdef dict delivered_properties(dict properties, annotations):
     # What mc_amqpl does at delivery (RabbitMQ 4.0.5 and 4.3.6).
     added = []
-    for key, value in annotations.items() if isinstance(annotations, dict) else annotations:
-        added += _header_pairs(key, value)
+    for key, value in annotations.items() if isinstance(annotations, dict) else ():
+        added += header_pairs(key, value)
         if key == "ttl" and value == "undefined":
             properties.pop("expiration", None)
     if added:
@@ -1963,24 +1421,12 @@ cdef class MessageTerm:
     """
 
     cdef readonly bytes term
-    # The term, inflated if it is compressed.
-    cdef bytes plain
     cdef MessageParts parts
     cdef bytes whole
 
     @classmethod
     def from_term(cls, term):
-        """Take a message term apart.
-
-        Parameters
-        ----------
-        term : bytes-like
-
-        Raises
-        ------
-        CorruptionError
-            It is not a well-formed message term; `pos` says where.
-        """
+        """Take a message term apart; CorruptionError where it is not a well-formed one, with its position."""
         cdef MessageTerm made = cls.__new__(cls)
         made.load(term if type(term) is bytes else bytes(term))
         return made
@@ -1988,29 +1434,22 @@ cdef class MessageTerm:
     cpdef load(self, bytes term):
         """Be the message of `term`; for subclasses that make terms."""
         cdef Fault fault
-        cdef const unsigned char* p = term
-        cdef int64_t n = len(term), used
-        self.term = self.plain = term
-        self.whole = None
-        if n > 1 and p[0] == VERSION and p[1] == TAG_COMPRESSED:
-            self.plain, used = inflate(p, n, 0, MAX_SIZE)
-            if used != n:
-                raise CorruptionError(TRAILING_BYTES, pos=used)
-            p, n = self.plain, len(self.plain)
-        used = message_at(p, n, &self.parts, &fault)
+        cdef int64_t n = len(term), used = message_at(term, n, &self.parts, &fault)
+        if 0 <= used < n:
+            used = fail(&fault, TRAILING_BYTES, used)
         if used < 0:
             raise CorruptionError(FAULTS[fault.code], pos=fault.pos)
-        if used != n:
-            raise CorruptionError(TRAILING_BYTES, pos=used)
+        self.term = term
+        self.whole = None
 
     cdef bytes slice_of(self, int64_t pos, int64_t size):
-        return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self.plain) + pos, size)
+        return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self.term) + pos, size)
 
     cdef list slices_of(self, int64_t pos, int64_t num):
         cdef list found = []
         cdef int64_t i, size
         for i in range(num):
-            size = get_u32(<const unsigned char*>PyBytes_AS_STRING(self.plain) + pos + 1)
+            size = get_u32(<const unsigned char*>PyBytes_AS_STRING(self.term) + pos + 1)
             found.append(self.slice_of(pos + 5, size))
             pos += 5 + size
         return found
@@ -2063,18 +1502,16 @@ cdef class MessageTerm:
         if self.parts.props_size < 0:
             made = record_properties(self.record())
         else:
-            made = properties_of(<const unsigned char*>PyBytes_AS_STRING(self.plain) + self.parts.props, self.parts.props_size)
-        return delivered_properties(made, decode(self.plain)[3]) if self.parts.annotated else made
+            made = properties_of(<const unsigned char*>PyBytes_AS_STRING(self.term) + self.parts.props, self.parts.props_size)
+        return delivered_properties(made, decode(self.term)[3]) if self.parts.annotated else made
 
     @property
     def annotated(self):
         """bool: `properties` are not those that were published, `raw_properties`: a node has added or removed some."""
         return bool(self.parts.annotated)
 
-    def record(self):
-        """tuple or None: the decoded P_basic record, where the node changed the properties and kept them so."""
-        if self.parts.record < 0:
-            return None
+    cdef tuple record(self):
+        # The decoded P_basic record, where the node changed the properties and kept them so.
         return decode(b"\x83" + self.slice_of(self.parts.record, self.parts.record_end - self.parts.record))
 
     @property
@@ -2096,17 +1533,11 @@ cdef class MessageTerm:
         return 100 * len(headers) if isinstance(headers, list) else 0
 
     @property
-    def fragment_sizes(self):
-        """list of int: the parts in which the payload is stored, in the order of the payload."""
-        self.need_content()
-        return [len(part) for part in reversed(self.slices_of(self.parts.fragments, self.parts.fragment_num))]
-
-    @property
     def exchange(self):
         """str: the exchange that it was published to; bytes that are not UTF-8 as surrogates."""
         if self.parts.exchange_size < 0:
             return ""
-        return text_of(<const unsigned char*>PyBytes_AS_STRING(self.plain) + self.parts.exchange, self.parts.exchange_size)
+        return text_of(<const unsigned char*>PyBytes_AS_STRING(self.term) + self.parts.exchange, self.parts.exchange_size)
 
     @property
     def routing_keys(self):
@@ -2118,7 +1549,7 @@ cdef class MessageTerm:
         """str or None: the virtual host of the exchange; a message container does not say it."""
         if self.parts.vhost_size < 0:
             return None
-        return text_of(<const unsigned char*>PyBytes_AS_STRING(self.plain) + self.parts.vhost, self.parts.vhost_size)
+        return text_of(<const unsigned char*>PyBytes_AS_STRING(self.term) + self.parts.vhost, self.parts.vhost_size)
 
     @property
     def msg_id(self):
@@ -2147,96 +1578,34 @@ cdef bytearray term_head(bytes properties, bytes exchange, list routing_keys, by
     return out
 
 
-def message_term(body not None, bytes properties not None, bytes exchange not None, list routing_keys not None, bytes vhost not None,
-                 bint persistent, bytes msg_id not None, int64_t fragment_size=0):
-    """Make the term of a message as node 3.10.8 on OTP 25 writes it.
-
-    Parameters
-    ----------
-    body : bytes-like
-    properties : bytes
-        Flags and list.
-    routing_keys : list of bytes
-    msg_id : bytes
-        16 bytes.
-    fragment_size : int
-        The largest part of a payload, which arrives in frames; 0: one part.
-
-    Returns
-    -------
-    bytes
-    """
-    cdef bytes payload = body if type(body) is bytes else bytes(body)
-    cdef int64_t n = len(payload), at, size, step = fragment_size if fragment_size > 0 else max(n, 1)
-    cdef bytearray out = term_head(properties, exchange, routing_keys, vhost)
+def message_term(bytes body not None, bytes properties not None, bytes exchange not None, list routing_keys not None,
+                 bytes vhost not None, bint persistent, bytes msg_id not None):
+    """bytes: the term of a message as node 3.10.8 on OTP 25 writes it; `properties` are flags and list."""
+    cdef int64_t n = len(body), at, size
+    cdef bytearray out = bytearray(b"\x83h\x06d\0\x0dbasic_messageh\x04d\0\x08resource")
+    put_binary(out, vhost)
+    out += b"d\0\x08exchange"
+    put_binary(out, exchange)
+    if routing_keys:
+        put_head(out, TAG_LIST, len(routing_keys))
+        for key in routing_keys:
+            put_binary(out, key)
+    out += b"jh\x06d\0\x07contenta<d\0\x04none"
+    put_binary(out, properties)
+    out += b"d\0\x19rabbit_framing_amqp_0_9_1"
     if n:
-        put_head(out, TAG_LIST, (n + step - 1) // step)
+        put_head(out, TAG_LIST, (n + FRAGMENT_SIZE - 1) // FRAGMENT_SIZE)
         # The last part comes first: a node puts each before those that it has.
-        at = (n - 1) // step * step
+        at = (n - 1) // FRAGMENT_SIZE * FRAGMENT_SIZE
         while at >= 0:
-            size = min(step, n - at)
+            size = min(<int64_t>FRAGMENT_SIZE, n - at)
             put_head(out, TAG_BINARY, size)
-            out += payload if size == n else payload[at:at + size]
-            at -= step
+            out += body if size == n else body[at:at + size]
+            at -= FRAGMENT_SIZE
     out += b"j"
     put_binary(out, msg_id)
     out += b"d\0\x04true" if persistent else b"d\0\x05false"
     return bytes(out)
-
-
-def message_terms(list bodies not None, bytes properties not None, bytes exchange not None, list routing_keys not None,
-                  bytes vhost not None, bint persistent, bytes msg_ids not None, int64_t fragment_size):
-    """Make the terms of many messages that differ in body and msg_id only; parameters as of `message_term`.
-
-    Parameters
-    ----------
-    bodies : list of bytes-like
-    msg_ids : bytes
-        16 bytes for each body.
-
-    Returns
-    -------
-    list of bytes
-    """
-    cdef bytes head = bytes(term_head(properties, exchange, routing_keys, vhost))
-    cdef bytes tail = b"d\0\x04true" if persistent else b"d\0\x05false"
-    cdef bytes payload, term
-    cdef int64_t i, n, head_size = len(head), tail_size = len(tail)
-    cdef unsigned char* p
-    cdef list made = []
-    if len(msg_ids) != 16 * len(bodies):
-        raise ValueError(f"{len(bodies)} bodies and {len(msg_ids)} bytes of ids; each has 16")
-    for i in range(len(bodies)):
-        body = bodies[i]
-        payload = body if type(body) is bytes else bytes(body)
-        n = len(payload)
-        if n == 0 or n > fragment_size:
-            made.append(message_term(payload, properties, exchange, routing_keys, vhost, persistent, msg_ids[16 * i:16 * i + 16],
-                                     fragment_size))
-            continue
-        term = PyBytes_FromStringAndSize(NULL, head_size + 10 + n + 22 + tail_size)
-        p = <unsigned char*>PyBytes_AS_STRING(term)
-        memcpy(p, PyBytes_AS_STRING(head), head_size)
-        p += head_size
-        p[0] = TAG_LIST
-        put_i32(p + 1, 1)
-        p[5] = TAG_BINARY
-        put_i32(p + 6, <int32_t><uint32_t>n)
-        memcpy(p + 10, PyBytes_AS_STRING(payload), n)
-        p += 10 + n
-        p[0] = TAG_NIL
-        p[1] = TAG_BINARY
-        put_i32(p + 2, 16)
-        memcpy(p + 6, PyBytes_AS_STRING(msg_ids) + 16 * i, 16)
-        memcpy(p + 22, PyBytes_AS_STRING(tail), tail_size)
-        made.append(term)
-    return made
-
-
-cdef int put_binary(bytearray out, bytes data) except -1:
-    put_head(out, TAG_BINARY, len(data))
-    out += data
-    return 0
 
 
 # ---------------------------------------------------------------------------------------------------- many at a time
@@ -2252,17 +1621,15 @@ cpdef enum RowStatus:
     ROW_BAD_PROPERTIES = 3
 
 # Columns that are bytes of varying length.  What comes after "headers" are the properties, in their order.
-BYTES_COLUMNS = ("body", "exchange", "vhost", "properties", "headers") + tuple(
+BYTES_COLUMNS = ("body", "exchange", "headers") + tuple(
     name for name in PROPERTY_NAMES if name not in ("headers", "delivery_mode", "priority", "timestamp"))
-MESSAGE_COLUMNS = ("status", "persistent", "msg_id", "routing_keys", "delivery_mode", "priority", "timestamp") + BYTES_COLUMNS
+MESSAGE_COLUMNS = ("status", "routing_keys", "delivery_mode", "priority", "timestamp") + BYTES_COLUMNS
 
 cdef enum:
     COL_BODY = 0
     COL_EXCHANGE = 1
-    COL_VHOST = 2
-    COL_PROPERTIES = 3
-    COL_HEADERS = 4
-    BYTES_NUM = 15
+    COL_HEADERS = 2
+    BYTES_NUM = 13
 
 # Which property a column of bytes is, or -1.
 cdef int[BYTES_NUM] PROPERTY_OF
@@ -2272,66 +1639,56 @@ for _index in range(BYTES_NUM):
 cdef struct Row:
     const unsigned char* p
     int64_t size
+    # Encoded properties: those of the term, or made anew where a node delivers others.
+    const unsigned char* props
+    int64_t props_size
     int status
-    # The term must be made again in Python before its columns can be taken.
-    bint again
     MessageParts m
     PropertySpans s
 
 
-cdef bint is_utf8(const unsigned char* p, int64_t n) noexcept nogil:
-    cdef int64_t i = 0
-    cdef uint64_t eight
-    while i + 8 <= n:
-        memcpy(&eight, p + i, 8)
-        if eight & <uint64_t>0x8080808080808080:
-            return utf8_length(p + i, n - i) >= 0
-        i += 8
-    return utf8_length(p + i, n - i) >= 0
-
-
-cdef void parse_row(Row* row) noexcept nogil:
-    cdef Fault fault
+cdef void span_row(Row* row) noexcept nogil:
     cdef int i
-    row.status, row.again = ROW_SOUND, False
-    for i in range(PROPERTY_NUM):
-        row.s.size[i] = -1
-    if row.size > 1 and row.p[1] == TAG_COMPRESSED:
-        row.again = True
-        return
-    if message_at(row.p, row.size, &row.m, &fault) != row.size:
-        row.status = ROW_DAMAGED
-    elif row.m.form == FORM_MC_OTHER:
-        row.status = ROW_UNREADABLE
-    elif row.m.props_size < 0 or row.m.annotated:
-        row.again = True
-    elif span_properties(row.p + row.m.props, row.m.props_size, &row.s) >= 0:
+    if row.props_size > INT32_MAX or span_properties(row.props, row.props_size, &row.s) >= 0:
         row.status = ROW_BAD_PROPERTIES
         for i in range(PROPERTY_NUM):
             row.s.size[i] = -1
 
 
+cdef bint parse_row(Row* row) noexcept nogil:
+    # True where the properties must be made in Python.
+    cdef Fault fault
+    cdef int i
+    row.status = ROW_SOUND
+    row.props_size = -1
+    for i in range(PROPERTY_NUM):
+        row.s.size[i] = -1
+    if message_at(row.p, row.size, &row.m, &fault) != row.size:
+        row.status = ROW_DAMAGED
+    elif row.m.form == FORM_MC_OTHER:
+        row.status = ROW_UNREADABLE
+    elif row.m.props_size < 0 or row.m.annotated:
+        return True
+    else:
+        row.props, row.props_size = row.p + row.m.props, row.m.props_size
+        span_row(row)
+    return False
+
+
 cdef inline const unsigned char* bytes_of(Row* row, int column, int64_t* size) noexcept nogil:
     # Where the bytes of a column lie and how many they are; -1: null, and no place.  The body is only measured here.
-    cdef MessageParts* m = &row.m
+    cdef const unsigned char* base = row.p
     cdef int64_t pos
     size[0] = -1
-    if row.status == ROW_DAMAGED:
+    if row.status == ROW_DAMAGED or (row.status == ROW_UNREADABLE and column != COL_EXCHANGE):
         return NULL
     if column == COL_EXCHANGE:
-        size[0], pos = m.exchange_size, m.exchange
-    elif column == COL_VHOST:
-        size[0], pos = m.vhost_size, m.vhost
-    elif row.status == ROW_UNREADABLE:
-        return NULL
+        size[0], pos = row.m.exchange_size, row.m.exchange
     elif column == COL_BODY:
-        size[0], pos = m.body_size, m.fragments + 5
-    elif column == COL_PROPERTIES:
-        size[0], pos = m.props_size, m.props
+        size[0], pos = row.m.body_size, row.m.fragments + 5
     else:
-        size[0] = row.s.size[PROPERTY_OF[column]]
-        pos = m.props + row.s.pos[PROPERTY_OF[column]] if size[0] >= 0 else 0
-    return row.p + pos if size[0] >= 0 else NULL
+        size[0], pos, base = row.s.size[PROPERTY_OF[column]], row.s.pos[PROPERTY_OF[column]], row.props
+    return base + pos if size[0] >= 0 else NULL
 
 
 cdef void copy_body(Row* row, unsigned char* out) noexcept nogil:
@@ -2362,7 +1719,7 @@ cdef void fill_bytes(Row* rows, int64_t n, int column, int32_t* offsets, unsigne
                 copy_body(&rows[i], data + used)
             else:
                 memcpy(data + used, p, size)
-            if column != COL_BODY and column != COL_PROPERTIES and column != COL_HEADERS and utf8[0]:
+            if column != COL_BODY and column != COL_HEADERS and utf8[0]:
                 utf8[0] = is_utf8(data + used, size)
             used += size
         offsets[i + 1] = <int32_t>used
@@ -2392,24 +1749,6 @@ cdef void fill_keys(Row* rows, int64_t n, int32_t* lists, int32_t* offsets, unsi
         lists[i + 1] = <int32_t>count
 
 
-cdef bytes plain_term(bytes term):
-    # A term of the same contents that is not compressed and has its properties encoded, as a node delivers them.
-    cdef MessageTerm message = MessageTerm.from_term(term)
-    if message.parts.form == FORM_MC_OTHER or (message.parts.props_size >= 0 and not message.parts.annotated):
-        return message.plain
-    if message.parts.form == FORM_MC:
-        # The content as it is, but for its properties.
-        value = list(decode(message.plain))
-        content = value[2]
-        value[2] = (content[0], content[1], Atom("none"), encode_properties(message.properties), *content[4:])
-        pairs = value[3].items() if isinstance(value[3], dict) else value[3]
-        value[3] = MapPairs(pair for pair in pairs if pair[0] in ("x", "exchange", "rk", "routing_keys", "id", "d", "durable"))
-        return encode(tuple(value))
-    return message_term(message.body, encode_properties(message.properties), message.slice_of(message.parts.exchange,
-                        message.parts.exchange_size), message.slices_of(message.parts.keys, message.parts.key_num),
-                        message.slice_of(message.parts.vhost, message.parts.vhost_size), message.persistent, message.msg_id)
-
-
 class MessageColumns:
     """Messages as columns, in arrays that Arrow can take as they are.
 
@@ -2418,10 +1757,9 @@ class MessageColumns:
     count : int
         Rows.
     columns : dict of str to array or tuple of arrays
-        ``status``: uint8, values of `RowStatus`.  ``persistent``: uint8.  ``msg_id``: (uint8 of shape (count, 16), valid).
-        ``routing_keys``: (int32 offsets of the lists, int32 offsets of the keys, uint8 bytes, valid).  ``delivery_mode`` and
-        ``priority``: (uint8, valid).  ``timestamp``: (uint64 seconds, valid).  Columns of `BYTES_COLUMNS`: (int32 offsets,
-        uint8 bytes, valid); ``properties`` are flags and list, ``headers`` the fields of the table, for `decode_table`.
+        ``status``: uint8, values of `RowStatus`.  ``routing_keys``: (int32 offsets of the lists, int32 offsets of the keys,
+        uint8 bytes, valid).  ``delivery_mode`` and ``priority``: (uint8, valid).  ``timestamp``: (uint64 seconds, valid).
+        Columns of `BYTES_COLUMNS`: (int32 offsets, uint8 bytes, valid); ``headers`` are for `decode_table`.
         ``valid`` is an array of uint8, 1 where the row has a value.
     utf8 : dict of str to bool
         For columns of texts: every value is well-formed UTF-8.
@@ -2450,24 +1788,23 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
     Parameters
     ----------
     sources : Region, bytes-like, or list of those
-        Where the terms lie.
+        Where the terms are.
     positions, sizes : array of int64
         Of each term in its source.
     numbers : array of int32, optional
-        Which source each term lies in; default: the first.
+        The source of each term; default: the first.
     columns : sequence of str
         Of `MESSAGE_COLUMNS`; others are not filled.
 
     Returns
     -------
     MessageColumns
-        A term that is damaged, or lies outside its source, is a row of nulls with its `status`.
+        A term that is damaged, or outside its source, is a row of nulls with its `status`.
 
     Raises
     ------
     ValueError
-        An unknown column, arrays of different lengths, a number without source, or more than 2 GiB in a column: give fewer
-        terms at a time.
+        An argument does not fit, or a column has more than 2 GiB: give fewer terms at a time.
     """
     cdef int64_t n = positions.shape[0], i, size, total, key_total = 0, key_bytes = 0
     cdef int column, number
@@ -2475,14 +1812,14 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
     cdef const int32_t[::1] source_of
     cdef int32_t[::1] lists, offsets
     cdef uint8_t[::1] data, valid, small
-    cdef uint8_t[:, ::1] ids
     cdef uint64_t[::1] seconds
     cdef Row* rows = NULL
+    cdef const unsigned char* p
     cdef const unsigned char** bases = NULL
     cdef int64_t* lengths = NULL
     cdef int64_t source_num
     cdef Region region
-    cdef list pinned = [], kept = []
+    cdef list pinned = [], kept = [], made_anew = []
     for name in columns:
         if name not in MESSAGE_COLUMNS:
             raise ValueError(f"there is no column {name!r}; there are {', '.join(MESSAGE_COLUMNS)}")
@@ -2522,25 +1859,24 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
                 number = source_of[i]
                 size = sizes[i]
                 if size < 1 or size > INT32_MAX or positions[i] < 0 or positions[i] > lengths[number] - size:
-                    rows[i].p, rows[i].size, rows[i].status, rows[i].again = NULL, 0, ROW_DAMAGED, False
+                    rows[i].p, rows[i].size, rows[i].status = NULL, 0, ROW_DAMAGED
                     rows[i].m.form = FORM_NONE
                     continue
                 rows[i].p, rows[i].size = bases[number] + positions[i], size
-                parse_row(&rows[i])
-        for i in range(n):
-            if rows[i].again:
-                rows[i].status = ROW_DAMAGED
-                term = PyBytes_FromStringAndSize(<const char*>rows[i].p, rows[i].size)
-                rows[i].p, rows[i].size = NULL, 0
-                try:
-                    term = plain_term(term)
-                except (StoreError, TypeError, ValueError):
-                    continue
-                kept.append(term)
-                rows[i].p, rows[i].size = <const unsigned char*>PyBytes_AS_STRING(term), len(term)
-                parse_row(&rows[i])
-                if rows[i].again:
-                    rows[i].status = ROW_DAMAGED
+                if parse_row(&rows[i]):
+                    with gil:
+                        made_anew.append(i)
+        for i in made_anew:
+            # Another process may write to the file, so it is read once more.
+            term = PyBytes_FromStringAndSize(<const char*>rows[i].p, rows[i].size)
+            try:
+                encoded = encode_properties(MessageTerm.from_term(term).properties)
+            except (StoreError, TypeError, ValueError):
+                rows[i].status = ROW_BAD_PROPERTIES
+                continue
+            kept.append(encoded)
+            rows[i].props, rows[i].props_size = <const unsigned char*>PyBytes_AS_STRING(encoded), len(encoded)
+            span_row(&rows[i])
         for column in range(BYTES_NUM):
             name = BYTES_COLUMNS[column]
             if name not in wanted:
@@ -2558,7 +1894,7 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
             utf8 = True
             with nogil:
                 fill_bytes(rows, n, column, &offsets[0], &data[0] if total else NULL, &valid[0] if n else NULL, &utf8)
-            if column not in (COL_BODY, COL_PROPERTIES, COL_HEADERS):
+            if column not in (COL_BODY, COL_HEADERS):
                 is_text[name] = bool(utf8)
         if "routing_keys" in wanted:
             for i in range(n):
@@ -2579,33 +1915,17 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
             small = made["status"]
             for i in range(n):
                 small[i] = rows[i].status
-        if "persistent" in wanted:
-            made["persistent"] = np.empty(n, np.uint8)
-            small = made["persistent"]
+        for name, number in (("delivery_mode", P_DELIVERY_MODE), ("priority", P_PRIORITY), ("timestamp", P_TIMESTAMP)):
+            if name not in wanted:
+                continue
+            values, made_valid = np.zeros(n, np.uint64), np.empty(n, np.uint8)
+            seconds, valid = values, made_valid
             for i in range(n):
-                small[i] = rows[i].status != ROW_DAMAGED and rows[i].m.persistent
-        if "msg_id" in wanted:
-            made["msg_id"] = (np.zeros((n, 16), np.uint8), np.empty(n, np.uint8))
-            ids, valid = made["msg_id"]
-            for i in range(n):
-                valid[i] = rows[i].status != ROW_DAMAGED and rows[i].m.id >= 0
+                valid[i] = rows[i].status == ROW_SOUND and rows[i].s.size[number] >= 0
                 if valid[i]:
-                    memcpy(&ids[i, 0], rows[i].p + rows[i].m.id, 16)
-        for name, number in (("delivery_mode", P_DELIVERY_MODE), ("priority", P_PRIORITY)):
-            if name in wanted:
-                made[name] = (np.zeros(n, np.uint8), np.empty(n, np.uint8))
-                small, valid = made[name]
-                for i in range(n):
-                    valid[i] = rows[i].status == ROW_SOUND and rows[i].s.size[number] >= 0
-                    if valid[i]:
-                        small[i] = rows[i].p[rows[i].m.props + rows[i].s.pos[number]]
-        if "timestamp" in wanted:
-            made["timestamp"] = (np.zeros(n, np.uint64), np.empty(n, np.uint8))
-            seconds, valid = made["timestamp"]
-            for i in range(n):
-                valid[i] = rows[i].status == ROW_SOUND and rows[i].s.size[P_TIMESTAMP] >= 0
-                if valid[i]:
-                    seconds[i] = <uint64_t>get_i64(rows[i].p + rows[i].m.props + rows[i].s.pos[P_TIMESTAMP])
+                    p = rows[i].props + rows[i].s.pos[number]
+                    seconds[i] = <uint64_t>get_i64(p) if number == P_TIMESTAMP else p[0]
+            made[name] = values if number == P_TIMESTAMP else values.astype(np.uint8), made_valid
         return MessageColumns(n, {name: made[name] for name in columns}, is_text)
     finally:
         free(rows)

@@ -1,4 +1,4 @@
-"""The types of AMQP 0-9-1: properties and header tables, decoded so that encoding them gives the same bytes.
+"""The types of AMQP 0-9-1: properties and header tables, decoded so that encoding them gives the bytes that a node writes.
 
 Owns the names under which the types are public; the work is done by the compiled `_term`.  It knows no message and no file.
 Where Python's types cannot tell AMQP's apart, a small type of this module says which one it is; plain values are
@@ -14,10 +14,7 @@ from rmqstore.rabbitmq._term import (
     Float32,
     Int8,
     Int16,
-    Int32,
     Int64,
-    SpecInt16,
-    SpecInt64,
     Table,
     Timestamp,
     UInt8,
@@ -35,10 +32,7 @@ __all__ = [
     "Float32",
     "Int8",
     "Int16",
-    "Int32",
     "Int64",
-    "SpecInt16",
-    "SpecInt64",
     "Table",
     "Timestamp",
     "UInt8",

@@ -83,15 +83,8 @@ def schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
 class _Rows(NamedTuple):
     """What an index says of the messages of a batch, a row each.
 
-    Attributes
-    ----------
-    columns : IndexColumns
-    persistent, embedded, delivered : numpy.ndarray
-        bool; `embedded` where the bytes should be in the queue's own files.
-    paths : list of str
-        The file of the index that knows the message.
-    location : str
-        What the column ``location`` says of embedded ones.
+    `embedded` where the bytes should be in the queue's own files, which the column ``location`` calls `location`; `paths`
+    are the files of the index that know the messages.
     """
 
     columns: IndexColumns
@@ -103,13 +96,7 @@ class _Rows(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """Where the terms of a batch are, a row each: `sizes` bytes from `positions` in the source of this number.
-
-    Attributes
-    ----------
-    there : numpy.ndarray
-        bool; False where there are no bytes.
-    """
+    """Where the terms of a batch are, a row each: `sizes` bytes from `positions` in the source of this number, if `there`."""
 
     sources: list[Any]
     numbers: np.ndarray

@@ -1,16 +1,18 @@
 """The clean state of a message store: what an orderly close leaves, so that the next opening scans nothing.
 
 Owns `clean.dot`, `file_summary.ets` and `msg_store_index.ets`: their reading, with every check against the message
-files, their writing and their deletion.  It never changes a message file, nor what `MessageFiles` knows.  The table
-of the index is read and written apart from `ets`, because the compiled module takes and gives its objects as bytes.
+files, their writing and their deletion.  The tables are images that `ets:tab2file` writes into a log of `disk_log`; the
+compiled module reads and writes the rows of the index.  It never changes a message file, nor what `MessageFiles` knows.
 
-Invariants: `clean.dot` is written last, and without it the others mean nothing; a state that does not fit is refused.
+Invariants: `clean.dot` is written last, and without it the others mean nothing; a state that does not fit is refused,
+because a node does not use it either, and scans its files.  Rules: Erlang/OTP 25, RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +21,12 @@ from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.durable import fsync_directory
 from rmqstore.files.os_errors import is_too_large, missing_file, naming_errors
 from rmqstore.rabbitmq import _messages
-from rmqstore.rabbitmq.ets import FileSummary, clean_dot, file_summaries, header_of, is_counted, parse, parse_clean_dot
 from rmqstore.rabbitmq.layout import map_file, read_present
 from rmqstore.rabbitmq.message_files import MAX_FILE, MessageFiles
 from rmqstore.rabbitmq.problem import Problem
-from rmqstore.rabbitmq.term import Atom, decode, encode
+from rmqstore.rabbitmq.term import Atom, consult, decode, encode
 
-__all__ = ["CLEAN_FILES", "CleanState", "forget_clean_state", "read_clean_state", "write_clean_state"]
+__all__ = ["CLEAN_FILES", "CleanState", "clean_dot_values", "forget_clean_state", "read_clean_state", "write_clean_state"]
 
 CLEAN_FILES = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
 
@@ -53,22 +54,22 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     for path in (summary_path, index_path):
         if not os.path.exists(path):
             raise missing_file(path)
-    refs = parse_clean_dot(_small(clean_path), path=clean_path)
+    refs = _client_refs(_small(clean_path), clean_path)
     if client_refs is not None and sorted(refs) != client_refs:
         raise CorruptionError("the state was made for other queues than those with recovery terms", clean_path, 0)
 
     files: dict[int, list[int]] = {}
-    for row in _summaries(_small(summary_path), summary_path):
-        path = message_files.path_of(row.file) if 0 <= row.file <= MAX_FILE else summary_path
-        if row.file in files:
-            raise CorruptionError(f"the clean state has two rows of {row.file}.rdq", summary_path, 0)
-        if row.file not in present:
-            raise CorruptionError(f"{row.file}.rdq is known to the clean state and is not there", path, 0)
+    for number, valid_size, size in _summaries(_small(summary_path), summary_path):
+        path = message_files.path_of(number) if 0 <= number <= MAX_FILE else summary_path
+        if number in files:
+            raise CorruptionError(f"the clean state has two rows of {number}.rdq", summary_path, 0)
+        if number not in present:
+            raise CorruptionError(f"{number}.rdq is known to the clean state and is not there", path, 0)
         actual = os.stat(path).st_size
-        if not 0 <= row.valid_total_size <= row.file_size <= actual:
-            said = f"{row.file_size} bytes, {row.valid_total_size} of them in use"
+        if not 0 <= valid_size <= size <= actual:
+            said = f"{size} bytes, {valid_size} of them in use"
             raise CorruptionError(f"the clean state says {said}; the file has {actual}", path, 0)
-        files[row.file] = [row.valid_total_size, row.file_size]
+        files[number] = [valid_size, size]
     extra = sorted(set(present) - set(files))
     if extra and extra[-1] > max(files, default=-1):
         raise CorruptionError("the clean state does not know the file", message_files.path_of(extra[-1]), 0)
@@ -84,14 +85,14 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
         raise CorruptionError("the file is not a table that was closed", index_path, 0)
     try:
         with region.view(0, region.size) as data:
-            header, at = _ets_header(data, index_path)
+            header, at = _header(data, index_path)
             table = _messages.LocationTable(min(len(data) // 60, sum(size for _, size in files.values()) // 25))
             try:
                 loaded, at = table.load_ets_items(data, at)
             except StoreError as error:
                 # The compiled module knows no paths.
                 raise type(error)(error.message, index_path, error.pos) from None
-            _check_ets_end(data, at, loaded, index_path)
+            _check_end(data, at, loaded, index_path)
     finally:
         region.close()
     numbers = np.array(list(files), np.int64)
@@ -120,17 +121,12 @@ def write_clean_state(message_files: MessageFiles, client_refs: list[bytes], nod
         right = numbers[i + 1] if i + 1 < len(numbers) else undefined
         valid, size = files[number]
         row = (Atom("file_summary"), number, valid, left, right, size, Atom("false"), 0)
-        rows.append(_ets_item(encode(row)))
-    items = table.ets_items()
-    tables = (
-        (summary_path, "rabbit_msg_store_file_summary", "ordered_set", b"".join(rows), len(rows)),
-        (index_path, "rabbit_msg_store_ets_index", "set", items, len(table)),
-    )
-    for path, name, kind, objects, count in tables:
-        _write_file(path, _ets_bytes(name, kind, objects, count, node))
+        rows.append(_item(encode(row)))
+    _write_file(summary_path, _image("rabbit_msg_store_file_summary", "ordered_set", b"".join(rows), len(rows), node))
+    _write_file(index_path, _image(_INDEX_MODULE, "set", table.ets_items(), len(table), node))
     # This one last: without it the other two mean nothing.
     fsync_directory(message_files.path)
-    _write_file(clean_path, clean_dot(client_refs))
+    _write_file(clean_path, _clean_dot(client_refs))
     fsync_directory(message_files.path)
 
 
@@ -152,20 +148,60 @@ def _write_file(path: str, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def _small(path: str) -> bytes:
+    try:
+        return read_present(path)
+    except OSError as error:
+        if not is_too_large(error):
+            raise
+        raise CorruptionError(error.strerror or "the file is too large", path, 0) from None
+
+
+# ----------------------------------------------------------------------------------------------------- clean.dot (§9.1)
+
+_INDEX_MODULE = "rabbit_msg_store_ets_index"
+
+
+def _clean_dot(client_refs: Iterable[bytes]) -> bytes:
+    refs = ",".join("<<" + ",".join(map(str, ref)) + ">>" for ref in client_refs)
+    return f"{{client_refs,[{refs}]}}.\n{{index_module,{_INDEX_MODULE}}}.\n".encode()
+
+
+def clean_dot_values(data: bytes, path: str) -> dict[str, Any]:
+    """Return the values of a `clean.dot` by name; CorruptionError if it is damaged."""
+    found: dict[str, Any] = {}
+    for one in consult(data, path=path):
+        if not isinstance(one, tuple) or len(one) != 2 or not isinstance(one[0], Atom):
+            raise CorruptionError("clean.dot holds something else than names and values", path, 0)
+        found[str(one[0])] = one[1]
+    return found
+
+
+def _client_refs(data: bytes, path: str) -> list[bytes]:
+    found = clean_dot_values(data, path)
+    refs = found.get("client_refs")
+    if not isinstance(refs, list) or not all(isinstance(ref, bytes) for ref in refs):
+        raise CorruptionError("clean.dot has no client_refs", path, 0)
+    # 4.x has one module for the index, and does not name it.
+    if found.get("index_module", _INDEX_MODULE) != _INDEX_MODULE:
+        raise CorruptionError(f"clean.dot names the index module {found['index_module']}, not {_INDEX_MODULE}", path, 0)
+    return refs
+
+
 # --------------------------------------------------------------------------------------------------- ets tables (§9.3)
 
 _ETS_HEAD = bytes.fromhex("0102030463584d0b")
-# Bytes of the first and the last item of a table, more than they have.
-_MAX_ITEM = 1 << 20
+# Longer items have a checksum before them; none of these tables has such.
+_MAX_ITEM = 65527
 
 
-def _ets_item(term: bytes) -> bytes:
+def _item(term: bytes) -> bytes:
     return len(term).to_bytes(4, "big") + b"bWLA" + term
 
 
-def _ets_bytes(name: str, kind: str, objects: bytes, count: int, node: str) -> bytes:
+def _image(name: str, kind: str, objects: bytes, count: int, node: str) -> bytes:
     # Only what a node needs to load the table (3.10.8): it also writes ids, owner and memory of the table that it had.
-    no, yes = Atom("false"), Atom("public")
+    no = Atom("false")
     header = (
         (Atom("read_concurrency"), no),
         (Atom("write_concurrency"), no),
@@ -176,51 +212,57 @@ def _ets_bytes(name: str, kind: str, objects: bytes, count: int, node: str) -> b
         (Atom("named_table"), no),
         (Atom("type"), Atom(kind)),
         (Atom("keypos"), 2),
-        (Atom("protection"), yes),
+        (Atom("protection"), Atom("public")),
         (Atom("major_version"), 1),
         (Atom("minor_version"), 0),
         (Atom("extended_info"), [Atom("object_count")]),
     )
     end = [Atom("$end_of_table"), [(Atom("count"), count)]]
-    return _ETS_HEAD + _ets_item(encode(header)) + objects + _ets_item(encode(end))
+    return _ETS_HEAD + _item(encode(header)) + objects + _item(encode(end))
 
 
-def _small(path: str) -> bytes:
+def _item_at(data: bytes | memoryview, at: int, path: str) -> tuple[Any, int]:
+    # The value of the item at `at`, and where it ends.
+    size = int.from_bytes(data[at : at + 4], "big")
+    if bytes(data[at + 4 : at + 8]) != b"bWLA" or size > min(len(data) - at - 8, _MAX_ITEM):
+        raise CorruptionError("no item of the table is here", path, at)
     try:
-        return read_present(path)
-    except OSError as error:
-        if not is_too_large(error):
-            raise
-        raise CorruptionError(error.strerror or "the file is too large", path, 0) from None
-
-
-def _ets_header(data: memoryview, path: str) -> tuple[dict[str, Any], int]:
-    size = int.from_bytes(data[8:12], "big")
-    if bytes(data[:8]) != _ETS_HEAD or bytes(data[12:16]) != b"bWLA" or not 0 < size <= min(len(data) - 16, _MAX_ITEM):
-        raise CorruptionError("the file is not a table that was closed", path, 0)
-    try:
-        item = decode(bytes(data[16 : 16 + size]), max_size=0)
-    except StoreError as error:
-        raise CorruptionError("the table's header cannot be understood", path, 16) from error
-    return dict(header_of(item, path)), 16 + size
-
-
-def _summaries(data: bytes, path: str) -> list[FileSummary]:
-    # The rows of a small table; that of places has as many as there are messages.
-    table = parse(data, path=path)
-    if not is_counted(table.end, len(table.objects)):
-        raise CorruptionError("the table does not end as one that is whole", path, len(data))
-    try:
-        return file_summaries(table)
+        return decode(data[at + 8 : at + 8 + size]), at + 8 + size
     except CorruptionError as error:
-        raise CorruptionError(error.message, path, 0) from None
+        raise CorruptionError(error.message, path, at + 8 + (error.pos or 0)) from None
 
 
-def _check_ets_end(data: memoryview, at: int, count: int, path: str) -> None:
-    size = min(int.from_bytes(data[at : at + 4], "big"), _MAX_ITEM)
-    with contextlib.suppress(StoreError):
-        end = decode(bytes(data[at + 8 : at + 8 + size]), max_size=0)
-        whole = type(end) is list and len(end) == 2 and end[0] == "$end_of_table" and at + 8 + size == len(data)
-        if bytes(data[at + 4 : at + 8]) == b"bWLA" and whole and is_counted(end[1], count):
-            return
-    raise CorruptionError("the table does not end as one that is whole", path, at)
+def _header(data: bytes | memoryview, path: str) -> tuple[dict[str, Any], int]:
+    if bytes(data[:8]) != _ETS_HEAD:
+        raise CorruptionError("the file is not a table that was closed", path, 0)
+    item, at = _item_at(data, 8, path)
+    if not isinstance(item, tuple) or not all(isinstance(one, tuple) and len(one) == 2 for one in item):
+        raise CorruptionError("the header of the table is not a list of names and values", path, 8)
+    return {str(name): value for name, value in item}, at
+
+
+def _check_end(data: bytes | memoryview, at: int, count: int, path: str) -> None:
+    item, end = _item_at(data, at, path)
+    # Not 3.0 for 3, and not True for 1.
+    if repr(item) != repr([Atom("$end_of_table"), [(Atom("count"), count)]]) or end != len(data):
+        raise CorruptionError("the table does not end as one that is whole", path, at)
+
+
+def _summaries(data: bytes, path: str) -> list[Sequence[int]]:
+    # Number, valid size and size of each file.
+    undefined = Atom("undefined")
+    rows: list[Sequence[int]] = []
+    _, at = _header(data, path)
+    while True:
+        row, end = _item_at(data, at, path)
+        if isinstance(row, list):
+            _check_end(data, at, len(rows), path)
+            return rows
+        if not isinstance(row, tuple) or len(row) != 8 or row[0] != "file_summary" or row[6] not in ("true", "false"):
+            raise CorruptionError(f"{row!r} is not a row of file_summary.ets", path, at)
+        # Neighbours may be missing, and 4.x counts no readers.
+        numbers = [*row[1:3], row[5], *(one for one in (*row[3:5], row[7]) if one != undefined)]
+        if not all(type(one) is int for one in numbers):
+            raise CorruptionError(f"{row!r} is not a row of file_summary.ets", path, at)
+        rows.append((row[1], row[2], row[5]))
+        at = end

@@ -1,9 +1,9 @@
 """DETS tables of version 9: `recovery.dets`, in which a vhost keeps what its queues said when they stopped.
 
-Owns the hash (`phash2`), the buddy system in which a table's file is handed out, reading (tolerant) and writing.
-Reading never raises for damage: it says what is wrong and gives what is whole, first through the table's slots and,
-where these are damaged, by looking at every place where a collection of objects could begin.  Everything that the file
-states is bounded by the file: no place is read twice.
+Owns the hash of keys (`phash2`), the buddy system in which a table's file is handed out, reading and writing.  Reading
+never raises for damage: it says what is wrong and returns what is whole, first through the table's slots and, where these
+are damaged, by looking at every place where a collection of objects could begin.  Everything that the file states is
+bounded by the file: no place is read twice.
 
 Source of all rules: Erlang/OTP 25 (`dets`), RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
@@ -20,12 +20,10 @@ from typing import Any, NamedTuple
 from rmqstore.errors import CorruptionError
 from rmqstore.files.durable import fsync_directory
 from rmqstore.rabbitmq import _term
-from rmqstore.rabbitmq._term import Atom, ImproperList
+from rmqstore.rabbitmq._term import Atom
 from rmqstore.rabbitmq.layout import read_present
-from rmqstore.rabbitmq.term import is_list, is_tuple
 
 __all__ = [
-    "DetsHeader",
     "DetsProblem",
     "DetsTable",
     "encode",
@@ -92,87 +90,22 @@ def _block(data: bytes, start: int) -> int:
     return _mix(a + x & _M32, b + y & _M32, c + len(data) + z & _M32)[2]
 
 
-def _atom_hash(text: str) -> int:
-    # The hash of ELF's symbol tables, over Latin-1 where it has the characters, as releases before 16 stored them.
-    number = 0
-    data = text.encode("utf-8")
-    i = 0
-    while i < len(data):
-        byte = data[i]
-        if byte & 0xFE == 0xC2 and i + 1 < len(data) and data[i + 1] & 0xC0 == 0x80:
-            i += 1
-            byte = byte << 6 & 0xC0 | data[i] & 0x3F
-        i += 1
-        number = (number << 4 & _M32) + byte & _M32
-        high = number & 0xF0000000
-        if high:
-            number ^= high >> 24
-            number ^= high
-    return number
-
-
-def _phash2(value: Any, number: int) -> int:
-    if isinstance(value, bool):
-        value = Atom("true" if value else "false")
-    if isinstance(value, Atom):
-        hashed = _atom_hash(value)
-        return hashed if number == 0 else _pair(hashed, 0, 3, number)
-    if isinstance(value, int):
-        if -(1 << 27) <= value < 1 << 27:
-            if value < 0:
-                number = _pair(-value, 0, 1, number)
-            return _pair(value & _M32, 0, 1, number)
-        kind, magnitude = (10 if value < 0 else 11), abs(value)
-        while magnitude:
-            number = _pair(magnitude & _M32, magnitude >> 32 & _M32, kind, number)
-            magnitude >>= 64
-        return number
-    if isinstance(value, float):
-        bits = struct.unpack(">II", struct.pack(">d", value or 0.0))
-        return _pair(bits[0], bits[1], 12, number)
-    if isinstance(value, bytes):
-        start = 13 * _GOLDEN + number & _M32
-        return _block(value, start) if value else start
-    if is_tuple(value):
-        number = _pair(len(value), 0, 9, number)
-        for item in value:
-            number = _phash2(item, number)
-        return number
-    if isinstance(value, list):
-        tail = value.tail if isinstance(value, ImproperList) else []
-        if not value and not isinstance(value, ImproperList):
-            return 3468870702 if number == 0 else _pair(2, 0, 2, number)
+def phash2(key: list[int] | bytes) -> int:
+    """int: ``erlang:phash2(Key)``, 27 bits, of a binary or a text; TypeError for another kind of key."""
+    if isinstance(key, bytes):
+        number = 13 * _GOLDEN & _M32
+        number = _block(key, number) if key else number
+    elif not isinstance(key, list) or not all(type(byte) is int and 0 <= byte <= 255 for byte in key):
+        raise TypeError(f"no hash of {key!r}")
+    elif not key:
+        number = 3468870702
+    else:
+        number = 0
         # Bytes are taken four at a time.
-        at = 0
-        while at < len(value):
-            word = count = 0
-            begun = at
-            while at < len(value) and type(value[at]) is int and 0 <= value[at] <= 255:
-                word = (word << 8) + value[at]
-                count += 1
-                at += 1
-                if count == 4:
-                    number = _pair(word, 0, 4, number)
-                    word = count = 0
-            if count:
-                number = _pair(word, 0, 4, number)
-            if at < len(value):
-                number = _phash2(value[at], number)
-                at += 1
-            assert at > begun
-        return _phash2(tail, number)
-    raise TypeError(f"no hash of a {type(value).__name__}")
-
-
-def phash2(value: Any) -> int:
-    """int: ``erlang:phash2(Value)``, 27 bits; of atoms, integers, floats, binaries, tuples and lists.
-
-    Raises
-    ------
-    TypeError
-        Another kind of value.
-    """
-    return _phash2(value, 0) & (1 << 27) - 1
+        for at in range(0, len(key), 4):
+            number = _pair(int.from_bytes(key[at : at + 4], "big"), 0, 4, number)
+        number = _pair(2, 0, 2, number)
+    return number & (1 << 27) - 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -210,31 +143,18 @@ class _Buddies:
         return b"".join(parts)
 
 
-def _order(key: Any) -> tuple[int, Any]:
-    # Erlang's order of terms, for the keys that occur: integers, then lists, then binaries.
-    if isinstance(key, list) and all(type(item) is int for item in key):
-        return 7, list(key)
-    if isinstance(key, bytes):
-        return 8, key
-    if isinstance(key, Atom):
-        return 2, str(key)
-    if isinstance(key, int):
-        return 1, key
-    raise TypeError(f"keys are charlists, binaries, atoms or integers, not {key!r}")
-
-
 def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
     """Make the file of a table of type set with these objects, closed properly.
 
     Parameters
     ----------
     objects : iterable of tuple
-        Their first elements are the keys, and differ.
+        Their first elements are the keys, lists of bytes or binaries, and differ.
 
     Returns
     -------
     bytes
-        Equal to what `dets` of OTP 25 leaves if all objects were inserted into a new table and written at once (the case for
+        What `dets` of OTP 25 leaves where all objects were inserted into a new table and written at once (the case for
         `recovery.dets`) and there are no more than 256.  For more the table begins with as many slots as would be needed, as
         one opened with `min_no_slots`.
 
@@ -243,19 +163,21 @@ def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
     ValueError
         Two objects have the same key.
     TypeError
-        A key of a kind that a table of RabbitMQ does not have.
+        A key of another kind.
     """
     rows = list(objects)
     slot_num = SEGMENT_SLOTS
     while slot_num < len(rows) and slot_num < PART_SLOTS * SEGMENT_SLOTS:
         slot_num *= 2
-    slots: dict[int, list[tuple[Any, bytes]]] = {}
+    slots: dict[int, list[tuple[bool, bytes, bytes]]] = {}
     for row in rows:
         key = row[0]
         same = slots.setdefault(phash2(key) % slot_num, [])
-        if any(_order(key) == order for order, _ in same):
+        # Erlang's order of terms: lists before binaries.
+        order = isinstance(key, bytes), bytes(key)
+        if any(order == each[:2] for each in same):
             raise ValueError(f"two objects have the key {key!r}")
-        same.append((_order(key), _term.encode(row)))
+        same.append((*order, _term.encode(row)))
 
     layout = _Buddies(FIRST)
     part, _ = layout.take(4 * PART_SLOTS)
@@ -269,7 +191,7 @@ def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
     counters = dict.fromkeys(COUNTERS, 0)
     # A flush of the cache goes from the last slot to the first.
     for slot in sorted(slots, reverse=True):
-        content = b"".join(struct.pack(">I", 4 + len(term)) + term for _, term in sorted(slots[slot]))
+        content = b"".join(struct.pack(">I", 4 + len(term)) + term for *_, term in sorted(slots[slot]))
         at, level = places.take(8 + len(content))
         counters[level] += 1
         if len(data) < at + 8 + len(content):
@@ -293,26 +215,6 @@ def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
 # Reading
 
 
-class DetsHeader(NamedTuple):
-    """The numbers of a table's header, in their order; `base` is where places of objects begin."""
-
-    free_lists: int
-    cookie: int
-    closed_properly: int
-    type: int
-    version: int
-    m: int
-    next: int
-    keypos: int
-    objects: int
-    keys: int
-    min_slots: int
-    max_slots: int
-    hash_method: int
-    n: int
-    base: int
-
-
 class DetsProblem(NamedTuple):
     """Something wrong: a short name, where, and a sentence."""
 
@@ -330,8 +232,6 @@ class DetsTable:
         Every object that was found, in the order of the file.
     positions : list of int
         Where the collection of each begins.
-    header : DetsHeader or None
-        None if the file is too short for one.
     problems : list of DetsProblem
         Empty for a sound table.  A node opens a table that was not closed by repairing it, as it does with one whose
         slots are damaged.
@@ -340,7 +240,6 @@ class DetsTable:
     def __init__(self) -> None:
         self.objects: list[Any] = []
         self.positions: list[int] = []
-        self.header: DetsHeader | None = None
         self.problems: list[DetsProblem] = []
 
     def __repr__(self) -> str:
@@ -364,11 +263,10 @@ def _collection(data: bytes, at: int) -> tuple[list[Any], int] | None:
         if not 6 <= taken <= end - at:
             return None
         try:
-            # A node compresses no term here, and one that is could fill memory.
-            value = _term.decode(data[at + 4 : at + taken], max_size=0)
+            value = _term.decode(data[at + 4 : at + taken])
         except CorruptionError:
             return None
-        if not is_tuple(value) or not value:
+        if not isinstance(value, tuple) or not value:
             return None
         found.append(value)
         at += taken
@@ -431,44 +329,39 @@ def _scan(data: bytes, table: DetsTable) -> None:
         at += 16
 
 
+# Of the header's 14 numbers: the kind of the problem, which number, what it has to be.
+_CHECKS = (
+    ("bad_cookie", 1, COOKIE, "the file begins with {:#x}: no DETS table"),
+    ("bad_version", 4, 9, "version {}, not 9"),
+    ("bad_type", 3, 1, "type {}, not 1 (set)"),
+    ("bad_hash_method", 12, 1, "hash method {}, not 1 (phash2)"),
+    ("bad_keypos", 7, 1, "element {} is the key, not the first"),
+)
+
+
 def parse(data: bytes) -> DetsTable:
-    """Read a table's bytes; never raises for damage.
-
-    Parameters
-    ----------
-    data : bytes-like
-
-    Returns
-    -------
-    DetsTable
-    """
+    """Read a table's bytes; never raises for damage."""
     data = bytes(data)
     table = DetsTable()
     problem = table.problems.append
     if len(data) < FIRST:
         problem(DetsProblem("short_header", len(data), f"the file has {len(data)} bytes, the header alone {FIRST}"))
         return table
-    table.header = header = DetsHeader(*struct.unpack_from(">14I112x16xI", data))
-    if header.cookie != COOKIE:
-        problem(DetsProblem("bad_cookie", 4, f"the file begins with {header.cookie:#x}: no DETS table"))
-    if header.version != 9:
-        problem(DetsProblem("bad_version", 16, f"version {header.version}, not 9"))
-    if header.type != 1:
-        problem(DetsProblem("bad_type", 12, f"type {header.type}, not 1 (set)"))
-    if header.hash_method != 1:
-        problem(DetsProblem("bad_hash_method", 48, f"hash method {header.hash_method}, not 1 (phash2)"))
-    if header.keypos != 1:
-        problem(DetsProblem("bad_keypos", 28, f"element {header.keypos} is the key, not the first"))
-    if header.m == 0:
+    *header, base = struct.unpack_from(">14I112x16xI", data)
+    for kind, number, wanted, detail in _CHECKS:
+        if header[number] != wanted:
+            problem(DetsProblem(kind, 4 * number, detail.format(header[number])))
+    closed, slot_num, object_num, key_num, split_num = (header[number] for number in (2, 5, 8, 9, 13))
+    if not slot_num:
         problem(DetsProblem("bad_slot_count", 20, "the table has no slots"))
     md5 = data[168:184]
     if any(md5) and md5 != hashlib.md5(data[12:168], usedforsecurity=False).digest():
         problem(DetsProblem("bad_header_md5", 168, "the header's checksum does not agree with the header"))
     (trailer,) = struct.unpack_from(">I", data, len(data) - 4)
-    if header.closed_properly != 1:
+    if closed != 1:
         problem(DetsProblem("not_closed", 8, "the table was not closed; a node repairs it"))
-    elif trailer + header.base != len(data):
-        problem(DetsProblem("bad_trailer", len(data) - 4, f"the file's end says {trailer + header.base} bytes"))
+    elif trailer + base != len(data):
+        problem(DetsProblem("bad_trailer", len(data) - 4, f"the file's end says {trailer + base} bytes"))
     sound = not table.problems
     used = astray = 0
     keys = set()
@@ -480,7 +373,7 @@ def parse(data: bytes) -> DetsTable:
             continue
         used = taken[1]
         for one in taken[0]:
-            if header.m and _hashes_elsewhere(one[0], header, slot):
+            if slot_num and _hashes_elsewhere(one[0], slot, slot_num, split_num):
                 # A node looks a key up in its own slot, so it does not find this one either.
                 problem(DetsProblem("wrong_slot", at, f"the object {one[0]!r} does not belong to slot {slot}"))
                 astray += 1
@@ -492,8 +385,8 @@ def parse(data: bytes) -> DetsTable:
             table.objects.append(one)
             table.positions.append(at)
     sound = sound and len(table.problems) == astray
-    if sound and not len(table.objects) + astray == header.objects == header.keys:
-        counted = f"{header.objects} objects with {header.keys} keys"
+    if sound and not len(table.objects) + astray == object_num == key_num:
+        counted = f"{object_num} objects with {key_num} keys"
         problem(DetsProblem("bad_count", 32, f"the header counts {counted}, there are {len(table.objects)}"))
         sound = False
     if not sound:
@@ -501,14 +394,15 @@ def parse(data: bytes) -> DetsTable:
     return table
 
 
-def _hashes_elsewhere(key: Any, header: DetsHeader, slot: int) -> bool:
+def _hashes_elsewhere(key: Any, slot: int, slot_num: int, split_num: int) -> bool:
     try:
         number = phash2(key)
-    except (TypeError, RecursionError):
+    except TypeError:
         return False
-    wanted = number % header.m
-    if wanted < header.n:
-        wanted = number % (2 * header.m)
+    wanted = number % slot_num
+    if wanted < split_num:
+        # Slots below this number were split when the table grew.
+        wanted = number % (2 * slot_num)
     return wanted != slot
 
 
@@ -524,16 +418,9 @@ def read(path: str | os.PathLike[str]) -> DetsTable:
 def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:
     """Terms of the queues by their directories' names, from the objects of `recovery.dets`.
 
-    Parameters
-    ----------
-    table : DetsTable
-        Objects of another shape are left out; each becomes a problem of the table.
-
-    Returns
-    -------
-    dict of str to dict
-        Version 1: ``segments`` (list of (number, count) tuples), ``next_seq_id``, ``next_deliver_seq_id``, ``persistent_ref``
-        (bytes), ``persistent_count``, ``persistent_bytes``; version 2 has ``v2_index_state`` instead of ``segments``.
+    Version 1 has ``segments`` (list of (number, count) tuples), ``next_seq_id``, ``next_deliver_seq_id``, ``persistent_ref``
+    (bytes), ``persistent_count``, ``persistent_bytes``; version 2 ``v2_index_state`` instead of ``segments``.  An object of
+    another shape is left out, and becomes a problem of the table.
     """
     found: dict[str, dict[str, Any]] = {}
     for at, one in zip(table.positions, table.objects):
@@ -551,9 +438,9 @@ def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:
 def _queue_terms(one: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
     key, terms = one
     # bytes() of a number would be as many zeros.
-    if not (is_list(key) or isinstance(key, bytes)) or not is_list(terms):
+    if not isinstance(key, (list, bytes)) or not isinstance(terms, list):
         raise ValueError("no directory, or no list")
-    pairs = [term for term in terms if is_tuple(term) and len(term) == 2 and isinstance(term[0], Atom)]
+    pairs = [term for term in terms if isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], Atom)]
     found = {str(term[0]): term[1] for term in pairs}
     if len(found) != len(terms):
         raise ValueError("something else than names and values, or a name that comes twice")

@@ -123,10 +123,6 @@ def import_messages(
     segment_entry_count : int, optional
         As of `Vhost.open`.
 
-    Returns
-    -------
-    ImportReport
-
     Raises
     ------
     StoreError

@@ -135,6 +135,19 @@ class IndexColumns(NamedTuple):
         return IndexColumns(*(column[chosen] for column in self))
 
 
+_Room = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _room(count: int) -> _Room:
+    """Arrays that `JournalMap.rows` fills, for `count` entries."""
+    return np.empty((6, count), np.int64), np.empty(count, np.uint8), np.empty((count, 16), np.uint8)
+
+
+def _columns(room: _Room, count: int) -> IndexColumns:
+    seq_id, size, expiry_us, segment, pos, term_size = room[0][:, :count]
+    return IndexColumns(seq_id, size, room[1][:count], expiry_us, room[2][:count], segment, pos, term_size)
+
+
 class LiveIndex(NotCopied):
     """The live entries of a queue's directory: what the indexes of both versions have.
 
@@ -252,9 +265,9 @@ def read_segment(
         findings, segment = Findings(), Segment(number or 0)
         load_segment(data, segment, segment_entry_count, findings, check_terms)
         nothing = np.empty(0, np.int64)
-        columns = IndexColumns.empty(segment_entry_count)
-        count = JournalMap(segment_entry_count).rows(segment, data, nothing, nothing, 0, columns, 0)
-        return columns.rows(slice(count)), problems_of(findings, lambda _: path)
+        room = _room(segment_entry_count)
+        count = JournalMap(segment_entry_count).rows(segment, data, nothing, nothing, False, *room, 0)
+        return _columns(room, count), problems_of(findings, lambda _: path)
     finally:
         release(data)
 
@@ -331,7 +344,7 @@ class IndexDirectory:
                 present.add(number)
                 segment = Segment(number)
                 load_segment(source, segment, count, findings, check_terms)
-                self.journal.add_segment(segment)
+                self.journal.segments[number] = segment
                 self.merged += self.journal.merge(segment, source, *self.part(segment, seqs, words), findings)
             finally:
                 release(source)
@@ -341,7 +354,7 @@ class IndexDirectory:
             segment = Segment(number)
             self.merged += self.journal.merge(segment, None, *self.part(segment, seqs, words), findings)
             if segment.unacked:
-                self.journal.add_segment(segment)
+                self.journal.segments[number] = segment
         self.journal.replace(seqs, words)
         self.problems += problems_of(findings, self.path_of)
 
@@ -373,42 +386,34 @@ class IndexDirectory:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def columns_of(self, numbers: Iterable[int], which: int) -> IndexColumns:
-        """The entries of some segments: all for `which` 0, the live ones for 1."""
-        chosen = [
-            segment for segment in (self.journal.segments.get(number) for number in numbers) if segment is not None
-        ]
-        room = sum(segment.unacked for segment in chosen) if which else len(chosen) * self.segment_entry_count
-        columns = IndexColumns.empty(room)
-        count = self.fill(chosen, which, columns)
-        return columns if count == room else columns.rows(slice(count))
-
-    def fill(self, chosen: list[Segment], which: int, columns: Any) -> int:
-        """Write rows into `columns` and return their number: as for `columns_of`, or the ids of references for 2."""
+    def columns_of(self, numbers: Iterable[int], live: bool) -> IndexColumns:
+        """The entries of some segments; without `live` also those that are acked or damaged."""
         journal = self.journal
+        chosen = [segment for segment in map(journal.segments.get, numbers) if segment is not None]
+        room = _room(sum(segment.unacked for segment in chosen) if live else len(chosen) * self.segment_entry_count)
         seqs, words = journal.collect()
         at = 0
         for segment in chosen:
-            if which and not segment.unacked:
+            if live and not segment.unacked:
                 continue
             source = map_present(self.path_of(segment.number)) if segment.size > 0 else None
             try:
                 if segment.size > 0 and (source is None or len(source) < segment.size):
                     at = -1
                 else:
-                    at = journal.rows(segment, source, *self.part(segment, seqs, words), which, columns, at)
+                    at = journal.rows(segment, source, *self.part(segment, seqs, words), live, *room, at)
             finally:
                 release(source)
             if at < 0:
                 raise StoreChangedError(
                     "the file is not the one that was read; open the queue again", self.path_of(segment.number)
                 )
-        return at
+        return _columns(room, at)
 
     def highest_seq_id(self) -> int:
         """int: -1 in an empty queue.  Acked entries count too: a node crashes on another publish of their ids."""
         for number in sorted(self.journal.segments, reverse=True):
-            columns = self.columns_of([number], 0)
+            columns = self.columns_of([number], False)
             if len(columns.seq_id):
                 return int(columns.seq_id[-1])
         return -1
@@ -443,7 +448,7 @@ class IndexDirectory:
 
     def entries_of(self, numbers: list[int], next_deliver_seq_id: int) -> list[IndexEntry]:
         """The live entries of some segments, with their embedded messages."""
-        columns = self.columns_of(numbers, 1)
+        columns = self.columns_of(numbers, True)
         count = len(columns.seq_id)
         if not count:
             return []

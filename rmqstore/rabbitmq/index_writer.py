@@ -29,7 +29,7 @@ from rmqstore.rabbitmq._core import (
     ENTRY_PERSISTENT,
     MAX_SEQ_ID,
     Segment,
-    says_persistent,
+    terms_at,
 )
 from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, bad_terms, count_problems, low_seq_id
 from rmqstore.rabbitmq.layout import lock_directory
@@ -112,7 +112,7 @@ class IndexWriter(NotCopied):
                     os.fsync(fd)
                 finally:
                     os.close(fd)
-            segment.cut(segment.end)
+            segment.size = segment.end
 
     def sync(self) -> None:
         """Write the journal's new bytes and force them to the disk."""
@@ -168,7 +168,6 @@ class IndexWriter(NotCopied):
         path = self._directory.path_of(segment.number)
         journal = self._directory.journal
         blob = journal.encode(segment, seqs, words)
-        journal.prepare(segment)
         old = max(segment.size, 0)
         with naming_errors(path):
             fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -257,7 +256,7 @@ def recover(
 def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes], bool] | None) -> None:
     """Section 7.4: what is in no store, or was transient, is acked; in a dirty queue the rest counts as delivered."""
     for numbers in directory.chunks():
-        columns = directory.columns_of(numbers, 1)
+        columns = directory.columns_of(numbers, True)
         present = _persistent(directory, numbers, columns)
         if is_stored is not None:
             for i in np.flatnonzero((columns.flags & ENTRY_EMBEDDED) == 0).tolist():
@@ -274,9 +273,11 @@ def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes],
 def _persistent(directory: IndexDirectory, numbers: list[int], columns: IndexColumns) -> np.ndarray:
     persistent: np.ndarray = (columns.flags & ENTRY_PERSISTENT) != 0
     term_pos = columns.term_pos
-    # A node asks the embedded message itself.
-    for source, embedded in directory.embedded_terms(columns, numbers):
-        for flag in (True, False):
-            rows = embedded[persistent[embedded] == flag]
-            persistent[rows] = says_persistent(source, term_pos[rows], columns.term_size[rows], flag)
+    for source, rows in directory.embedded_terms(columns, numbers):
+        terms = terms_at(source, term_pos[rows], columns.term_size[rows])
+        # A node asks the embedded message itself; one of 3.13 and later does not end so.
+        persistent[rows] = [
+            term.endswith(b"true") or (flag and not term.endswith(b"false"))
+            for term, flag in zip(terms, persistent[rows].tolist(), strict=True)
+        ]
     return persistent

@@ -20,10 +20,8 @@ __all__ = ["from_json", "header_text", "json_value", "utf8"]
 # AMQP's types of numbers that JSON does not tell apart.
 _NUMBERS = {
     getattr(amqp, name): f"${name.lower()}"
-    for name in (
-        "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "SpecInt16", "SpecInt64", "Float32"
-    )
-}  # fmt: skip
+    for name in ("Int8", "Int16", "Int64", "UInt8", "UInt16", "UInt32", "Float32")
+}
 
 
 def json_value(value: Any) -> Any:

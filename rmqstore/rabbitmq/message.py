@@ -11,12 +11,11 @@ Source of all rules: RabbitMQ 3.10.8 on OTP 25; message containers: 3.13 and 4.x
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmqstore.errors import InvalidMessageError, StoreError
+from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError
 from rmqstore.rabbitmq import _term
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_EMBED_BELOW",
-    "DEFAULT_FRAGMENT_SIZE",
     "LostMessage",
     "LostMessages",
     "Message",
@@ -36,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 # queue_index_embed_msgs_below
 DEFAULT_EMBED_BELOW = 4096
-# The payload of a frame at the frame_max that a node offers, 131072, without the frame's own 8 bytes.
-DEFAULT_FRAGMENT_SIZE = 131064
 
 
 def _name(text: str, what: str) -> bytes:
@@ -47,11 +43,6 @@ def _name(text: str, what: str) -> bytes:
     if len(encoded) > 255:
         raise InvalidMessageError(f"{what} has {len(encoded)} bytes; AMQP allows 255")
     return encoded
-
-
-def _check_fragment_size(fragment_size: int) -> None:
-    if not isinstance(fragment_size, SupportsIndex) or not 1 <= operator.index(fragment_size) < 1 << 63:
-        raise InvalidMessageError(f"fragment_size is {fragment_size!r}; give an int, 1 or more")
 
 
 def _parts(
@@ -97,8 +88,6 @@ class Message(_term.MessageTerm):
         Default: the property `delivery_mode` is 2, as a node decides.
     msg_id : bytes, optional
         16 bytes that no other message of the node has; default: random.
-    fragment_size : int
-        How many bytes of the payload came in one frame; a node keeps these parts.
 
     Raises
     ------
@@ -116,7 +105,6 @@ class Message(_term.MessageTerm):
         vhost: str = "/",
         persistent: bool | None = None,
         msg_id: bytes | None = None,
-        fragment_size: int = DEFAULT_FRAGMENT_SIZE,
     ):
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise InvalidMessageError(f"the body is a {type(body).__name__}, not bytes")
@@ -124,40 +112,8 @@ class Message(_term.MessageTerm):
             msg_id = os.urandom(16)
         elif len(msg_id) != 16:
             raise InvalidMessageError(f"msg_id has {len(msg_id)} bytes, not 16")
-        _check_fragment_size(fragment_size)
         parts = _parts(properties, exchange, routing_keys, vhost, persistent)
-        self.load(_term.message_term(body, *parts, bytes(msg_id), fragment_size))
-
-    @classmethod
-    def terms(
-        cls,
-        bodies: Sequence[bytes | bytearray | memoryview],
-        *,
-        properties: Mapping[str, Any] | bytes | None = None,
-        exchange: str = "",
-        routing_keys: Sequence[str] = (),
-        vhost: str = "/",
-        persistent: bool | None = None,
-        msg_ids: Sequence[bytes] | None = None,
-        fragment_size: int = DEFAULT_FRAGMENT_SIZE,
-    ) -> list[bytes]:
-        """Make the terms of many messages that differ in body and msg_id only; much faster than one `Message` each.
-
-        Parameters and errors are those of `Message`.
-
-        Returns
-        -------
-        list of bytes
-        """
-        for body in bodies:
-            if not isinstance(body, (bytes, bytearray, memoryview)):
-                raise InvalidMessageError(f"a body is a {type(body).__name__}, not bytes")
-        ids = os.urandom(16 * len(bodies)) if msg_ids is None else b"".join(msg_ids)
-        if msg_ids is not None and (len(msg_ids) != len(bodies) or any(len(msg_id) != 16 for msg_id in msg_ids)):
-            raise InvalidMessageError("msg_ids has 16 bytes for each body")
-        _check_fragment_size(fragment_size)
-        parts = _parts(properties, exchange, routing_keys, vhost, persistent)
-        return _term.message_terms(list(bodies), *parts, ids, fragment_size)
+        self.load(_term.message_term(bytes(body), *parts, bytes(msg_id)))
 
     def embedded(self, embed_below: int = DEFAULT_EMBED_BELOW) -> bool:
         """bool: a node puts the message into the queue index, and not into the message store.
@@ -196,10 +152,12 @@ def checked_term(msg_id: bytes, message: Any, path: str) -> Buffer:
         raise InvalidMessageError(f"a message id is of 16 bytes, not {msg_id!r}", path)
     term = message if isinstance(message, (bytes, bytearray, memoryview)) else message.term
     if _term.extent(term) != len(term):
-        fault = _term.check(term) or (0, "no term")
-        raise InvalidMessageError(f"byte {fault[0]} of the message's term: {fault[1]}", path)
+        try:
+            _term.decode(term)
+        except CorruptionError as error:
+            raise InvalidMessageError(f"byte {error.pos} of the message's term: {error.message}", path) from None
     found = _term.message_id_of(term)
-    # A term of a shape that is not known here (compressed, or of a later version) is its writer's business.
+    # A term of a shape that is not known here, as of a later version, is its writer's business.
     if found is not None and found != msg_id:
         raise InvalidMessageError(
             f"the term holds the message id {found.hex()}, not {msg_id.hex()}; a node would not boot on it", path

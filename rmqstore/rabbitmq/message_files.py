@@ -35,37 +35,28 @@ _MAX_OPEN_FILES = 64
 # Part of the key of a leftover N.rdt, which a read-only store reads where it lies.
 RDT = 1 << 30
 MAX_FILE = RDT - 1
+_RECORD_EXTRA = int(_messages.MessageRecordLayout.MESSAGE_RECORD_EXTRA)
 _FILE_NAME = re.compile(r"(0|[1-9]\d{0,9})\.(rdq|rdt)")
 # A step of making N.rdq out of itself and N.rdt; no node knows the name, and the next opening starts the step again.
 _STAGED = re.compile(r"(0|[1-9]\d{0,9})\.rdq\.rmqstore")
 
 
 class FileSummary(NamedTuple):
-    """What is known of a message file.
-
-    Attributes
-    ----------
-    valid_size : int
-        Bytes of records that are referred to.
-    file_size : int
-        Bytes of the file.
-    """
+    """Bytes of the records in a message file that are referred to, and of the file."""
 
     valid_size: int
     file_size: int
 
 
 class Locations(NamedTuple):
-    """Where messages lie, a row each, in the order of files and positions.
+    """Where messages are, a row each, in the order of files and positions.
 
     Attributes
     ----------
     msg_id : numpy.ndarray
         (n, 16) uint8.
-    refcount : numpy.ndarray
-        (n,) int32; 0 for a message that nobody refers to, whose file was not cleaned up yet.
-    file : numpy.ndarray
-        (n,) int32: the number of the N.rdq.
+    refcount, file : numpy.ndarray
+        (n,) int32: 0 for a message without a reference, whose file was not cleaned up yet; the number of the N.rdq.
     pos, size : numpy.ndarray
         (n,) int64: place and size of the whole record in bytes, 25 more than its term.
     """
@@ -160,10 +151,7 @@ class MessageFiles(NotCopied):
         self.current = max((key for key in self.summaries if not key & RDT), default=-1)
 
     def begin(self, end: int | None) -> None:
-        """Make ready for writing: delete files that nobody refers to, and cut the current one at its `end`.
-
-        None: where its summary says.
-        """
+        """Make ready for writing: delete files without references, cut the current one at `end` (None: as its summary says)."""
         for number in [number for number in list(self.summaries)[:-1] if self.summaries[number][0] == 0]:
             self.delete(number)
         if not self.summaries:
@@ -224,14 +212,17 @@ class MessageFiles(NotCopied):
         region = map_file(self.path_of(number)) if size else None
         if region is not None:
             try:
-                ids, positions, sizes, dead, end = self.table.live(region, number)
+                found, places, terms, _, end, _ = _messages.scan_messages(region)
             finally:
                 region.close()
-            if end >= size and int(sizes.sum()) == valid and self.scan_mode != "bytewise":
-                return ids, positions, sizes, dead
+            refcounts, files, positions, sizes = self.table.entries(found)
+            here = (files == number) & (positions == places) & (sizes == terms + _RECORD_EXTRA)
+            used = here & (refcounts > 0)
+            if end >= size and int(sizes[used].sum()) == valid and self.scan_mode != "bytewise":
+                return found[used], positions[used], sizes[used], found[here & ~used]
         # Records that were found after damage are not met from record to record; the table knows them.
-        ids, refcounts, _, positions, sizes = self.table.columns(number)
-        used = refcounts > 0
+        ids, counts, _, positions, sizes = self.table.columns(number)
+        used = counts > 0
         order = np.flatnonzero(used)[np.argsort(positions[used], kind="stable")]
         return ids[order], positions[order], sizes[order], ids[~used]
 
@@ -331,9 +322,9 @@ class MessageFiles(NotCopied):
     def take_merged(
         self, destination: int, source: int, moves: list[tuple[np.ndarray, np.ndarray, np.ndarray]], size: int
     ) -> None:
-        """Take over that what is in use in `source` lies in `destination` now, which was replaced and has `size` bytes.
+        """Note that `destination` was replaced by `size` bytes with what was in use in it and in `source`.
 
-        `moves` has, for each of the two, the ids that moved, where they lie now, and the ids that are gone.
+        `moves` has, for each of the two, the ids that moved, where they are now, and the ids that are gone.
         """
         # From here on the new file is the one that readers meet, whatever becomes of the old one.
         self.forget_fd(destination)

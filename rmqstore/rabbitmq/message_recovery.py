@@ -131,7 +131,7 @@ def scan_file(path: str | os.PathLike[str], mode: str = "sequential") -> FileSca
     salvage = _messages.MessageScan.SCAN_SALVAGE
     try:
         first = salvage if mode == "salvage" else _messages.MessageScan.SCAN_SEQUENTIAL
-        found = _messages.scan_messages(region, 0, first)
+        found = _messages.scan_messages(region, first)
         columns: list[np.ndarray] = [*found[:4]]
         end, stop = found[4:]
         problem = _stop_problem(path, region, end, stop)
@@ -139,7 +139,7 @@ def scan_file(path: str | os.PathLike[str], mode: str = "sequential") -> FileSca
             problems.append(problem)
         flags = columns[3]
         if mode == "auto" and (problem is not None or not (flags & _messages.MessageFlag.MESSAGE_WRITTEN).all()):
-            found = _messages.scan_messages(region, 0, salvage)
+            found = _messages.scan_messages(region, salvage)
             more: list[np.ndarray] = [*found[:4]]
             end = found[4]
             new = ~np.isin(more[1], columns[1])
@@ -328,7 +328,7 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
         if region is None:
             continue
         try:
-            _, _, _, end, unwritten, short, fault, at, stop = files.table.scan(region, key, mode, adopt)
+            _, end, unwritten, short, fault, at, stop = files.table.scan(region, key, mode, adopt)
             if unwritten:
                 detail = f"{unwritten} records without their mark, this the first; their messages are lost"
                 files.problems.append(Problem(path, fault, "unwritten_record", detail, None))
@@ -341,12 +341,12 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
             if files.scan_mode == "auto" and (stop != _messages.MessageStop.STOP_END or unwritten or short):
                 # From the beginning: a wrong size leads past whole records before anything is noticed.
                 found = files.table.scan(region, key, _messages.MessageScan.SCAN_SALVAGE, adopt)
-                if found[1]:
+                if found[0]:
                     detail = (
-                        f"{found[1]} messages beside damage were found by their terms; a node up to 3.12 loses them"
+                        f"{found[0]} messages beside damage were found by their terms; a node up to 3.12 loses them"
                     )
                     files.problems.append(Problem(path, at, "messages_beside_damage", detail, None))
-                    end = max(end, found[3])
+                    end = max(end, found[1])
             files.summaries[key][1] = region.size
         finally:
             region.close()

@@ -56,7 +56,7 @@ _BATCH_SIZE = 1 << 20
 
 
 class MessageStore(ClosedAtExit, NotCopied):
-    """The messages of a vhost that do not lie in a queue's index; made by `open`, usable in a ``with`` statement.
+    """The messages of a vhost that are not in a queue's index; made by `open`, usable in a ``with`` statement.
 
     All methods may be called from several threads; one lock guards them.  A store that is open for writing and was not closed
     is closed when the program ends, with a ResourceWarning; one that was forgotten before is let go as by a crash.
@@ -69,12 +69,12 @@ class MessageStore(ClosedAtExit, NotCopied):
     file_size_limit : int
         Bytes at which the next file is begun.
     clean : bool
-        The state of an orderly close was found and taken; otherwise the files were scanned.  A store that is only
-        read scans them later as well, where that state does not lead to a message that they have.
+        The state of an orderly close was found and used; otherwise the files were scanned.  A read-only store scans them
+        later as well, where that state does not lead to a message that they have.
     dirty_reason : str or None
         Why there was no clean state.
     client_refs : list of bytes
-        The queues' references that ``clean.dot`` held, 16 bytes each; empty unless `clean`.
+        The queues' references in ``clean.dot``, 16 bytes each; empty unless `clean`.
     missing : numpy.ndarray
         (n, 16) uint8: ids that are referred to and were found nowhere; the node drops their index entries.  Where a
         file could not be read, which is one of `problems`, they may be in it.
@@ -132,19 +132,15 @@ class MessageStore(ClosedAtExit, NotCopied):
         read_only : bool
             Change nothing and lock nothing.
         references : mapping, numpy.ndarray or callable, optional
-            Who refers to what, from all queues of the vhost: {msg_id: count}, or ids (n, 16) uint8 of which each row counts
-            one, or a function that returns either and is called only if the store is not clean.  A message that nobody
-            refers to becomes garbage, as in a node.  None: every whole message counts as referred to once.
+            References from all queues of the vhost: {msg_id: count}, or ids (n, 16) uint8 of which each row counts one, or
+            a function that returns either and is called only if the store is not clean.  A message without a reference
+            becomes garbage, as in a node.  None: every whole message counts as referred to once.
         client_refs : iterable of bytes, optional
             The `persistent_ref` of all queues with recovery terms; the clean state counts only if it was made for the same
             ones (§7.2).  None: whatever it was made for.
         scan : str
-            How files are scanned that were not closed in order: "sequential" exactly as a node up to 3.12, "bytewise" as
+            How files are scanned after no orderly close: "sequential" exactly as a node up to 3.12, "bytewise" as
             3.13 and later, "auto" sequential, and after damage every record whose term is whole.
-
-        Returns
-        -------
-        MessageStore
 
         Raises
         ------
@@ -238,8 +234,8 @@ class MessageStore(ClosedAtExit, NotCopied):
     def _mend(self, msg_id: bytes, fault: str) -> bool:
         """Go by a scan instead of the clean state, if it finds a message to which that does not lead; whether it did.
 
-        No checksum ties the clean state to the message files, so that it is found out only where it leads.  What a
-        scan does not find either is lost from these, and the clean state is kept.  A writer has deleted it already.
+        No checksum ties the clean state to the message files.  What a scan does not find either is lost from these, and the
+        clean state is kept.  A writer has deleted it already.
         """
         if self._closed or not self.clean or not self.read_only:
             return False
@@ -349,32 +345,12 @@ class MessageStore(ClosedAtExit, NotCopied):
         OSError
             The write failed; the store takes no more.
         """
-        term = checked_term(msg_id, message, self.path)
-        with self._lock:
-            self._check_writable()
-            entry = self._files.entry(msg_id)
-            if entry is not None:
-                self._files.refer_again(msg_id, entry)
-                return False
-            record = _messages.encode_message_record(msg_id, term)
-            size = len(record)
-            files = self._files
-            if files.append(record, size, ((msg_id, 1, files.summaries[files.current][1], size),)):
-                self._merging.merge_while_worth_it()
-            return True
+        return self.write_many((msg_id,), (message,)) == 1
 
     def write_many(self, msg_ids: Iterable[bytes], messages: Iterable[Message | Buffer]) -> int:
-        """Write messages in order, as `write` does one, with one system call for many.
+        """int: how many of these messages were new; as `write` for each, with one system call for many.
 
-        Returns
-        -------
-        int
-            How many were new.
-
-        Raises
-        ------
-        InvalidMessageError
-            A message cannot be written; nothing was.
+        InvalidMessageError where one cannot be written; nothing was.
         """
         pairs = [
             (msg_id, checked_term(msg_id, message, self.path)) for msg_id, message in zip(msg_ids, messages, strict=True)
@@ -418,7 +394,7 @@ class MessageStore(ClosedAtExit, NotCopied):
         return new
 
     def remove(self, msg_id: bytes) -> int:
-        """Take away one reference to a message; its data go with its file, or when that is merged (§8.3, §8.4).
+        """Remove one reference to a message; its data go with its file, or when that is merged (§8.3, §8.4).
 
         Returns
         -------
@@ -439,12 +415,9 @@ class MessageStore(ClosedAtExit, NotCopied):
             return left
 
     def remove_many(self, msg_ids: Iterable[bytes]) -> None:
-        """Take away one reference for each id, as a node does for a batch: merging comes after all of them.
+        """Remove one reference for each id, and merge after all of them, as a node does.
 
-        Raises
-        ------
-        KeyError
-            There is no such message; those before it were taken away.
+        KeyError where there is no such message; the references of those before it were removed.
         """
         with self._lock:
             try:
@@ -479,15 +452,7 @@ class MessageStore(ClosedAtExit, NotCopied):
     # -------------------------------------------------------------------------------------------- syncing and closing
 
     def sync(self) -> None:
-        """Force everything that was written to the disk.
-
-        Raises
-        ------
-        OSError
-            The system could not; the store takes no more writes.
-        StorePoisonedError
-            An earlier failure ended writing.
-        """
+        """Force everything that was written to the disk; after an OSError the store takes no more writes."""
         with self._lock:
             self._check_writable()
             try:

@@ -185,8 +185,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def _check_writable(self) -> None:
-        if self._closed:
-            raise StoreClosedError("the queue index is closed; open it again", self.path)
+        self._check_open()
         if self.read_only:
             raise ReadOnlyError(
                 "the queue index was opened read-only; open it with read_only=False to write", self.path
@@ -253,7 +252,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
 
     def publish_many(
         self,
-        messages: Sequence[Message | bytes] | tuple[Any, Any] | None = None,
+        messages: Sequence[Message | bytes] | None = None,
         *,
         msg_ids: Any = None,
         sizes: Any = None,
@@ -266,9 +265,8 @@ class QueueIndex(ClosedAtExit, LiveIndex):
 
         Parameters
         ----------
-        messages : sequence of Message or bytes, or (buffer, offsets), or None
-            As for `publish`.  In the second form term ``i`` is ``buffer[offsets[i]:offsets[i + 1]]``; `offsets` is an array of
-            ``n + 1`` integers.
+        messages : sequence of Message or bytes, optional
+            As for `publish`.
         msg_ids : ndarray (n, 16) of uint8, or sequence of bytes
         sizes : array of n integers
             Both may be left out for embedded messages.
@@ -502,15 +500,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         """
         with self._lock:
             self._check_open()
-            return self._directory.columns_of(sorted(self._journal.segments), 1 if live else 0)
-
-    def references(self) -> np.ndarray:
-        """ndarray (n, 16) of uint8: message ids of live persistent entries that lie in the message store, one an entry."""
-        with self._lock:
-            self._check_open()
-            chosen = [segment for _, segment in sorted(self._journal.segments.items())]
-            ids = np.empty((sum(segment.unacked for segment in chosen), 16), np.uint8)
-            return ids[: self._directory.fill(chosen, 2, ids)]
+            return self._directory.columns_of(sorted(self._journal.segments), live)
 
     def __iter__(self) -> Iterator[IndexEntry]:
         """Live entries in the order of their sequence ids, read a segment or so at a time, when the first one is due."""
@@ -540,40 +530,28 @@ def _check_version_1(folder: str) -> None:
 
 
 class _NewEntries(NamedTuple):
-    """Entries that may be published: a row each; embedded ones in `terms`, or in `data` from `offsets`."""
+    """Entries that may be published: a row each; embedded ones in `terms`."""
 
     ids: np.ndarray
     sizes: np.ndarray
     expiries: np.ndarray
     persistent: np.ndarray
     terms: list[bytes] | None
-    data: np.ndarray | None
-    offsets: np.ndarray | None
 
 
 def _new_entries(messages: Any, msg_ids: Any, sizes: Any, expiries: Any, persistent: Any) -> _NewEntries:
     """The arguments of `QueueIndex.publish_many` as columns; `expiries` are in microseconds."""
     terms: list[bytes] | None = None
     size_column: np.ndarray | None = None
-    data: np.ndarray | None = None
-    offsets: np.ndarray | None = None
     ids = None if msg_ids is None else _as_ids(msg_ids)
     if messages is None:
         if ids is None or sizes is None:
             raise InvalidMessageError("a message that lies in a store needs its id and its size")
     else:
-        if isinstance(messages, tuple) and len(messages) == 2 and not isinstance(messages[1], bytes):
-            data = np.frombuffer(messages[0], np.uint8)
-            offsets = np.ascontiguousarray(messages[1], dtype=np.int64)
-            if offsets.ndim != 1 or not len(offsets):
-                raise InvalidMessageError("offsets are an array of one integer more than there are messages")
-            number = len(offsets) - 1
-        else:
-            terms = _terms_of(messages)
-            number = len(terms)
-        if ids is not None and len(ids) != number:
-            raise InvalidMessageError(f"{len(ids)} message ids for {number} messages")
-        ids, found, flags = checked_ids(terms, data, offsets, ids)
+        terms = _terms_of(messages)
+        if ids is not None and len(ids) != len(terms):
+            raise InvalidMessageError(f"{len(ids)} message ids for {len(terms)} messages")
+        ids, found, flags = checked_ids(terms, ids)
         size_column = _body_sizes(terms, found) if sizes is None else None
         persistent = flags if persistent is None else persistent
     count = len(ids)
@@ -589,7 +567,7 @@ def _new_entries(messages: Any, msg_ids: Any, sizes: Any, expiries: Any, persist
         flag_column = np.ascontiguousarray(np.asarray(persistent, dtype=bool), dtype=np.uint8)
         if flag_column.shape != (count,):
             raise InvalidMessageError(f"persistent has shape {flag_column.shape} for {count} messages")
-    return _NewEntries(ids, size_column, expiry_column, flag_column, terms, data, offsets)
+    return _NewEntries(ids, size_column, expiry_column, flag_column, terms)
 
 
 def _microseconds(milliseconds: int | None) -> int:
@@ -664,13 +642,8 @@ def _terms_of(messages: Sequence[Message | bytes]) -> list[bytes]:
     ]
 
 
-def _body_sizes(terms: list[bytes] | None, found: np.ndarray) -> np.ndarray:
+def _body_sizes(terms: list[bytes], found: np.ndarray) -> np.ndarray:
     """`found` with the sizes of bodies that the pass over the terms did not see (-1) filled in."""
-    if len(found) and found.min() < 0:
-        if terms is None:
-            raise InvalidMessageError(
-                "not every message in the buffer says its size plainly; give the sizes of the bodies"
-            )
-        for i in np.flatnonzero(found < 0).tolist():
-            found[i] = len(Message.from_term(terms[i]).body)
+    for i in np.flatnonzero(found < 0).tolist():
+        found[i] = len(Message.from_term(terms[i]).body)
     return found

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqstore.files.listing import listing
+from rmqstore.files.open_file import open_regular
 from rmqstore.rabbitmq import _messages, _term
 from rmqstore.rabbitmq._core import ENTRY_EMBEDDED, ENTRY_PERSISTENT, ENTRY_PUBLISH, MAX_SEQ_ID
 from rmqstore.rabbitmq.index_directory import (
@@ -128,7 +129,7 @@ def _opened(source: str | os.PathLike[str] | bytes) -> Iterator[memoryview]:
         region.close()
 
 
-def _head(data: memoryview, magic: int) -> tuple[int, int] | str:
+def _head(data: bytes | memoryview, magic: int) -> tuple[int, int] | str:
     # The range of sequence ids, or what is wrong.
     if len(data) < _HEAD_SIZE:
         return f"the file has {len(data)} bytes, fewer than its head"
@@ -152,19 +153,23 @@ def read_segment_v2(source: str | os.PathLike[str] | bytes, number: int | None =
     match = _NAME.fullmatch(os.path.basename(path))
     if number is None and match is not None:
         number = int(match[1])
-    with _opened(source) as data:
-        return _segment_of(data, path, number)
+    if isinstance(source, bytes):
+        return _segment_of(source, len(source), path, number)
+    with open(open_regular(path), "rb") as file:
+        # No more than a file has: a sparse one may say any length.
+        data = file.read(_HEAD_SIZE + _ENTRY_SIZE * _MAX_COUNT)
+        return _segment_of(data, os.fstat(file.fileno()).st_size, path, number)
 
 
-def _segment_of(data: memoryview, path: str, number: int | None) -> SegmentV2:
+def _segment_of(data: bytes, size: int, path: str, number: int | None) -> SegmentV2:
     problems: list[Problem] = []
     first, end = _range_of(data, path, number, problems)
     # The file may end early: what is not there was never an entry.
     rows = min(max(len(data) - _HEAD_SIZE, 0) // _ENTRY_SIZE, end - first)
-    over = len(data) - _HEAD_SIZE - _ENTRY_SIZE * rows
+    over = size - _HEAD_SIZE - _ENTRY_SIZE * rows
     if over > 0:
         kind, what = ("torn_entry", "part of an entry") if over < 32 else ("beyond_range", "more than the head's range")
-        problems.append(Problem(path, len(data) - over, kind, f"the last {over} bytes are {what}", None))
+        problems.append(Problem(path, size - over, kind, f"the last {over} bytes are {what}", None))
     raw = np.frombuffer(data, np.uint8, _ENTRY_SIZE * rows, _HEAD_SIZE if rows else 0).reshape(-1, _ENTRY_SIZE)
     entries = raw.view(_ENTRY).reshape(-1)
     status, location = entries["status"], entries["location"]
@@ -197,7 +202,7 @@ def _segment_of(data: memoryview, path: str, number: int | None) -> SegmentV2:
     )
 
 
-def _range_of(data: memoryview, path: str, number: int | None, problems: list[Problem]) -> tuple[int, int]:
+def _range_of(data: bytes, path: str, number: int | None, problems: list[Problem]) -> tuple[int, int]:
     head = _head(data, _QI_MAGIC)
     if isinstance(head, str):
         problems.append(Problem(path, 0, "bad_head", head, None))

@@ -175,10 +175,6 @@ def repair(
     progress : callable, optional
         Called with (queue directories done, in all).
 
-    Returns
-    -------
-    RepairReport
-
     Raises
     ------
     StoreError

@@ -23,10 +23,10 @@ from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.open_file import read_small_file
+from rmqstore.files.open_file import open_regular, read_small_file
 from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import dets, layout, term
-from rmqstore.rabbitmq.ets import clean_dot_values
+from rmqstore.rabbitmq.clean_state import clean_dot_values
 from rmqstore.rabbitmq.index_directory import SEGMENT_NAME, IndexEntry, check_entry_count, read_segment
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
@@ -298,7 +298,7 @@ class Vhost(NotCopied):
             return None
         path = os.path.join(store_path(self.path, True), "clean.dot")
         with contextlib.suppress(StoreError, OSError):
-            stop = clean_dot_values(read_small_file(path) or b"", path=path)
+            stop = clean_dot_values(read_small_file(path) or b"", path)
             if stop:
                 return None if "index_module" in stop else "a clean.dot as 4.x writes it"
         if 2 in stubs or any(each.index_version == 2 for each in self.directories):
@@ -339,7 +339,7 @@ class Vhost(NotCopied):
             return layout.queue_directory(vhost, queue, level)
         name = queue.encode("utf-8", "surrogateescape") + (b"" if level is None else bytes((0, level)))
         resource = (term.Atom("resource"), vhost.encode("utf-8", "surrogateescape"), term.Atom("queue"), name)
-        return layout.base36_md5(term.encode(resource, atoms="latin1"))
+        return layout.base36_md5(term.encode(resource))
 
     def queues(self) -> list[Queue]:
         """list of Queue: those that have a directory, by name."""
@@ -514,7 +514,8 @@ def _find_segment_count(
 
 def _is_erlang(path: str) -> bool:
     try:
-        term.consult(read_small_file(path) or b"")
+        with open(open_regular(path), "rb") as file:
+            term.consult(file.read(1 << 16))
     except (StoreError, OSError):
         return False
     return True

@@ -92,8 +92,8 @@ class _Options:
 
 
 @dataclass(frozen=True)
-class QueuePart:
-    """Some segments of a queue's directory, and what a task must know to read them."""
+class QueuePart(InputPartition):
+    """What one task reads: some segments of a queue's directory, and what it must know to read them."""
 
     vhost_path: str
     vhost: str
@@ -105,18 +105,6 @@ class QueuePart:
     client_refs: tuple[bytes, ...]
     first: int
     end: int
-
-
-class QueuePartition(InputPartition):
-    """What one task reads.
-
-    Attributes
-    ----------
-    part : QueuePart
-    """
-
-    def __init__(self, part: QueuePart):
-        self.part = part
 
 
 def _ranges(directory: QueueDirectory, partition_bytes: int) -> Iterator[tuple[int, int]]:
@@ -174,17 +162,13 @@ def read_part(part: QueuePart, columns: tuple[str, ...]) -> Iterator[pa.RecordBa
         def store(persistent: bool) -> MessageStore | None:
             if persistent not in opened:
                 path = store_path(part.vhost_path, persistent)
-                if not os.path.isdir(path):
-                    opened[persistent] = None
-                else:
+                opened[persistent] = None
+                if os.path.isdir(path):
                     # Of an unclean store only what this part refers to is looked for.
-                    references = None
-                    if persistent:
-                        references = lambda: directory.indexes[0].references()  # noqa: E731
                     opened[persistent] = MessageStore.open(
                         path,
                         read_only=True,
-                        references=references,
+                        references=directory.indexes[0].references if persistent else None,
                         client_refs=part.client_refs if persistent else None,
                     )
             return opened[persistent]
@@ -212,22 +196,23 @@ class QueueReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Queues by vhost and name, each cut by its segments."""
-        options, found = self.options, []
+        options = self.options
+        found: list[InputPartition] = []
         missing = set(options.queues or ())
         for path in find_vhosts(options.path):
             with Vhost.open(path, segment_entry_count=options.segment_entry_count, check_terms=False) as vhost:
                 for queue in vhost.queues():
                     if options.queues is None or queue.name in options.queues:
                         missing.discard(queue.name)
-                        found += [QueuePartition(part) for part in _parts(vhost, queue, options.partition_bytes)]
+                        found += _parts(vhost, queue, options.partition_bytes)
         if missing:
             raise StoreError(f"there is no queue {sorted(missing)[0]!r} with a directory", options.path)
-        return list(found)
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of one part."""
         # Spark makes a partition of its own where there is none.
-        return read_part(partition.part, self.columns) if isinstance(partition, QueuePartition) else iter(())
+        return read_part(partition, self.columns) if isinstance(partition, QueuePart) else iter(())
 
 
 class QueueSource(DataSource):

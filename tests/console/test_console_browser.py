@@ -22,9 +22,9 @@ PAGES = (
     ("messages-empty", "/messages", ("topic", "key")),
     ("messages-by-key", "/messages?" + urlencode(KEY), ("1348", "894", "484")),
     ("messages-nothing", "/messages?topic=Orders&key=ORD-absent", ("No message of topic Orders",)),
-    ("messages-by-topic", "/messages?topic=Orders&size=10", ("ORD-",)),
+    ("messages-by-topic", "/messages?topic=Orders&max_num=10", ("ORD-",)),
     ("message", "/message/484", ("ORD-100000", "paid", "410")),
-    ("queue", "/queues/Orders/0?size=10", ("Orders", "ORD-")),
+    ("queue", "/queues/Orders/0?max_num=10", ("Orders", "ORD-")),
     ("index", "/index", ("20261121053239614", "7999")),
     ("index-file", "/index/20261121053239614", ("7999", "952")),
     ("consumers", "/consumers", ("G-billing", "CID_RMQ_SYS_TRANS")),
@@ -242,7 +242,7 @@ def test_the_first_key_leads_past_the_navigation(console, open_page):
 
 
 def test_focus_is_always_seen_and_goes_everywhere(console, open_page):
-    for target in ("/", "/messages?topic=Orders&size=5", "/message/484", "/verify"):
+    for target in ("/", "/messages?topic=Orders&max_num=5", "/message/484", "/verify"):
         watched = open_page(console)
         watched.open(target)
         page = watched.page

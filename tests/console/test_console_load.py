@@ -103,11 +103,11 @@ def test_pages_of_all_kinds_at_once(small, start_console):
 def test_readers_that_leave_in_the_middle(small, start_console):
     """Connections that are cut while the answer comes cost the server nothing."""
     server = start_console(small)
-    server.get("/messages?topic=Orders&size=500")
+    server.get("/messages?topic=Orders&max_num=500")
     files = server.open_files()
     for number in range(40):
         link = connection(server.host, server.port)
-        link.putrequest("GET", f"/messages?topic=Orders&size=500&n={number}")
+        link.putrequest("GET", f"/messages?topic=Orders&max_num=500&n={number}")
         link.endheaders()
         link.close()
     end = time.monotonic() + 30

@@ -23,7 +23,7 @@ from test_console_api import TINY, Asker
 import rmqstore
 from rmqstore import Message, MessageStore, console
 from rmqstore.console import overview_answers, survey
-from rmqstore.console.consumer_answers import group_rows
+from rmqstore.console.list_answers import group_rows
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.offline.timeline import timeline
 from rmqstore.texts import format_size
@@ -52,10 +52,10 @@ def counts(monkeypatch):
     return seen
 
 
-def answers_of(asker):
-    """The `Answers` behind an application."""
-    pages = next(route.endpoint for route in asker.app.routes if getattr(route, "path", "") == "/queues")
-    return pages.__self__._answers
+def wait_for_the_survey(asker):
+    thread = asker.app.state.consoles[""].overview_answers.survey._thread
+    if thread is not None:
+        thread.join(240)
 
 
 # ------------------------------------------------------------------------------------------------------- many topics
@@ -65,7 +65,7 @@ def test_a_page_of_many_topics_looks_at_what_it_shows(many, counts, monkeypatch)
     for module in (survey, overview_answers):
         monkeypatch.setattr(module, "AT_ONCE", 150)
     # The thread that looks at the others waits, as if it had much to do.
-    monkeypatch.setattr(survey.Survey, "_go_over", lambda self, *arguments: None)
+    monkeypatch.setattr(survey.Survey, "_survey_in_parts", lambda self, *arguments: None)
     asker = Asker(console.app(many))
     value = asker.json("/api/overview?max_num=40&first=20")
     assert [topic["topic"] for topic in value["topics"]] == [f"Topic-{n:05d}" for n in range(19, 59)]
@@ -86,7 +86,7 @@ def test_the_others_follow_in_a_thread(many, counts, monkeypatch):
         monkeypatch.setattr(module, "AT_ONCE", 150)
     asker = Asker(console.app(many))
     asker.json("/api/overview?max_num=1")
-    assert answers_of(asker).survey.wait(240)
+    wait_for_the_survey(asker)
     value = asker.json("/api/overview?max_num=1&sort=-messages&topic=topic-")
     assert value["queues_looked_at"] == value["queues"] == TOPICS + 1
     wanted = sum(3 + n % 5 for n in range(TOPICS))

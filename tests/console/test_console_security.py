@@ -485,7 +485,7 @@ VALUES = (
 def test_no_parameter_breaks_a_page_or_comes_back_as_markup(console, base, names):
     link = connection(console.host, console.port)
     # Lists of a few messages, so that less is laid out and looked at.
-    few = {"/messages": "&size=5", "/queues/Orders/0": "&size=5"}
+    few = {"/messages": "&max_num=5", "/queues/Orders/0": "&max_num=5"}
     few |= {f"/api{path}": "&max_num=5" for path in few}
     for name in names:
         more = "" if name in ("size", "max_num") else few.get(base.partition("?")[0], "")

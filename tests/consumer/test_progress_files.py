@@ -137,8 +137,8 @@ def test_a_backup_alone_counts(root):
 
 def test_the_console_names_the_second_file(root):
     pytest.importorskip("starlette")
-    from rmqstore.console.consumer_answers import consumer_rows
-    from rmqstore.console.health import health
+    from rmqstore.console.list_answers import consumer_rows
+    from rmqstore.console.overview_answers import health
     from rmqstore.console.survey import Survey
 
     write(root, PLAIN, 1)

@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
     watched = [
         "rmqstore.offline.single_file", "rmqstore.offline.importing", "rmqstore.rabbitmq.queue_index_v2",
-        "rmqstore.files.checkpoint", "rmqstore.consumer", "rmqstore.rabbitmq.dets", "rmqstore.rabbitmq.ets",
+        "rmqstore.files.checkpoint", "rmqstore.consumer", "rmqstore.rabbitmq.dets", "rmqstore.rabbitmq.clean_state",
     ]  # fmt: skip
     if sys.argv[1:2] == ["qi"]:
         # Where arrays are compared, atheris 3 never frees what comes of it: 226 bytes of each, some gigabytes in an hour.
@@ -49,8 +49,8 @@ if __name__ == "__main__":
         import rmqstore.files.checkpoint
         import rmqstore.offline.importing
         import rmqstore.offline.single_file
+        import rmqstore.rabbitmq.clean_state
         import rmqstore.rabbitmq.dets
-        import rmqstore.rabbitmq.ets
         import rmqstore.rabbitmq.queue_index_v2  # noqa: F401
 
 from fuzz import tables, texts  # noqa: E402
@@ -319,7 +319,7 @@ def _read_message_file(data: bytes) -> Any:
     if region is None:
         return None
     try:
-        _messages.scan_messages(region, 0, _messages.MessageScan.SCAN_SALVAGE, -1, True)
+        _messages.scan_messages(region, _messages.MessageScan.SCAN_SALVAGE)
         return _messages.scan_messages(region)
     finally:
         region.close()

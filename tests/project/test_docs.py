@@ -13,7 +13,6 @@ import dataclasses
 import doctest
 import io
 import re
-import sys
 from pathlib import Path
 
 import oracle
@@ -462,7 +461,7 @@ def too_long(text: str) -> list[int]:
 
 
 def test_no_line_of_a_document_is_over_120_characters():
-    # ci/wrap_documents.py wraps prose.  What a command answers is as it is; the site wraps it (test_site_width.py).
+    # Answers of commands stay as they are.
     found = {path.relative_to(ROOT).as_posix(): too_long(path.read_text(encoding="utf-8")) for path in markdown_files()}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
@@ -471,43 +470,6 @@ def test_lines_that_are_too_long_are_found():
     long = "x" * 121
     text = f"{long}\n```console\n$ {long}\n{long}\n```\n```python\n{long}\n```\n| {long} |\n{'y' * 120}\n"
     assert too_long(text) == [1, 3, 7, 9]
-
-
-@pytest.fixture
-def wrap(monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "ci")])
-    import wrap_documents
-
-    return wrap_documents
-
-
-def test_wrapping_changes_nothing_but_lines(wrap):
-    assert wrap.WIDTH == WIDTH
-    words = " ".join(f"word{number} `a b{number}` [a link {number}](page.md#x)" for number in range(20))
-    text = (
-        f"# {words}\n\n{words}\nsecond line\n\n- {words}\n  - {words}\n\n1. {words}\n\n"
-        f"```console\n$ {words}\n```\n<!-- peers: begin -->\n{words}\n<!-- peers: end -->\n| a | b |\n|---|---|\n| c | d |\n"
-    )
-    done = wrap.wrapped(text)
-    assert done.split() == text.split() and wrap.wrapped(done) == done
-    lines = done.split("\n")
-    assert [line for line in lines if len(line) > WIDTH] == [f"# {words}", f"$ {words}", words]
-    # Code and links are not cut, and items stay items.
-    assert all(line.count("`") % 2 == 0 for line in lines if not line.startswith("```"))
-    assert all(line.count("[") == line.count("](") for line in lines)
-    assert sum(line.startswith("- ") for line in lines) == 1 and sum(line.startswith("  - ") for line in lines) == 1
-
-
-def test_a_table_that_is_too_wide_becomes_a_list(wrap):
-    long = "long " * 30
-    done = wrap.wrapped(f"| option | meaning |\n|---|---|\n| `a` | {long}|\n| b | short |\n")
-    assert done.startswith("- `a`: long long") and "\n- **b**: short\n" in done
-    done = wrap.wrapped(f"| option | type | meaning |\n|---|---|---|\n| `a` | int | {long}|\n")
-    assert done.startswith("- `a` (int): long long")
-    done = wrap.wrapped(f"| option | type | since | meaning |\n|---|---|---|---|\n| `a` | int | 5.0 | {long}|\n")
-    assert done.startswith("- `a`: type: int; since: 5.0; meaning: long")
-    short = "| option | meaning |\n|---|---|\n| a | b |\n"
-    assert wrap.wrapped(short) == short
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ NOT_RUN = {
     ("CONTRIBUTING.md", "make venv"): "continuous integration runs these as steps of their own (ci/run.sh)",
     ("docs/sanitizers.md", "make sanitize"): "builds take minutes, and what they watch runs many times as long",
     ("README.md", "make demo"): "continuous integration runs both as steps of their own (ci/run.sh)",
-    ("tests/interop/rocketmq/README.md", "bash ci/java.sh"): "ci/setup.sh runs the first, `make test` the second",
+    ("tests/interop/rocketmq/README.md", "bash ci/java.sh"): "ci/steps.sh runs the first, `make test` the second",
     ("docs/start.md", "python -m venv"): (
         "the package is on no index yet; ci/checks.sh installs the wheel and runs the session below"
     ),

@@ -251,7 +251,8 @@ def test_a_workflow_runs_the_tests():
     assert pythons == named
     commands = "\n".join(step["run"] for job in jobs.values() for step in job["steps"] if "run" in step)
     assert {"make test", "make demo", "make check"} <= set(re.findall(r"make \w+", commands))
-    targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    makefiles = [(ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "ci/long.mk")]
+    targets = set(re.findall(r"(?m)^([a-z-]+):", "\n".join(makefiles)))
     for target in re.findall(r"make ([a-z-]+)", commands):
         assert target in targets
     for script in re.findall(r"\bci/\S+\.(?:sh|py)", commands):
@@ -275,7 +276,8 @@ def test_the_source_distribution_holds_what_git_knows(monkeypatch):
 
 def test_wheels_are_built_for_the_pythons_that_are_named():
     config = PROJECT["tool"]["cibuildwheel"]
-    versions = [re.fullmatch(r"cp3(\d+)-\*", each)[1] for each in config["build"]]
+    versions = [re.fullmatch(r"cp3(\d+)-\*", each)[1] for each in config["build"] if each != "cp314t-*"]
+    assert "cp314t-*" in config["build"] and any("Free Threading" in line for line in META["classifiers"])
     assert [f"Programming Language :: Python :: 3.{minor}" for minor in versions] == [
         line for line in META["classifiers"] if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", line)
     ]

@@ -210,7 +210,7 @@ def test_the_rule_sees_imports(tmp_path, monkeypatch):
 # How a directory is listed, each of which leaves it to the caller to tell errors apart.
 LISTS = {"glob", "iglob", "iterdir", "listdir", "rglob", "scandir"}
 MAY_LIST = {
-    "console/pages.py": "the package's own resources, which may lie in an archive",
+    "console/application.py": "the package's own resources, which may lie in an archive",
     "demo.py": "the store that it just made, as a user's program would",
 }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -34,9 +33,6 @@ class NoHashError(ValueError):
 
 
 def _whole_term(data: bytes) -> Value:
-    # Neither kind of table has terms that are compressed.
-    if data[1:2] == bytes([term_oracle.COMPRESSED]):
-        raise ValueError("a compressed term")
     value, end = term_oracle.decode_at(data)
     if end != len(data):
         raise ValueError("something follows the term")
@@ -244,64 +240,20 @@ def _of_bytes(data: bytes, state: int) -> int:
     return _mixed(words[0], words[1], words[2] + len(data))[2]
 
 
-def _of_atom(text: str) -> int:
-    # As object files hash a symbol; characters of Latin-1 are a byte, the others those of UTF-8.
-    number = 0
-    for byte in b"".join(each.encode("latin-1" if each < "\u0100" else "utf-8") for each in text):
-        number = (number << 4) + byte & M32
-        number = (number ^ number >> 24 & 0xF0) & 0x0FFFFFFF
-    return number
-
-
-def _of_list(items: list[Value], tail: Value, state: int) -> int:
-    # Bytes that follow one another are taken four at a time.
-    run = bytearray()
-    for kind, item in [*items, ("end", None)]:
-        is_byte = kind == "integer" and 0 <= item < 256
-        if is_byte:
-            run.append(item)
-        if run and (len(run) == 4 or not is_byte):
-            state = _of_two(int.from_bytes(run, "big"), 0, 4, state)
-            run.clear()
-        if not is_byte and kind != "end":
-            state = _hashed((kind, item), state)
-    return _hashed(tail, state)
-
-
-def _hashed(value: Value, state: int) -> int:
-    kind, inner = value
-    if kind == "atom":
-        return _of_two(_of_atom(inner), 0, 3, state) if state else _of_atom(inner)
-    if kind == "integer":
-        if -(2**27) <= inner < 2**27:
-            state = _of_two(-inner, 0, 1, state) if inner < 0 else state
-            return _of_two(inner, 0, 1, state)
-        size = -(-abs(inner).bit_length() // 64) * 8
-        for low, high in struct.iter_unpack("<II", abs(inner).to_bytes(size, "little")):
-            state = _of_two(low, high, 10 if inner < 0 else 11, state)
-        return state
-    if kind == "float":
-        high, low = struct.unpack(">II", inner)
-        return _of_two(0 if (high, low) == (2**31, 0) else high, low, 12, state)
-    if kind == "binary":
-        return _of_bytes(inner, state)
-    if kind == "tuple":
-        state = _of_two(len(inner), 0, 9, state)
-        for each in inner:
-            state = _hashed(each, state)
-        return state
-    if kind == "list" and not inner:
-        return _of_two(2, 0, 2, state) if state else 3468870702
-    if kind == "list":
-        return _of_list(inner, ("list", []), state)
-    if kind == "improper list":
-        return _of_list(*inner, state)
-    raise NoHashError(kind)
-
-
 def phash2(value: Value) -> int:
-    """``erlang:phash2`` of a value; NoHashError for kinds that no table of RabbitMQ has as keys."""
-    return _hashed(value, 0) & 2**27 - 1
+    """``erlang:phash2`` of a binary or a list of bytes; NoHashError for kinds that no table of RabbitMQ has as keys."""
+    kind, inner = value
+    if kind == "binary":
+        return _of_bytes(inner, 0) & 2**27 - 1
+    if kind != "list" or not all(each[0] == "integer" and 0 <= each[1] < 256 for each in inner):
+        raise NoHashError(kind)
+    if not inner:
+        return 3468870702 & 2**27 - 1
+    state = 0
+    # Bytes that follow one another are taken four at a time.
+    for at in range(0, len(inner), 4):
+        state = _of_two(int.from_bytes(bytes(each[1] for each in inner[at : at + 4]), "big"), 0, 4, state)
+    return _of_two(2, 0, 2, state) & 2**27 - 1
 
 
 # ------------------------------------------------------------------------------------------------------------------ ETS
@@ -385,7 +337,9 @@ def file_summaries(table: Ets) -> list[tuple[Any, ...]]:
         sides = [None if side == ("atom", "undefined") else _of_kind(side, "integer") for side in (left, right)]
         if locked not in (("atom", "true"), ("atom", "false")):
             raise ValueError("locked or not")
-        numbers = [_of_kind(each, "integer") for each in (file, valid, size, readers)]
+        # 4.x counts no readers.
+        counted = ("integer", 0) if readers == ("atom", "undefined") else readers
+        numbers = [_of_kind(each, "integer") for each in (file, valid, size, counted)]
         found.append((*numbers[:2], *sides, numbers[2], locked == ("atom", "true"), numbers[3]))
     return found
 
@@ -408,7 +362,7 @@ def repair_ets(data: bytearray) -> None:
         begin = at + 8 + 16 * (size >= CHECKED_FROM)
         try:
             size = term_oracle.decode_at(bytes(data[begin:]))[1]
-        except (ValueError, RecursionError, zlib.error):
+        except (ValueError, RecursionError):
             return
         if (size >= CHECKED_FROM) == (begin > at + 8):
             data[at : at + 4] = size.to_bytes(4, "big")

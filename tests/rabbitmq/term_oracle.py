@@ -6,19 +6,12 @@ holds.  It imports nothing of rmqstore.  Facts: Erlang/OTP, "External Term Forma
 
 from __future__ import annotations
 
-import decimal
-import re
 import struct
-import zlib
 from typing import Any
 
-VERSION, COMPRESSED = 131, 80
+VERSION = 131
 #: Tags of atoms: bytes of the length, and how the text is written.
 ATOMS = {100: (2, "latin-1"), 115: (1, "latin-1"), 118: (2, "utf-8"), 119: (1, "utf-8")}
-#: The largest double as `%.20e` prints it.
-LARGEST = decimal.Decimal("1.79769313486231570815e+308")
-#: OTP 25 also reads more digits in front of the point and in the exponent, which nothing writes.
-WRITTEN_FLOAT = re.compile(rb"[+-]?\d\.\d+([eE][+-]?\d{1,3})?")
 #: Processes, ports and references: what stands behind the name of the node, bytes; None has a count in front.
 IDENTITIES = {103: 9, 88: 12, 102: 5, 89: 8, 120: 12, 101: 5, 114: None, 90: None}
 
@@ -77,11 +70,6 @@ def _value(data: _Bytes) -> tuple[str, Any]:
         if struct.unpack(">d", bits)[0] - struct.unpack(">d", bits)[0] != 0:
             raise ValueError("a float is a finite number")
         return "float", bits
-    if tag == 99:
-        text = data.take(31).rstrip(b"\0")
-        if WRITTEN_FLOAT.fullmatch(text) is None or abs(decimal.Decimal(text.decode())) > LARGEST:
-            raise ValueError("a float is written as printf does it for %.20e")
-        return "float", struct.pack(">d", float(text))
     if tag in ATOMS:
         return "atom", _atom(data, tag)
     if tag == 109:
@@ -117,16 +105,4 @@ def decode_at(data: bytes, pos: int = 0) -> tuple[tuple[str, Any], int]:
     reader = _Bytes(data, pos)
     if reader.number(1) != VERSION:
         raise ValueError("no version")
-    if data[reader.pos : reader.pos + 1] != bytes([COMPRESSED]):
-        return _value(reader), reader.pos
-    reader.take(1)
-    size = reader.number(4)
-    unpacked = zlib.decompressobj()
-    plain = unpacked.decompress(data[reader.pos :], size + 1)
-    if len(plain) != size or not unpacked.eof:
-        raise ValueError("another size than it says")
-    inner = _Bytes(plain, 0)
-    found = _value(inner)
-    if inner.pos != size:
-        raise ValueError("something follows the term")
-    return found, len(data) - len(unpacked.unused_data)
+    return _value(reader), reader.pos

@@ -12,7 +12,7 @@ import golden_rabbitmq
 import pytest
 
 from rmqstore.rabbitmq import dets
-from rmqstore.rabbitmq.term import Atom, ImproperList, encode
+from rmqstore.rabbitmq.term import Atom, encode
 
 # erlang:phash2(Term, 1 bsl 26) of OTP 25.
 HASHES = [
@@ -22,22 +22,10 @@ HASHES = [
     (b"", 13708901),
     (b"abc", 31119611),
     (b"0123456789abcdef", 54037525),
-    (Atom("a"), 97),
-    (True, 506293),
-    ((), 20377404),
-    ((Atom("a"), Atom("b")), 34168942),
-    (1, 2614250),
-    (-1, 44071773),
-    (300, 41177052),
-    (123456789012345, 61424568),
-    (1.5, 10380315),
-    ([1, 2], 13006701),
-    ([Atom("a"), Atom("b")], 9075654),
     (list(b"a"), 49011133),
     (list(b"ab"), 31319459),
     (list(b"abcd"), 7922743),
     (list(b"abcde"), 4061040),
-    ([97, 300], 38297572),
 ]
 
 
@@ -47,10 +35,9 @@ def test_the_hash_is_erlangs(value, number):
 
 
 def test_what_has_no_hash():
-    for value in ({}, "text", None):
+    for value in ({}, "text", None, Atom("a"), 1, (), [1, 300], [b"a"]):
         with pytest.raises(TypeError):
             dets.phash2(value)
-    assert dets.phash2(ImproperList([Atom("a")], Atom("b"))) != dets.phash2([Atom("a"), Atom("b")])
 
 
 @pytest.mark.parametrize("case", golden_rabbitmq.cases())
@@ -60,7 +47,7 @@ def test_recovery_dets_of_a_node_is_read_and_made_again(case, golden_vhost):
     assert table.problems == []
     assert dets.encode(table.objects) == data
     terms = dets.recovery_terms(table)
-    assert table.problems == [] and len(terms) == len(table.objects) == table.header.objects
+    assert table.problems == [] and len(terms) == len(table.objects)
     assert dets.encode([dets.recovery_object(name, one) for name, one in terms.items()]) == data
 
 
@@ -140,7 +127,7 @@ def test_damaged_slots_and_collections():
     cut = dets.parse(data[: sound.positions[-1] + 20])
     assert len(cut.objects) == 19 and cut.problems
     short = dets.parse(data[:100])
-    assert short.objects == [] and short.header is None and short.problems[0].kind == "short_header"
+    assert short.objects == [] and short.problems[0].kind == "short_header"
     assert dets.parse(b"").problems
 
 
@@ -180,7 +167,7 @@ def test_a_made_up_file_does_not_take_forever():
 
 
 def test_objects_that_are_no_terms_of_a_queue():
-    table = dets.parse(dets.encode([(list(b"A"), [(Atom("next_seq_id"), 1)]), (b"x", 5), (Atom("y"), [1])]))
+    table = dets.parse(dets.encode([(list(b"A"), [(Atom("next_seq_id"), 1)]), (b"x", 5), (b"y", [1])]))
     assert dets.recovery_terms(table) == {"A": {"next_seq_id": 1}}
     assert [problem.kind for problem in table.problems] == ["bad_object", "bad_object"]
 

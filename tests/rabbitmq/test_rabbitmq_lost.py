@@ -221,7 +221,7 @@ def test_a_part_of_spark_warns(damaged, caplog):
         rows = [
             row
             for each in QueueReader(options, _spark_schema(options.columns)).partitions()
-            for batch in read_part(each.part, ("queue", "seq_id"))
+            for batch in read_part(each, ("queue", "seq_id"))
             for row in batch.to_pylist()
         ]
     assert len(rows) == left

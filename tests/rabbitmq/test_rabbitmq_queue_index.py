@@ -683,7 +683,6 @@ def test_forms_of_publishing_write_the_same(tmp_path):
             ids = [pub.msg_id for pub in embedded] if form == 2 else None
             flags = None if form == 1 else [pub.persistent for pub in embedded]
             if form == 3:
-                terms = (b"".join(terms), np.cumsum([0, *map(len, terms)]))
                 expiries = {"expiries_us": np.array([pub.expiry for pub in embedded])}
             else:
                 expiries = {"expiries": [pub.expiry // 1000 or None for pub in embedded]}
@@ -754,12 +753,6 @@ def test_a_publish_that_cannot_be_changes_nothing(queue, arguments):
         {"messages": [TERM], "sizes": [1, 2]},
         {"messages": [TERM], "persistent": [True, False]},
         {"messages": [TERM], "expiries": [None, None]},
-        {"messages": (TERM, [])},
-        {"messages": (TERM, [[0, 1]])},
-        {"messages": (TERM, [0, len(TERM) + 1])},
-        {"messages": (TERM, [-1, len(TERM)])},
-        {"messages": (TERM, [len(TERM), 0])},
-        {"messages": (TERM, [0, 1 << 62])},
         {"msg_ids": np.zeros((2, 15), np.uint8), "sizes": [1, 2]},
         {"msg_ids": np.zeros((2, 16), np.int8), "sizes": [1, 2]},
         {"msg_ids": np.zeros((2, 16), np.uint8), "sizes": [1]},

@@ -6,14 +6,11 @@ import pickle
 import shutil
 import struct
 import subprocess
-import sys
 import tracemalloc
-import zlib
 
 import classic_queue_oracle as oracle
 import golden_rabbitmq
 import pytest
-import term_oracle
 from fuzz import terms as fuzz_terms
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,21 +18,7 @@ from hypothesis import strategies as st
 from rmqstore.errors import CorruptionError
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq.dets import phash2
-from rmqstore.rabbitmq.term import (
-    Atom,
-    BitString,
-    ImproperList,
-    MapPairs,
-    Opaque,
-    TextFloat,
-    consult,
-    decode,
-    decode_at,
-    encode,
-    format_term,
-)
-
-DBL_MAX = sys.float_info.max
+from rmqstore.rabbitmq.term import Atom, Opaque, consult, decode, encode
 
 # A message as node 3.10.8 on OTP 25 writes it: vhost "/", exchange "", routing key "qk", delivery_mode 2, body "hello".
 MESSAGE = bytes.fromhex(
@@ -52,19 +35,7 @@ def test_the_extent_of_a_message_and_its_id():
     assert _term.extent(MESSAGE) == len(MESSAGE) == _term.extent(MESSAGE + b"\x00\x83")
     assert _term.extent(b"??" + MESSAGE, 2) == len(MESSAGE)
     assert _term.message_id_of(MESSAGE) == bytes(range(16))
-    assert _term.check(MESSAGE) is None
     assert all(_term.extent(MESSAGE[:n]) == -1 for n in range(len(MESSAGE)))
-
-
-def test_the_extent_of_a_compressed_term():
-    packed = b"\x83P" + struct.pack(">I", len(MESSAGE) - 1) + zlib.compress(MESSAGE[1:])
-    assert _term.extent(packed + b"rest") == len(packed)
-    assert _term.check(packed) is None
-    for wrong in (len(MESSAGE) - 2, len(MESSAGE), 0, 2**32 - 1):
-        assert _term.extent(b"\x83P" + struct.pack(">I", wrong) + packed[6:]) == -1
-    # What is inside a compressed term is not compressed again.
-    again = b"\x83P" + struct.pack(">I", len(packed) - 1) + zlib.compress(packed[1:])
-    assert _term.extent(again) == -1
 
 
 @pytest.mark.parametrize("opening", [b"h\x01", b"l\x00\x00\x00\x01", b"i\x00\x00\x00\x01"])
@@ -91,7 +62,7 @@ EVERY_TAG = [
     ("6a", []),
     ("6b0003616263", [97, 98, 99]),
     ("6c0000000162000001006a", [256]),
-    ("6c00000001640001616400 0162", ImproperList([Atom("a")], Atom("b"))),
+    ("6c00000001640001616400 0162", Opaque(b"l\0\0\0\1d\0\1ad\0\1b")),
     ("6800", ()),
     ("6802610161 02", (1, 2)),
     ("6d00000000", b""),
@@ -104,9 +75,9 @@ EVERY_TAG = [
     ("760002c3a9", Atom("é")),
     ("7400000000", {}),
     ("74000000026400016161016d00000001626102", {Atom("a"): 1, b"b": 2}),
-    ("74000000016a6101", MapPairs([([], 1)])),
-    ("74000000026101610161016102", MapPairs([(1, 1), (1, 2)])),
-    ("4d000000010320", BitString(b"\x20", 3)),
+    ("74000000016a6101", Opaque(b"t\0\0\0\1ja\1")),
+    ("74000000026101610161016102", Opaque(b"t\0\0\0\2a\1a\1a\1a\2")),
+    ("4d000000010320", Opaque(b"M\0\0\0\1\3\x20")),
     ("58 64000161 00000001 00000002 00000003", Opaque(bytes.fromhex("5864000161000000010000000200000003"))),
     ("59 64000161 00000001 00000002", Opaque(bytes.fromhex("59640001610000000100000002"))),
     ("5a 0001 64000161 00000001 00000002", Opaque(bytes.fromhex("5a0001640001610000000100000002"))),
@@ -115,42 +86,19 @@ EVERY_TAG = [
     ("67 64000161 00000001 00000002 03", Opaque(bytes.fromhex("6764000161000000010000000203"))),
     ("72 0001 64000161 01 00000002", Opaque(bytes.fromhex("720001640001610100000002"))),
     ("78 64000161 0000000000000001 00000002", Opaque(bytes.fromhex("7864000161000000000000000100000002"))),
-    ("63" + (b"1.50000000000000000000e+00".ljust(31, b"\0")).hex(), 1.5),
 ]
-
-# What Erlang/OTP 25 reads but never writes: lists whose tail is a list, or that have nothing before their tail.
-OTHER_FORMS = [
-    ("6c00000000 6101", 1),
-    ("6c00000000 6a", []),
-    ("6c00000000 6b0000", []),
-    ("6b0000", []),
-    ("6c00000001 6101 6b0000", [1]),
-    ("6c00000001 6101 6b00020203", [1, 2, 3]),
-    ("6c00000001 6101 6c00000001 6102 6103", ImproperList([1, 2], 3)),
-    ("6c00000001 6101 6c00000001 6200000101 6a", [1, 257]),
-    ("6c00000001 6101 6c00000000 6102", ImproperList([1], 2)),
-]
-
-
-@pytest.mark.parametrize(("text", "value"), OTHER_FORMS)
-def test_lists_in_other_forms_are_the_lists_that_erlang_reads(text, value):
-    data = bytes.fromhex("83" + text)
-    assert decode(data) == value and type(decode(data)) is type(value)
-    assert decode(encode(value)) == value
-    assert _term.extent(data) == len(data) and _term.check(data) is None
-
 
 @pytest.mark.parametrize(("text", "value"), EVERY_TAG, ids=lambda part: repr(part)[:24])
 def test_every_tag_is_read_and_written_again(text, value):
     data = bytes.fromhex("83" + text)
     decoded = decode(data)
-    assert decoded == value and type(decoded) in (type(value), TextFloat)
+    assert decoded == value and type(decoded) is type(value)
     assert encode(decoded) == data
     assert encode(pickle.loads(pickle.dumps(decoded))) == data
-    assert _term.extent(data) == len(data) and _term.check(data) is None
+    assert _term.extent(data) == len(data)
     # Inside something else, and after it.
     assert encode(decode(b"\x83h\x01" + data[1:])) == b"\x83h\x01" + data[1:]
-    assert decode_at(b"xx" + data + b"yy", 2) == (value, 2 + len(data))
+    assert _term.extent(b"xx" + data + b"yy", 2) == len(data)
     for size in range(len(data)):
         assert _term.extent(data[:size]) == -1
         with pytest.raises(CorruptionError) as caught:
@@ -160,7 +108,7 @@ def test_every_tag_is_read_and_written_again(text, value):
 
 @pytest.mark.skipif(shutil.which("escript") is None, reason="needs Erlang")
 def test_erlang_itself_writes_the_same_terms(tmp_path):
-    terms = [bytes.fromhex("83" + text) for text, value in EVERY_TAG + OTHER_FORMS if type(value) is not MapPairs]
+    terms = [bytes.fromhex("83" + text) for text, _ in EVERY_TAG if not text.startswith("74000000026101")]
     terms += [SOME, MESSAGE]
     terms += [
         encode(value) for value in (2**2040, -(2**64), [1] * 65535, [1] * 65536, tuple(range(256)), Atom("\u4e2d"))
@@ -179,14 +127,13 @@ def test_erlang_itself_writes_the_same_terms(tmp_path):
     for term in terms:
         (size,) = struct.unpack_from(">I", data, at)
         value = decode(term)
-        # OTP 25 and 26 differ in how atoms are written; old forms of floats and identities become new ones.
-        form = "latin1" if b"d\0\x0dbasic_message" in data else "utf8"
-        if type(value) not in (Opaque, TextFloat):
-            assert encode(value, atoms=form) == data[at + 4 : at + 4 + size]
+        # OTP 25 and 26 differ in how atoms are written, and old forms of identities become new ones.
+        if type(value) is not Opaque:
+            assert decode(data[at + 4 : at + 4 + size]) == value
         try:
             number = phash2(value)
         except TypeError:
-            assert type(value) in (Opaque, BitString, dict) or value[0] == "a"
+            assert not isinstance(value, bytes)
         else:
             assert number == struct.unpack_from(">I", data, at + 4 + size)[0]
         at += size + 8
@@ -213,54 +160,30 @@ def test_large_things():
 
 def test_how_atoms_are_written():
     plain, wide = Atom("é"), Atom("\u4e2d")
-    assert encode(plain) == encode(plain, atoms="latin1") == b"\x83d\0\1\xe9"
-    assert encode(plain, atoms="utf8") == b"\x83w\2\xc3\xa9"
-    assert encode(wide) == encode(wide, atoms="latin1") == encode(wide, atoms="utf8") == b"\x83w\3\xe4\xb8\xad"
+    assert encode(plain) == b"\x83d\0\1\xe9" and encode(Atom("é", 119)) == b"\x83w\2\xc3\xa9"
+    assert encode(wide) == b"\x83w\3\xe4\xb8\xad"
     assert encode(Atom("\u4e2d" * 100))[:4] == b"\x83v\1\x2c"
-    assert encode(True) == encode(Atom("true")) and encode(False, atoms="utf8") == b"\x83w\5false"
-    assert encode(decode(b"\x83w\1a")) == b"\x83w\1a" and encode(decode(b"\x83w\1a"), atoms="latin1") == b"\x83d\0\1a"
+    assert encode(True) == encode(Atom("true"))
+    assert encode(decode(b"\x83w\1a")) == b"\x83w\1a"
     assert decode(b"\x83w\1a") == Atom("a") == decode(b"\x83d\0\1a")
     with pytest.raises(ValueError):
         encode(Atom("a" * 256))
-    with pytest.raises(ValueError):
-        encode(1, atoms="other")
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "00", "83", "8300", "83ff", "83640100" + "61" * 256, "83770261ff", "8376000480808080", "8377 03 eda080", "837702c080",
      "837705f490808080", "837704f0808080", "8377 03e08080",  "83467ff0000000000000",
-     "8346fff8000000000000", "8363" + b"nonsense".ljust(31, b"\0").hex(), "8363" + b"1.0e999".ljust(31, b"\0").hex(),
-     "8363" + b"1.0e9999".ljust(31, b"\0").hex(), "8363" + b"1.0".ljust(31, b"x").hex(),
-     "8363" + b"1".hex() * 31, "834d000000010920", "834d0000000003",
+     "8346fff8000000000000", "834d000000010920", "834d0000000003",
      "834d000000010020", "835a000664000161" + "00" * 40, "836cffffffff6a", "8369ffffffff", "8374ffffffff", "836dffffffff",
-     "836bffff", "836fffffffff00", "8368ff", "83505050"],
+     "836bffff", "836fffffffff00", "8368ff", "83505050", "8363" + b"1.5".ljust(31, b"\0").hex()],
 )  # fmt: skip
 def test_what_is_no_term(text):
     data = bytes.fromhex(text)
     with pytest.raises(CorruptionError) as caught:
         decode(data)
     assert caught.value.pos is not None
-    assert _term.extent(data) == -1 and _term.check(data) is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1.79769313486231570815e+308", DBL_MAX), ("1.7976931348623157e308", DBL_MAX), ("-1.79769313486231570815E308", -DBL_MAX),
-     ("1.797693134862315708150000e308", DBL_MAX), ("1.797693134862315708151e308", None), ("1.79769313486231570816e+308", None),
-     ("1.8e308", None), ("-9.0e308", None), ("1.0e309", None), ("1.0e308", 1e308),
-     ("9.9e-400", 0.0), ("11.5", None), ("1e5", None)],
-)  # fmt: skip
-def test_floats_as_text(text, value):
-    data = b"\x83c" + text.encode().ljust(31, b"\0")
-    if value is None:
-        with pytest.raises(CorruptionError):
-            decode(data)
-        with pytest.raises(ValueError, match="printf"):
-            term_oracle.decode_at(data)
-    else:
-        assert decode(data) == value
-        assert term_oracle.decode_at(data)[0] == ("float", struct.pack(">d", value))
+    assert _term.extent(data) == -1
 
 
 def test_what_no_term_holds():
@@ -273,22 +196,13 @@ def test_what_no_term_holds():
 
 
 def test_limits_of_number_and_size():
-    data = encode([[0] * 1000] * 10)
-    assert decode(data, max_values=10_100)
-    with pytest.raises(CorruptionError):
-        decode(data, max_values=5_000)
+    assert len(decode(encode([0] * (1 << 20)))) == 1 << 20
+    with pytest.raises(CorruptionError, match="limit"):
+        decode(encode([[0] * (1 << 19)] * 3))
     with pytest.raises(CorruptionError) as caught:
-        decode(b"\x83j\x6a", path="some.file")
-    assert caught.value.path == "some.file" and caught.value.pos == 2
-    # A bomb: a megabyte of zeros in a thousand bytes, a hundred times as much when it says less than it is.
-    inner = b"m" + struct.pack(">I", 10**8) + bytes(10**8)
-    bomb = b"\x83P" + struct.pack(">I", len(inner)) + zlib.compress(inner)
-    with pytest.raises(CorruptionError):
-        decode(bomb, max_size=10**6)
+        decode(b"\x83j\x6a")
+    assert caught.value.pos == 2
     tracemalloc.start()
-    for lie in (0, 1000, 10**5):
-        with pytest.raises(CorruptionError):
-            decode(b"\x83P" + struct.pack(">I", lie) + bomb[6:])
     # Counts that no bytes stand behind, nested, so that each would reserve what the one around it did.
     for opening in (b"l\x00\x0f\x00\x00", b"i\x00\x0f\x00\x00", b"t\x00\x07\x00\x00"):
         with pytest.raises(CorruptionError):
@@ -318,10 +232,7 @@ def test_values_come_back(value):
     data = encode(value)
     assert decode(data) == value
     assert encode(decode(data)) == data
-    assert _term.extent(data) == len(data) and _term.check(data) is None
-    assert decode(encode(value, atoms="utf8")) == value
-    packed = b"\x83P" + struct.pack(">I", len(data) - 1) + zlib.compress(data[1:])
-    assert decode(packed) == value
+    assert _term.extent(data) == len(data)
     try:
         assert oracle.encode(oracle.decode(data)) == data
     except UnicodeEncodeError:
@@ -335,15 +246,15 @@ def test_any_bytes_are_a_term_or_refused(data, head):
 
 
 def agree(data):
-    """The three that judge bytes give the same verdict."""
-    extent, fault = _term.extent(data), _term.check(data)
+    """Both that judge bytes give the same verdict."""
+    extent = _term.extent(data)
     try:
-        value, end = decode_at(data)
+        value = decode(data)
     except CorruptionError as error:
         assert error.pos is not None
-        assert extent == -1 and fault is not None
+        assert extent == -1 or error.pos == extent < len(data)
     else:
-        assert extent == end and (fault is None) == (end == len(data))
+        assert extent == len(data)
         assert decode(encode(value)) == value
     _term.message_id_of(data)
 
@@ -351,15 +262,15 @@ def agree(data):
 SOME = encode(
     (
         Atom("a"),
-        [1, 2**40, -1.5, b"binary", ImproperList([Atom("b")], 300)],
+        [1, 2**40, -1.5, b"binary", Opaque(b"l\0\0\0\1d\0\1bb\0\0\1\x2c")],
         {b"k": "é".encode()},
         list(b"text"),
-        BitString(b"\x20", 3),
+        Opaque(b"M\0\0\0\1\3\x20"),
     )
 )
 
 
-@pytest.mark.parametrize("data", [SOME, MESSAGE, b"\x83P" + struct.pack(">I", len(SOME) - 1) + zlib.compress(SOME[1:])])
+@pytest.mark.parametrize("data", [SOME, MESSAGE])
 def test_every_flipped_bit_is_judged(data):
     for at in range(8 * len(data)):
         changed = bytearray(data)
@@ -398,29 +309,23 @@ def test_every_term_of_a_node_comes_back(case, golden_vhost):
         ("  % only a comment", []),
         ("a. b.\n'quoted atom'. 'it\\'s'. 'A\\x{e9}'.", [Atom("a"), Atom("b"), Atom("quoted atom"), Atom("it's"), Atom("Aé")]),
         ("[]. {}. #{}. <<>>.", [[], (), {}, b""]),
-        ("1. -1. +1. 16#fF. 2#101. $a. $\\n. 1_000.", [1, -1, 1, 255, 5, 97, 10, 1000]),
+        ("1. -1. +1.", [1, -1, 1]),
         ("1.5. -1.5e3. 2.0E-1.", [1.5, -1500.0, 0.2]),
-        ('"abc". "a" "b". "\\"\\x41\\101\\^A".', [[97, 98, 99], [97, 98], [34, 65, 65, 1]]),
-        ('<<1,2,255>>. <<"abc">>. <<"a",1>>. <<"\u00e9"/utf8>>. <<1,5:3>>.', [b"\1\2\xff", b"abc",
-          b"a\1", b"\xc3\xa9", BitString(b"\1\xa0", 3)]),
-        ("[a|b]. [a|[b,c]]. [a,b|[c|d]].", [ImproperList([Atom("a")], Atom("b")), [Atom("a"), Atom("b"), Atom("c")],
-                                           ImproperList([Atom("a"), Atom("b"), Atom("c")], Atom("d"))]),
+        ('"abc". "\\"\\x41\\101\\^A".', [[97, 98, 99], [34, 65, 65, 1]]),
+        ('<<1,2,255>>. <<"abc">>. <<"a",1>>. <<"\u00e9"/utf8>>.', [b"\1\2\xff", b"abc", b"a\1", b"\xc3\xa9"]),
         ("#{a => 1, <<\"k\">> => [2]}.", [{Atom("a"): 1, b"k": [2]}]),
-        ("#{[] => 1}.", [MapPairs([([], 1)])]),
         ("{a,%x\n b}.\n\n", [(Atom("a"), Atom("b"))]),
     ],
 )  # fmt: skip
 def test_terms_of_a_text(text, value):
     assert consult(text) == value
-    for numbers in (False, True):
-        written = "\n".join(format_term(one, numbers=numbers) + "." for one in value)
-        assert consult(written) == value
 
 
 @pytest.mark.parametrize(
     "text",
     ["a", "{a", "[a", "[a,", "{a,}.", "a b.", "a.b.", "Variable.", "1.5e999.", "37#1.", "2#9.", "'open", '"open', "<<1", "<<a>>.",
-     "<<1:9>>.", "<<1:3,2>>.", '<<"\u4e2d">>.', "#{a}.", "#{a => }.", "[a|].", "-a.", "-.", "\x00.", "'\\x{110000}'.",
+     "<<1:9>>.", "<<1:3,2>>.", '<<"\u4e2d">>.', "#{a}.", "#{a => }.", "#{[] => 1}.", "[a|b].", "$a.", "16#ff.",
+     "-a.", "-.", "\x00.", "'\\x{110000}'.",
      "1" * 5000 + ".",
      "{" * 300 + "}" * 300 + ".", "[" * 100_000, "'" + "a" * 256 + "'.", "fun() -> ok end.", "#Ref<0.1.2.3>."],
 )  # fmt: skip
@@ -430,33 +335,17 @@ def test_texts_that_are_no_terms(text):
     assert caught.value.path == "some.config" and caught.value.pos is not None
 
 
-def test_texts_as_bytes_and_what_text_cannot_say():
+def test_texts_as_bytes():
     assert consult("é.".encode()) == consult("é.".encode("latin-1")) == [Atom("é")]
-    assert format_term(Atom("end")) == "'end'" and format_term(1.0) == "1.0" and format_term(1e300) == "1.0e+300"
-    assert format_term(b"ab") == '<<"ab">>' and format_term(b"ab", numbers=True) == "<<97,98>>"
-    for value in (Opaque(b"Xd\0\1a" + bytes(12)), "text", None):
-        with pytest.raises(TypeError):
-            format_term(value)
-    endless: list[object] = []
-    endless.append(endless)
-    with pytest.raises(ValueError):
-        format_term(endless)
 
 
 @given(st.text(alphabet="ab'\"\\<>{}[](),.#=|$%1290_-e:/ \n", max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_any_text_is_terms_or_refused(text):
     try:
-        found = consult(text)
-    except CorruptionError:
-        return
-    assert consult("\n".join(format_term(one) + "." for one in found)) == found
-
-
-@given(values)
-@settings(max_examples=100, deadline=None)
-def test_values_come_back_from_text(value):
-    assert consult(format_term(value) + ".") == [value]
+        encode(consult(text))
+    except CorruptionError as error:
+        assert error.pos is not None and 0 <= error.pos <= len(text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -480,6 +369,6 @@ def test_a_reader_that_makes_something_else_of_a_term_is_caught(monkeypatch):
     data = fuzz_terms.term.encode((b"a", 1))
     fuzz_terms.judge_term(data)
     for other in ((b"a", 2), (b"a", 1.0), [b"a", 1], (b"a",)):
-        monkeypatch.setattr(fuzz_terms.term, "decode_at", lambda data, other=other: (other, len(data)))
+        monkeypatch.setattr(fuzz_terms.term, "decode", lambda data, other=other: other)
         with pytest.raises(AssertionError):
             fuzz_terms.judge_term(data)

@@ -438,8 +438,8 @@ def test_a_priority_queue_needs_its_level(golden_vhost_copy):
 
 def test_headers_of_every_type_come_back(golden_vhost_copy, tmp_path):
     headers = {
-        "t": True, "b": amqp.Int8(-3), "B": amqp.UInt8(200), "u": amqp.UInt16(65535), "U": amqp.SpecInt16(-5),
-        "s": amqp.Int16(-5), "I": 5, "i": amqp.UInt32(5), "l": 1 << 40, "l small": amqp.Int64(1), "L": amqp.SpecInt64(4),
+        "t": True, "b": amqp.Int8(-3), "B": amqp.UInt8(200), "u": amqp.UInt16(65535),
+        "s": amqp.Int16(-5), "I": 5, "i": amqp.UInt32(5), "l": 1 << 40, "l small": amqp.Int64(1),
         "f": amqp.Float32(1.5), "f nan": amqp.Float32(float("nan")), "f inf": amqp.Float32(float("-inf")), "d": 2.5,
         "d nan": float("nan"), "d inf": float("inf"), "D": decimal.Decimal("1.25"), "S": "x\U0001f600\u2028\0",
         "S no UTF-8": "\udcff", "x": b"\xff", "A": [1, "a", [2, {"q": 1}], []], "T": amqp.Timestamp(2**64 - 1), "F": {},

@@ -481,8 +481,6 @@ def test_objects_of_another_kind_are_named(store):
         (lambda: store.consume("T", "g", offsets="x"), "offsets is 'x'; give ConsumerOffsets"),
         (lambda: offsets.get(5, "T", 0), "group is 5; give a text"),
         (lambda: RabbitMessage(b"x", vhost=5), "vhost is a int, not a str"),
-        (lambda: RabbitMessage(b"x", fragment_size=Decimal("NaN")), "fragment_size is Decimal"),
-        (lambda: RabbitMessage(b"x", fragment_size=2**63), "fragment_size is 9223372036854775808"),
     ):
         with pytest.raises((TypeError, ValueError), match=re.escape(text)):
             call()
