@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rmqstore
-from rmqstore import IndexFile, Message, MessageStore, StoreConfig, _core
+from rmqstore import IndexFile, Message, MessageStore, StoreConfig, _core, _dispatch
 
 TIME = 1_700_000_000_000
 HANDFUL = ["topic", "queue_id", "queue_offset", "keys", "tags", "store_timestamp", "body", "corrupt"]
@@ -160,8 +160,7 @@ def read(folder: str) -> Iterator[Kernel]:
             setattr(module, name, float("inf"))
     with MessageStore.open(path, config=config(), read_only=True) as store:
         log = store.commit_log
-        # As the log itself imports it: another commit may have it elsewhere.
-        columns = sys.modules[type(log).__module__].RecordColumns()
+        columns = _dispatch.RecordColumns()
 
         def times(n: int, work: Callable[[], object]) -> None:
             for _ in range(n // STORED):

@@ -79,6 +79,9 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
     A store that is open for writing and not closed is closed when the program ends, or, if it is garbage-collected before, by
     its own thread; a ResourceWarning names its path.
 
+    Any number of threads may share it: reads run side by side, puts one after the other under the append lock.  `close` may
+    be called at any moment; calls that it meets end or raise StoreClosedError.  Messages, batches and views outlive it.
+
     Attributes
     ----------
     path : str
