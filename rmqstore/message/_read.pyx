@@ -11,9 +11,9 @@ from cpython.object cimport PyObject
 from cpython.time cimport monotonic
 from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
-from rmqstore._bytes cimport acquire_i32_at, difference_of, get_i32, get_i64, sum_of
+from rmqstore._bytes cimport acquire_i32_at, difference_of, get_i32, get_i64, same_bytes_at, sum_of
 from rmqstore._core cimport (
     ANY_KEY, C_MAGIC_V1, entry_before, ENTRY_KEY_HASH, ENTRY_PHY_OFFSET, ENTRY_SIZE, FileStream, index_count_of,
     index_head, INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, OpenedIndexes, RECORD, RECORD_BORN_HOST, Region,
@@ -458,7 +458,7 @@ cdef MessageExt message_of(const unsigned char* p, RecordView* r, int check_crc,
     take_properties(m, p + r.properties_pos, r.properties_len)
     if (known is not None and PyUnicode_IS_COMPACT_ASCII(<PyObject*>known)
             and PyUnicode_GET_LENGTH(<PyObject*>known) == r.topic_len
-            and memcmp(PyUnicode_DATA(<PyObject*>known), p + r.topic_pos, r.topic_len) == 0):
+            and same_bytes_at(<const unsigned char*>PyUnicode_DATA(<PyObject*>known), p + r.topic_pos, r.topic_len)):
         m.topic = known
     else:
         m.topic = <str>text_of(p + r.topic_pos, r.topic_len)
@@ -807,8 +807,8 @@ cdef class QueueGets:
                     return None
                 base = segment.pin(0, segment.size)
                 try:
-                    pull(&at, first_unit, count, base, segment.size, log_base, log_base, self.log.wrote_where, out, wanted, self.max_bytes, self.check_crc, None, None, topic, number,
-                         first)
+                    pull(&at, first_unit, count, base, segment.size, log_base, log_base, self.log.wrote_where, out, wanted,
+                         self.max_bytes, self.check_crc, None, None, topic, number, first)
                 finally:
                     segment.unpin()
             finally:
@@ -893,7 +893,8 @@ cdef class KeyQuery:
     cdef int check_crc
     cdef double interval
 
-    def __cinit__(self, OpenedIndexes indexes not None, region_of not None, int check_crc, FileStream log not None, double interval):
+    def __cinit__(self, OpenedIndexes indexes not None, region_of not None, int check_crc, FileStream log not None,
+                  double interval):
         self.indexes, self.region_of, self.check_crc, self.log, self.interval = indexes, region_of, check_crc, log, interval
         self.looked_at = -1.0
 
