@@ -3,7 +3,8 @@
 #
 #     ci/pythons.sh [VERSION...]            with the newest libraries (default: all of VERSIONS)
 #     ci/pythons.sh --lowest VERSION        with the lowest versions that pyproject.toml allows; then Spark's tests too
-#     ci/pythons.sh 3.14t                   a free-threaded interpreter: FREE_THREADED_TESTS, with the libraries that have wheels
+#     ci/pythons.sh 3.14t                   a free-threaded interpreter (also 3.13t): FREE_THREADED_TESTS, with the libraries that have
+#                                           wheels
 #     ci/pythons.sh --prepare VERSION...    as root: make interpreters available to an unprivileged user who runs this later
 #
 # An interpreter is pythonX.Y on the PATH, a prepared one, or pyenv's; 3.14 and 3.15 come from Debian (ci/debian.sh) where none of
@@ -16,7 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Those of pyproject.toml except 3.11, which runs everything else.
 VERSIONS=(3.10 3.12 3.13 3.14 3.15)
-FREE_THREADED_TESTS=(tests/core tests/consumequeue tests/store/test_{answers,columns,concurrency,key_source,lifetime,put,reading,scan_threads,table,twelve_threads}.py)
+FREE_THREADED_TESTS=(tests/core tests/consumequeue tests/store/test_{answers,columns,concurrency,free_threads,key_source,lifetime,put,reading,scan_threads,table,twelve_threads}.py)
 SELECTION="not slow and not long and not java and not rabbitmq and not spark and not browser"
 # What shows that a version of Spark works: reading, streaming, rebuild and bulk load.
 SPARK_TESTS=(tests/spark/test_read.py tests/spark/test_stream.py)
@@ -46,7 +47,9 @@ find_python() {
 
 # Compile Debian's source of Python $1 (as in 3.14t) without the GIL. No distribution's package has such an interpreter.
 compile_free_threaded() {
-    local suite="${RMQSTORE_DEBIAN_SUITE:-forky}" work apt
+    local suite=forky work apt
+    [ "$1" != 3.13t ] || suite=trixie
+    suite="${RMQSTORE_DEBIAN_SUITE:-$suite}"
     work=$(mktemp -d)
     apt=(timeout 900 apt-get -qq -o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State=$work"
         -o "Dir::Cache=$work" -o APT::Sandbox::User=root)
@@ -57,7 +60,8 @@ compile_free_threaded() {
         rm -rf "$work"
         return 1
     fi
-    tar --extract --directory="$work" --file="$(echo "$work"/python*.orig.tar.*)"
+    # Not a signature of it.
+    tar --extract --directory="$work" --file="$(echo "$work"/python*.orig.tar.[gx]z)"
     (
         cd "$work"/Python-*
         umask 022

@@ -742,6 +742,10 @@ cdef list arrow_or_list_chunks(object keys):
     return [list(keys)]
 
 
+cdef object not_text(Py_ssize_t row, object key):
+    return TypeError(f"key {row} is {type(key).__name__}, not str")
+
+
 cdef object hash_keys(object part, Py_ssize_t start, Py_ssize_t n, object room=None):
     # int32 array of the index hashes of `n` keys from `start` on, in `room` if that is given; list items are hashed under
     # the GIL, Arrow text from its buffers without it.
@@ -758,15 +762,17 @@ cdef object hash_keys(object part, Py_ssize_t start, Py_ssize_t n, object room=N
         return array
     out = array
     if type(part) is list:
-        if start + n > PyList_GET_SIZE(part):
-            raise ValueError("the list of keys became shorter meanwhile")
-        for i in range(n):
-            if i + 16 < n:
-                prefetch(<char*>PyList_GET_ITEM(part, start + i + 16))
-            item = <PyObject*>PyList_GET_ITEM(part, start + i)
-            if not PyUnicode_Check(item):
-                raise TypeError(f"key {start + i} is {type(<object>item).__name__}, not str")
-            out[i] = index_hash(hash_text(0, item))
+        # Without a GIL another thread may change the list, whose items are borrowed.
+        with cython.critical_section(part):
+            if start + n > PyList_GET_SIZE(part):
+                raise ValueError("the list of keys became shorter meanwhile")
+            for i in range(n):
+                if i + 16 < n:
+                    prefetch(<char*>PyList_GET_ITEM(part, start + i + 16))
+                item = <PyObject*>PyList_GET_ITEM(part, start + i)
+                if not PyUnicode_Check(item):
+                    raise not_text(start + i, <object>item)
+                out[i] = index_hash(hash_text(0, item))
         return array
     kind = str(part.type)
     if kind not in ("string", "large_string"):

@@ -517,6 +517,14 @@ cdef class RowBatch:
     cdef int take_message(self, MessageFields m, int64_t queue_id) except -10:
         # Row `count` becomes this message; there must be room for it.  The message may be changed by another thread as soon
         # as this returns, so that what it holds is copied, or kept in `held`.
+        cdef object properties
+        with cython.critical_section(m):
+            properties = m.properties
+        # Without a GIL the fields that are borrowed below, and the dict that is walked, need their owners' locks.
+        with cython.critical_section(m, properties):
+            return self.take_fields(m, properties, queue_id)
+
+    cdef int take_fields(self, MessageFields m, object properties, int64_t queue_id) except -10:
         cdef Row* row = &self.rows[self.count]
         cdef int64_t number
         cdef int32_t topic
@@ -526,7 +534,7 @@ cdef class RowBatch:
         cdef Py_ssize_t at = 0
         cdef object body = m.body
         if not (PyUnicode_CheckExact(<PyObject*>m.topic) and PyBytes_CheckExact(<PyObject*>body)
-                and PyDict_CheckExact(<PyObject*>m.properties)):
+                and PyDict_CheckExact(<PyObject*>properties)):
             return NOT_PLAIN
         if not 0 <= queue_id <= 0x7FFFFFFF or PyBytes_GET_SIZE(body) > self.max_body_size:
             return NOT_PLAIN
@@ -561,8 +569,7 @@ cdef class RowBatch:
         elif self.set_host(row, m.born_host, m.store_host) != TAKEN:
             return NOT_PLAIN
         self.start_text(row)
-        text = m.properties
-        while PyDict_Next(text, &at, &name, &value):
+        while PyDict_Next(properties, &at, &name, &value):
             if not (PyUnicode_CheckExact(name) and PyUnicode_CheckExact(value)):
                 return NOT_PLAIN
             if PyUnicode_IS_COMPACT_ASCII(name) and PyUnicode_IS_COMPACT_ASCII(value):

@@ -1,7 +1,8 @@
-"""Two threads on one store: how much more two readers get done than one, and what a writer and a reader leave each other.
+"""Threads: how much more several get done than one, and what a writer and a reader of one store leave each other.
 
-The figures are ratios within one run, for a machine with two idle cores: 2 is twice the work in the same time.  A share is
-what a thread gets done beside the other one, as a part of what it gets done alone.
+The figures are ratios within one run, for a machine with an idle core for each thread: 2 is twice the work in the same time.
+A share is what a thread gets done beside the other one, as a part of what it gets done alone.  `SingleCalls` is
+for a free-threaded Python (`ci/pythons.sh 3.14t` makes an environment); with a GIL its figures stay at 1 or below.
 """
 
 import os
@@ -10,7 +11,7 @@ import time
 
 import numpy as np
 
-from rmqstore import IndexFile, MessageStore
+from rmqstore import IndexFile, MessageStore, StoreConfig
 from rmqstore._dispatch import RecordColumns
 
 from . import _data
@@ -156,3 +157,106 @@ class WriterAndReader:
         return done[side] / alone
 
     track_share.unit = "of what it does alone"
+
+
+class SingleCalls:
+    """One, two and four threads that each make single calls in a loop; together, as a multiple of what one makes alone."""
+
+    timeout = 600
+    number = repeat = 1
+    params = [
+        ["get_message", "query_message", "put_key, a file each", "put_message, one store", "put_message, a store each"],
+        [1, 2, 4],
+    ]
+    param_names = ["calls", "threads"]
+    seconds = 0.25
+    rounds = 3
+    calls = 200  # between two looks at the clock
+    n = 20_000
+    # Room for all rounds, without a gibibyte a thread.
+    config = StoreConfig(
+        mapped_file_size_commit_log=256 << 20, max_hash_slot_num=1_000_000, max_index_num=_data.sized(8_000_000)
+    )
+
+    def setup(self, calls, threads):
+        self.folder = _data.scratch()
+        self.closing = []
+        self.messages = _data.messages(self.n, 256)
+        if calls == "put_key, a file each":
+            self.works = [self.putting_keys(self.index(number)) for number in range(threads)]
+        elif calls == "put_message, a store each":
+            self.works = [self.putting(self.store(number), 0) for number in range(threads)]
+        else:
+            store = self.store(0)
+            if calls != "put_message, one store":
+                store.put_messages(self.messages)
+            make = {
+                "get_message": self.getting,
+                "query_message": self.querying,
+                "put_message, one store": self.putting,
+            }[calls]
+            self.works = [make(store, number) for number in range(threads)]
+
+    def teardown(self, calls, threads):
+        for each in self.closing:
+            each.close()
+        _data.remove(self.folder)
+
+    def store(self, number):
+        self.closing.append(MessageStore.open(os.path.join(self.folder, str(number)), config=self.config))
+        return self.closing[-1]
+
+    def index(self, number):
+        path = os.path.join(self.folder, f"2026010100000000{number}")
+        self.closing.append(IndexFile.create(path, self.config))
+        return self.closing[-1]
+
+    def getting(self, store, number):
+        # Each thread in a part of its own.
+        places = [(number * 5000 + i * 37) % (self.n - 32) for i in range(self.calls)]
+
+        def work():
+            for place in places:
+                store.get_message("Orders", 0, place, 1)
+
+        return work
+
+    def querying(self, store, number):
+        keys = [f"ORD-{(number * 5000 + i * 37) % self.n:08d}" for i in range(self.calls)]
+
+        def work():
+            for key in keys:
+                store.query_message("Orders", key, 1)
+
+        return work
+
+    def putting(self, store, number):
+        messages = self.messages[number * self.calls : (number + 1) * self.calls]
+
+        def work():
+            for message in messages:
+                store.put_message(message, number)
+
+        return work
+
+    def putting_keys(self, index):
+        keys = _data.keys(self.calls)
+
+        def work():
+            for key in keys:
+                index.put_key(key, 0, _data.TIME)
+
+        return work
+
+    def track_gain(self, calls, threads):
+        gains = []
+        for work in self.works:
+            work()
+        for _ in range(self.rounds):
+            alone = _rounds(self.works[0], self.seconds)
+            done = []
+            _seconds([lambda work=work, done=done: done.append(_rounds(work, self.seconds)) for work in self.works])
+            gains.append(sum(done) / alone)
+        return float(np.median(gains))
+
+    track_gain.unit = "times the calls of one thread"

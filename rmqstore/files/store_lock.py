@@ -37,22 +37,31 @@ __all__ = ["ClosedAtExit", "StoreLock", "abort_mark", "abort_process", "is_held"
 
 logger = logging.getLogger(__name__)
 
-# Which open file holds the lock, by the store's real path, so that two names of one directory meet.
-_held: dict[str, io.FileIO] = {}
-# Reentrant: a collection of garbage inside may release the lock of a forgotten store.
-_held_lock = threading.RLock()
+
+class _Held:
+    """The locks of this process: the open file of each by the store's real path, so that two names of one directory meet.
+
+    A `StoreLock` keeps a reference: an interpreter that ends may clear this module before it calls the last finalizers.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, io.FileIO] = {}
+        # Reentrant: a collection of garbage inside may release the lock of a forgotten store.
+        self.lock = threading.RLock()
+
+
+_held = _Held()
 
 # struct flock of 64-bit Linux: type, whence, start, length, process.
 _FLOCK = "hhqqi"
 
 
 def _forget_after_fork() -> None:
-    global _held_lock
     # The lock is the parent's, which closing a file here does not change.
-    for file in _held.values():
+    for file in _held.files.values():
         file.close()
-    _held.clear()
-    _held_lock = threading.RLock()
+    _held.files.clear()
+    _held.lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -107,7 +116,7 @@ def is_held(root: str) -> bool:
     The lock file is not opened: closing it again would give up a lock that this process holds on it.  Linux lists the locks of the
     processes that can be seen from here; elsewhere, and of processes that cannot be seen, nothing is known and False is said.
     """
-    if os.path.realpath(root) in _held:
+    if os.path.realpath(root) in _held.files:
         return True
     try:
         status = os.stat(os.path.join(root, "lock"))
@@ -125,11 +134,12 @@ class StoreLock(NotCopied):
     def __init__(self, root: str):
         # An object of C gives a descriptor back in one step, which no interrupt can cut in two.
         self._file: io.FileIO | None = None
+        self._held = _held
         self._pid = os.getpid()
         self.path = os.path.join(root, "lock")
         self._key = os.path.realpath(root)
-        with _held_lock:
-            if self._key in _held:
+        with self._held.lock:
+            if self._key in self._held.files:
                 raise StoreLockedError(
                     Sentence(
                         f"this process ({os.getpid()}) has the store open for writing already; close it first",
@@ -154,11 +164,11 @@ class StoreLock(NotCopied):
             except BaseException:
                 file.close()
                 raise
-            self._file = _held[self._key] = file
+            self._file = self._held.files[self._key] = file
 
     def hold(self) -> None:
         """Take the lock once more, in case that this process lost it by closing another descriptor of the file."""
-        with _held_lock:
+        with self._held.lock:
             file = self._file
             if file is None or file.closed or self._pid != os.getpid():
                 return
@@ -181,13 +191,14 @@ class StoreLock(NotCopied):
 
     def release(self) -> None:
         """Give it back; doing so twice does nothing, and so does a forked child."""
-        with _held_lock:
+        held = self._held
+        with held.lock:
             if self._file is None:
                 return
             self._file.close()
             # What was interrupted is done by the next call; somebody else may hold the lock by then.
-            if _held.get(self._key) is self._file:
-                del _held[self._key]
+            if held.files.get(self._key) is self._file:
+                del held.files[self._key]
 
     def __del__(self) -> None:
         # A store that was only forgotten must not keep its lock for as long as the process lives.
