@@ -68,12 +68,9 @@ cdef class MessageExt:
 
     Sizes are in bytes, timestamps in milliseconds since the epoch.
 
-    Parameters
-    ----------
-    record : tuple
-        The 18 fields of `_core.decode_record`: total size, version (1 or 2), CRC of the body, queue id, flag, queue offset,
-        phy offset, sysFlag, born timestamp, born host (8 or 20 bytes), store timestamp, store host (likewise), reconsume
-        times, prepared transaction offset, body (as stored), topic, properties (bytes), and whether the CRCs agree.
+    It is made of the 18 fields of `_core.decode_record`: total size, version (1 or 2), CRC of the body, queue id, flag, queue
+    offset, phy offset, sysFlag, born timestamp, born host (8 or 20 bytes), store timestamp, store host (likewise), reconsume
+    times, prepared transaction offset, body (as stored), topic, properties (bytes), and whether the CRCs agree.
 
     Attributes
     ----------
