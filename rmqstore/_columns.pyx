@@ -516,10 +516,7 @@ cdef class KeyTexts:
     def hashes(self, bint by_tag=False):
         """numpy.ndarray of int32: the index hash of each ``topic#key``, or with `by_tag` of ``topic#T#key``.
 
-        Raises
-        ------
-        ValueError
-            Offsets lead outside the data.
+        ValueError where offsets lead outside the data.
         """
         cdef int64_t i
         cdef uint32_t h = 0, topic_hash = 0
@@ -643,19 +640,18 @@ cdef class ArrowColumns:
     capacity : int
         Rows of a batch, at least 1.
     byte_limit : int
-        A batch ends before its bodies and properties take more bytes than this, but never before its first row.
+        Bytes of bodies and properties of a batch, which has one row in any case.
     check_crc : int
-        How a record is judged that is marked as corrupt, as of `decode_record`.  CRCs are computed where they show: for
-        ``corrupt``, and before a body is decompressed.
+        As of `decode_record`; a record that fails is marked as corrupt.  CRCs are computed for ``corrupt``, and before a body
+        is decompressed.
     decompress : callable, optional
-        Takes the stored body and the sysFlag of a record whose body is compressed; returns bytes, or None for a body that
-        is not what its flag says: the row is marked as corrupt and has the body as stored.  Called where ``body`` or
-        ``corrupt`` is asked for.  Without it bodies stay as they are stored.
+        Takes the stored body and the sysFlag of a record whose body is compressed; returns bytes, or None for a body that is
+        not what its flag says: the row is marked as corrupt and has the body as stored.  Without it bodies stay as they are.
     host_text : callable
-        Takes the 20 bytes of an IPv6 host and gives its text in ASCII, at most 64 bytes.
+        Takes the 20 bytes of an IPv6 host; returns its text in ASCII, at most 64 bytes.
     views : bool
-        Texts and bytes are not copied: each value is a view (`rmq_put_view`), into the segment itself where the segment
-        holds it as it is, else into data of the batch.
+        Texts and bytes are not copied: each value is a view (`rmq_put_view`), into the segment itself or into data of the
+        batch.
 
     Attributes
     ----------
@@ -1042,13 +1038,13 @@ cdef class ArrowColumns:
         pos, limit : int
             Where to begin and where to stop, positions in the segment.
         base_offset : int
-            Absolute offset of the segment's first byte; a record that says otherwise ends the pass.
+            Absolute offset of the segment's first byte; a record that states another place ends the pass.
 
         Returns
         -------
         (int, Verdict)
-            The position of the first record that was not looked at and why the pass ended there; COLUMNS_FULL: call
-            `take` and go on.  A record whose CRC fails becomes a row.
+            The position of the first record that was not looked at and why the pass ended there; COLUMNS_FULL: call `take` and
+            go on.  A record whose CRC fails becomes a row.
         """
         if limit > region.size:
             limit = region.size
@@ -1159,18 +1155,16 @@ cdef class ArrowColumns:
         base_offsets : array of int64
             Absolute offset of the first byte of each.
         numbers : array of int32
-            For each place the number of its region; one that there is not (-1) has no row.
+            For each place the number of its region; -1 has no row.
         phy_offsets : array of int64
         sizes : array of int32
-            What the records must have for a total size in bytes; an empty array does not ask.
+            Total sizes in bytes that the records must have; empty for any.
         taken : array of uint8
-            Becomes 1 for each place that has a row, 0 where no such record begins or it was not chosen.
+            Becomes 1 for each place that has a row, else 0.
         first : int
             The place to begin with.
-        topic : bytes, optional
-            UTF-8.  The places are those of the units of a queue of this topic: a row whose record says that it is another
-            message is marked as corrupt, as by `read_queued`.
-        queue_id : int
+        topic, queue_id : bytes, int, optional
+            The queue (UTF-8) whose units lead to the places: another message is marked as corrupt, as by `read_queued`.
         queue_offsets : array of int64
             The queue offset of each unit.
 
@@ -1196,26 +1190,18 @@ cdef class ArrowColumns:
                       const int32_t[::1] numbers not None, const int64_t[::1] phy_offsets not None,
                       uint8_t[::1] taken not None, const int32_t[::1] key_numbers not None, KeyTexts texts not None,
                       int kinds, int64_t max_num, int64_t first=0, int64_t row_num=0):
-        """Append rows as `fill_at` does, for those records only that have the topic and the key that was asked for.
+        """Append rows as `fill_at` does, for records that have the topic and the key that was asked for.
 
         Parameters
         ----------
-        regions, base_offsets, numbers, phy_offsets, taken, first
-            As of `fill_at`.
         key_numbers : array of int32
             For each place the number of its key in `texts`.
-        texts : KeyTexts
         kinds : int
             Where to look for the key: 1 = the unique key, 2 = the pieces of KEYS, 4 = the tag; or a sum.
         max_num : int
-            At most so many rows for a run of places with the same key; the others are passed over without a look.
+            The greatest number of rows for a run of places with the same key.
         row_num : int
             How many rows the run that `first` is in the middle of has had.
-
-        Returns
-        -------
-        int
-            As of `fill_at`.
         """
         cdef WantedKey wanted
         if key_numbers.shape[0] != phy_offsets.shape[0]:
@@ -1321,11 +1307,11 @@ cdef class ArrowColumns:
         -------
         (int, dict, list)
             How many rows, and for each column (values, valid, null_num, data, child, data 2, child 2): NumPy arrays in the
-            layout of Arrow's buffers.  `values` are the numbers (``corrupt``: bits), or for text, lists and maps the
-            offsets; `valid` bits are None where nothing is null; `data` are the bytes of the text; `child` are the offsets
-            of the texts in a list, or of a map's names, and the last two those of its values.  With `views`, what were
-            offsets of text are views, their buffer 0 is the column's data, and the others are those of the list: read-only
-            bytes of the segments, which stay mapped for as long as these live.
+            layout of Arrow's buffers.  `values` are the numbers (``corrupt``: bits), or for text, lists and maps the offsets;
+            `valid` bits are None where nothing is null; `data` are the bytes of the text; `child` are the offsets of the texts
+            in a list, or of a map's names, and the last two those of its values.  With `views`, offsets of text are views,
+            buffer 0 is the column's data, and the others are those of the list: read-only bytes of the segments, which stay
+            mapped as long as these live.
 
         Raises
         ------
@@ -1378,8 +1364,6 @@ cdef class ArrowColumns:
     def take_arrays(self, import_array not None, types not None):
         """Hand over the rows as `take` does, as arrays of an Arrow library, by Arrow's C data interface.
 
-        Each array has memory of its own, and holds on to that and, where it has views, to the segments.
-
         Parameters
         ----------
         import_array : callable
@@ -1390,12 +1374,7 @@ cdef class ArrowColumns:
         Returns
         -------
         list
-            What `import_array` gave for each column.
-
-        Raises
-        ------
-        StoreClosedError
-            As of `take`.
+            What `import_array` returned for each column.
         """
         cdef ArrowArray array
         cdef int i
@@ -1580,20 +1559,13 @@ def entries_by_key(list parts not None, int64_t num):
     Parameters
     ----------
     parts : list of (array of int32, array of int64)
-        What `chain_entries` gives for the same hashes, the newest file first.
-    num : int
-        How many hashes there are.
+        What `chain_entries` returned for the same `num` hashes, the newest file first.
 
     Returns
     -------
     (numpy.ndarray of int32, numpy.ndarray of int64, bool)
-        Number of the hash and phy offset of each entry; of one hash in the order in which they came, where one that leads to
-        the same record as the entry before it is left out.  The last says whether the offsets of every hash fall.
-
-    Raises
-    ------
-    ValueError
-        A number of no hash, or arrays of different lengths.
+        Number of the hash and phy offset of each entry, of one hash in the order in which they came; an entry for the same
+        record as the one before is left out.  The last says whether the offsets of every hash fall.
     """
     cdef const int32_t[::1] numbers
     cdef const int64_t[::1] offsets
@@ -1651,13 +1623,7 @@ def entries_by_key(list parts not None, int64_t num):
 
 
 def text_arrays(tuple texts not None):
-    """Lay texts out as a text column: the offsets, and the bytes one after the other.
-
-    Returns
-    -------
-    (numpy.ndarray of int32, numpy.ndarray of uint8) or None
-        None where one is not `str` or not ASCII, or where all are longer than the offsets reach.
-    """
+    """(int32, uint8 array) or None: the offsets and bytes of ASCII texts as a text column; None for others, or above 2 GiB."""
     cdef Py_ssize_t n = len(texts), i, length
     cdef int64_t size = 0
     cdef PyObject* text

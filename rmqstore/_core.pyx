@@ -111,18 +111,16 @@ cdef int64_t PAGE_SIZE = sysconf(_SC_PAGESIZE)
 cdef class Region:
     """The fence around one mapping: the only object that stores a pointer into a file.
 
-    Made by `Region.map`.  The mapping is of the whole length and is never resized or moved.  Every use pins it, so
-    that `close` (also from another thread, a finalizer or under an iterator) unmaps only after the last use; views
-    from `view` hold a pin for as long as they live.  Any number of threads may share it.
+    `Region.map` makes it.  The mapping is never resized or moved.  Every use pins it, so that `close`, also from another thread
+    or a finalizer, unmaps only after the last use; a `view` holds a pin for as long as it lives.  Threads may share it.
 
-    Where the file was cut short by somebody else, or its disk fails, an operation that meets a page that is gone raises
-    `StoreChangedError`, and so does every one after it: the mapping is lost (docs/mmap.md).  A view is read by others, and
-    its fault ends the process.
+    Where the file was cut short, or its disk fails, an operation that meets a page that is gone raises `StoreChangedError`, and
+    so does every one after it (docs/mmap.md).  The fault of a view, which others read, ends the process.
 
     Attributes
     ----------
     path : str or None
-        What such an error calls the file; the mapping itself knows none.
+        What such an error calls the file.
     """
 
     def __cinit__(self):
@@ -326,16 +324,15 @@ cdef class Region:
             self.unpin()
 
     def populate(self, int64_t pos, int64_t size):
-        """Make the pages that hold `size` bytes at `pos` ready to be written, so that the first write to each meets no fault.
+        """Make the pages of `size` bytes at `pos` ready to be written, so that the first write to each meets no fault.
 
-        No byte changes, and others may write there meanwhile.  Pages that were not in memory become dirty, and holes of a
-        sparse file are filled: the file should be allocated (`MappedFile.populate` sees to that).  Nothing that goes wrong
-        raises or ends the process; a write then meets it.
+        No byte changes, and others may write meanwhile.  The file should be allocated, as holes are filled; a failure shows only
+        when something is written.
 
         Returns
         -------
         bool
-            False where the system did not do it: before Linux 5.14 and elsewhere the pages are only read ahead.
+            False where the pages are only read ahead: before Linux 5.14, and on other systems.
 
         Raises
         ------
@@ -354,10 +351,7 @@ cdef class Region:
             self.unpin()
 
     def release_pages(self, int64_t pos, int64_t size):
-        """Let the whole pages among `size` bytes at `pos` go from this process; what they hold stays in the file.
-
-        A scan calls it for what it has passed, so that its working set stays small however long the file is.
-        """
+        """Let the whole pages among `size` bytes at `pos` go from this process; the file keeps what they hold."""
         cdef unsigned char* p = self.pin(pos, size)
         cdef int64_t start = (pos + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
         cdef int64_t extent = (pos + size) // PAGE_SIZE * PAGE_SIZE - start
@@ -368,13 +362,6 @@ cdef class Region:
                     madvise(p + (start - pos), <size_t>extent, MADV_DONTNEED)
         finally:
             self.unpin()
-
-    def get_i16(self, int64_t pos):
-        """int: the signed 16-bit big-endian number at `pos`."""
-        cdef unsigned char* p = self.pin(pos, 2)
-        cdef int16_t value = get_i16(p)
-        self.unpin()
-        return value
 
     def get_i32(self, int64_t pos):
         """int: the signed 32-bit big-endian number at `pos`."""
@@ -517,13 +504,7 @@ crc32_implementation = crc32_name(crc32_implementation_num - 1).decode()
 
 
 def crc32_with(str name not None, data not None, uint32_t value=0):
-    """int: CRC-32 of `data` by the implementation `name`, all 32 bits, as ``zlib.crc32(data, value)`` gives it.
-
-    Raises
-    ------
-    ValueError
-        This machine has no implementation of that name.
-    """
+    """int: CRC-32 of `data` by the implementation `name`, all 32 bits, as ``zlib.crc32(data, value)``; else ValueError."""
     cdef Py_buffer view
     cdef int i
     cdef const char* wanted = PyUnicode_AsUTF8(name)
@@ -833,14 +814,13 @@ cdef class IndexRegion:
     Attributes
     ----------
     slot_num, index_num : int
-        Geometry: hash slots and entry places (entry 0 is never used, so ``index_num - 1`` entries fit).
+        Hash slots and entry places; entry 0 is never used, so ``index_num - 1`` entries fit.
     region : Region
         The mapping; its length is ``40 + 4 * slot_num + 20 * index_num``.
     damaged : bool
-        An exact search met what cannot be: a slot or an entry that leads nowhere or into another chain, or an entry whose
-        record is not there or has no such key.  What it hides is to be looked for in the log.
+        An exact search met what cannot be: it has to be repeated in the log.
     is_distrusted : bool
-        Somebody took note of this: exact searches go on without saying it again.
+        `damaged` was noted: exact searches go on without it.
     """
 
     def __cinit__(self, *args, **kwargs):
@@ -883,7 +863,7 @@ cdef class IndexRegion:
         phy_offset : int
             Absolute byte offset of the record in the commit log, not negative.
         store_timestamp : int
-            The record's store time, ms since epoch.
+            ms since epoch.
 
         Returns
         -------
@@ -963,17 +943,17 @@ cdef class IndexRegion:
             region.unpin()
 
     def select_phy_offset(self, str key not None, int64_t max_num=64, int64_t begin=0, int64_t end=INT64_MAX):
-        """What RocketMQ's ``IndexFile.selectPhyOffset`` (5.5.0) answers, quirks included.
+        """Answer as RocketMQ's ``IndexFile.selectPhyOffset`` (5.5.0), quirks included.
 
-        Times are compared at the resolution of whole seconds after the file's begin time, other keys with the same
-        hash are returned as well, and the walk stops at the first entry older than `begin`.
+        Times are compared by whole seconds after the file's begin time, other keys with the same hash are returned as well, and the
+        walk stops at the first entry older than `begin`.
 
         Parameters
         ----------
         key : str
             The whole key, ``topic#key``.
         max_num : int
-            At most so many.
+            The greatest number of offsets.
         begin, end : int
             Store time range, ms since epoch, inclusive.
 
@@ -1078,7 +1058,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def select_chain(self, int32_t key_hash, int64_t index=-1, int64_t max_num=SELECT_ROUND):
-        """Entries with this hash, whatever their time, a page at a time.
+        """Read the entries with this hash, whatever their time, a page at a time.
 
         Parameters
         ----------
@@ -1087,12 +1067,12 @@ cdef class IndexRegion:
         index : int
             Entry number to go on with; -1 starts at the newest.
         max_num : int
-            At most so many, 128 at the most.
+            The greatest number of entries, 128 at the most.
 
         Returns
         -------
         (list of int, int)
-            phy offsets, newest entry first, and the entry number to go on with (0 = the chain is at its end).
+            phy offsets, newest entry first, and the entry number to go on with; 0 at the end of the chain.
         """
         cdef int64_t[SELECT_ROUND] out
         cdef int64_t found, i
@@ -1184,13 +1164,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def read_entries(self, int64_t index, int64_t count):
-        """Entries from `index` on as columns, as stored.
-
-        Returns
-        -------
-        (int32 array, int64 array, int32 array)
-            Key hashes, phy offsets and time differences in seconds, shape (n,) with n at most `count`.
-        """
+        """(int32, int64, int32 array): key hashes, phy offsets, time differences (s) of up to `count` entries from `index` on."""
         if index < 0 or count < 0:
             raise OffsetOutOfRangeError(f"{count} entries from {index}")
         cdef int64_t n = 0 if index >= self.index_num else self.index_num - index, i
@@ -1219,20 +1193,17 @@ cdef class IndexRegion:
 
         Parameters
         ----------
-        end_phy_offset : int
-            Where the log ends.
-        begin_phy_offset : int
-            The last offset in the file before.
+        end_phy_offset, begin_phy_offset : int
+            Where the log ends; the last offset in the file before.
 
         Returns
         -------
         count : int
-            The count up to which the entries are as a writer leaves them: entries 1 … count-1 have a hash above 0, a
-            non-negative time, phy offsets that do not fall and lie from `begin_phy_offset` to below `end_phy_offset`, and a
-            previous entry below their own number.  Hash 0 is taken for one that never reached the disk, although a key may
-            have it; putting it again gives the same bytes.
+            Entries 1 … count-1 are as a writer leaves them: a hash above 0, a non-negative time, a previous entry below their own
+            number, phy offsets that do not fall and lie between the two.  Hash 0 counts as one that never reached the disk: putting
+            such a key again makes the same bytes.
         linked : bool
-            Slots, chains and the counts in the header are what these entries make of them: `relink` has nothing to do.
+            `relink` has nothing to do.
         """
         cdef int64_t n = 1, ahead = 16, count, phy, last = begin_phy_offset, prev, slot, used = 0, entries
         cdef int32_t key_hash, head
@@ -1276,12 +1247,12 @@ cdef class IndexRegion:
             region.unpin()
 
     def relink(self, int64_t count, bint erase=True):
-        """Make slots, chains, both counts right for the entries 1 … count-1 and erase all entries from `count` on.
+        """Make slots, chains and both counts right for the entries 1 … count-1; erase all entries from `count` on.
 
         Parameters
         ----------
         erase : bool
-            False leaves them as they are, for whoever knows which pages hold anything; looking at all is slow.
+            False leaves them as they are, as looking at all of them is slow.
 
         Returns
         -------
@@ -1347,13 +1318,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def check_links(self, int64_t end_phy_offset):
-        """Compare slots and chains with what the entries require.
-
-        Returns
-        -------
-        list of (int, str)
-            Position in the file and what is wrong there; at most 1000, then one that says how many more.
-        """
+        """list of (int, str): positions where slots and chains are not what the entries require, and how; about 1000."""
         cdef int64_t n, count, stored, slot, prev, more = 0, phy, last = 0, before = 0, odd, entries, used = 0
         cdef int32_t key_hash, diff
         cdef unsigned char* entry
@@ -1438,135 +1403,8 @@ cdef int64_t len_gil(list found) noexcept nogil:
     return n
 
 
-@cython.no_gc_clear
-cdef class SlotHeads:
-    """The newest entry of every hash slot, for whoever makes the entries of an index file elsewhere than in the file.
-
-    Entries are numbered as in the file.  What several of these were told of consecutive entries is put together with
-    `merge`, in order, and then is what one would have been told of all of them.
-
-    Parameters
-    ----------
-    slot_num : int
-        Hash slots of the file; 4 bytes of memory each.
-    """
-
-    cdef readonly int64_t slot_num
-    cdef uint64_t magic
-    cdef object array
-    cdef int32_t[::1] heads
-
-    def __cinit__(self, int64_t slot_num):
-        if not 1 <= slot_num <= 0x7FFFFFFF:
-            raise ValueError(f"{slot_num} slots; there must be 1 to 2147483647")
-        self.slot_num = slot_num
-        self.magic = mod_magic(<uint32_t>slot_num)
-        self.array = np.zeros(slot_num, np.int32)
-        self.heads = self.array
-
-    cdef int64_t check_entries(self, const int32_t[::1] hashes, int64_t first) except -1:
-        cdef int64_t i, n = hashes.shape[0], bad = -1
-        if first < 1 or first + n > 0x7FFFFFFF:
-            raise OffsetOutOfRangeError(f"{n} entries from number {first} on")
-        with nogil:
-            for i in range(n):
-                if hashes[i] < 0:
-                    bad = i
-                    break
-        if bad >= 0:
-            raise OffsetOutOfRangeError(f"row {bad}: key hash {hashes[bad]} is negative")
-        return n
-
-    def note(self, const int32_t[::1] hashes not None, int64_t first):
-        """Take note of the entries `first`, +1, … with these index hashes (int32, not negative); the GIL is released."""
-        cdef int64_t i, n = self.check_entries(hashes, first)
-        with nogil:
-            for i in range(n):
-                if i + PUT_AHEAD < n:
-                    prefetch(&self.heads[0] + fastmod(<uint32_t>hashes[i + PUT_AHEAD], self.magic, <uint32_t>self.slot_num))
-                self.heads[fastmod(<uint32_t>hashes[i], self.magic, <uint32_t>self.slot_num)] = <int32_t>(first + i)
-
-    def merge(self, const int32_t[::1] slots not None, const int32_t[::1] entries not None):
-        """Take over `used` of another one that was told of the entries after those known here."""
-        cdef int64_t i, n = slots.shape[0], bad = -1
-        if entries.shape[0] != n:
-            raise ValueError(f"{n} slots and {entries.shape[0]} entries")
-        with nogil:
-            for i in range(n):
-                if not (0 <= slots[i] < self.slot_num and entries[i] > self.heads[slots[i]]):
-                    bad = i
-                    break
-                self.heads[slots[i]] = entries[i]
-        if bad >= 0:
-            raise ValueError(f"row {bad}: slot {slots[bad]} with entry {entries[bad]} does not follow what is known")
-
-    def used(self):
-        """(int32 array, int32 array): the slots that have an entry, ascending, and the newest entry of each."""
-        slots = np.flatnonzero(self.array).astype(np.int32)
-        return slots, self.array[slots]
-
-    @property
-    def used_num(self):
-        """int: how many slots have an entry."""
-        return int(np.count_nonzero(self.array))
-
-    def table(self):
-        """numpy.ndarray of uint8, shape (4 * slot_num,): the slots as the file holds them."""
-        return self.array.astype(">i4").view(np.uint8)
-
-    def encode(self, const int32_t[::1] hashes not None, const int64_t[::1] phy_offsets not None,
-               const int64_t[::1] store_timestamps not None, int64_t first, int64_t begin_timestamp,
-               int64_t begin_before=0):
-        """The bytes of the entries `first`, +1, …, as `IndexRegion.put_hashes` would write them, and take note of them.
-
-        Parameters
-        ----------
-        hashes : int32 array, shape (n,)
-            Index hashes, not negative.
-        phy_offsets, store_timestamps : int64 arrays, shape (n,)
-        first : int
-            Number of the first entry, at least 1.
-        begin_timestamp : int
-            The file's begin time in ms since epoch: the store time of its entry 1.
-        begin_before : int
-            What the header gave as begin time before entry 1 was put: the end time of the file before, 0 in the first file.
-
-        Returns
-        -------
-        numpy.ndarray of uint8, shape (20 * n,)
-        """
-        cdef int64_t i, n = self.check_entries(hashes, first), begin, diff, slot
-        cdef unsigned char* entry
-        if phy_offsets.shape[0] != n or store_timestamps.shape[0] != n:
-            raise ValueError(f"{n} hashes, {phy_offsets.shape[0]} phy_offsets, {store_timestamps.shape[0]} timestamps")
-        out_array = np.empty(ENTRY_SIZE * n, np.uint8)
-        if n == 0:
-            return out_array
-        cdef uint8_t[::1] out = out_array
-        with nogil:
-            for i in range(n):
-                if i + PUT_AHEAD < n:
-                    prefetch(&self.heads[0] + fastmod(<uint32_t>hashes[i + PUT_AHEAD], self.magic, <uint32_t>self.slot_num))
-                slot = fastmod(<uint32_t>hashes[i], self.magic, <uint32_t>self.slot_num)
-                begin = begin_before if first + i == 1 else begin_timestamp
-                diff = 0
-                if begin > 0:
-                    diff = <int64_t>(<uint64_t>store_timestamps[i] - <uint64_t>begin) // 1000
-                    if diff > 0x7FFFFFFF:
-                        diff = 0x7FFFFFFF
-                    elif diff < 0:
-                        diff = 0
-                entry = &out[0] + ENTRY_SIZE * i
-                put_i32(entry + ENTRY_KEY_HASH, hashes[i])
-                put_i64(entry + ENTRY_PHY_OFFSET, phy_offsets[i])
-                put_i32(entry + ENTRY_TIME_DIFF, <int32_t>diff)
-                put_i32(entry + ENTRY_PREV_INDEX, self.heads[slot])
-                self.heads[slot] = <int32_t>(first + i)
-        return out_array
-
-
 def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None):
-    """Every entry with one of these index hashes, whatever its time; the GIL is released.
+    """Find every entry with one of these index hashes, whatever its time; the GIL is released.
 
     Parameters
     ----------
@@ -1644,28 +1482,23 @@ def decode_record(Region region not None, int64_t pos, int64_t limit=-1, int che
 
     Parameters
     ----------
-    region : Region
-        A commit-log segment.
-    pos : int
-        Position in the segment.
     limit : int
         End of what may be read; -1 = the end of the segment.
     check_crc : int
-        0: compare no CRC; 1: the body CRC and, where the record carries one, the property CRC; 2: a record without property
-        CRC fails as well (RocketMQ's forceVerifyPropCRC).
+        0: compare no CRC; 1: the body CRC and, where the record has one, the property CRC; 2: a record without property CRC
+        fails as well (RocketMQ's forceVerifyPropCRC).
 
     Returns
     -------
     tuple or Verdict
         (total_size, version, body_crc, queue_id, flag, queue_offset, phy_offset, sys_flag, born_timestamp, born_host,
         store_timestamp, store_host, reconsume_times, prepared_transaction_offset, body, topic, properties, crc_ok):
-        hosts are address bytes and a 4-byte port, body and properties the stored bytes.  Anything that is not a whole
-        record gives the verdict instead.
+        hosts are address bytes and a 4-byte port, body and properties the stored bytes.  The verdict where no whole record is.
 
     Raises
     ------
     OffsetOutOfRangeError
-        `pos` lies outside.
+        `pos` is outside.
     """
     if limit < 0 or limit > region.size:
         limit = region.size
@@ -1694,12 +1527,9 @@ def decode_record(Region region not None, int64_t pos, int64_t limit=-1, int che
 
 
 def check_record(Region region not None, int64_t pos, int64_t base_offset, int check_crc=1):
-    """Judge the bytes at `pos` as recovery does, and more: the record must also say that it lies here.
+    """(Verdict, int, int): what recovery finds at `pos`, the total size (of a blank as stored), and the store timestamp or 0.
 
-    Returns
-    -------
-    (Verdict, int, int)
-        The verdict, the total size (of a blank: as stored), and the store timestamp (0 unless a record was parsed).
+    The record must also state this place.
     """
     cdef RecordView r
     cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))
@@ -1724,17 +1554,14 @@ cdef enum:
 cdef class RecordSearch:
     """Looks for whole records in one segment, where it is not known at which place one begins.
 
-    The headers of what might be records can be nested, thousands in the body of one, each with a CRC of its own over nearly
-    all that follows.  The sums over the bytes that are common to them are computed once, so a search takes time in proportion
-    to the bytes that it passes, and many searches with the same object do so together.  Bytes that changed since they were
-    summed up are taken for what they were: whoever looks again at a segment that is written to makes a new object.
+    Headers of possible records can be nested, thousands in the body of one, each with a CRC over nearly all that follows.  The
+    sums over their common bytes are kept, so that searches take time in proportion to the bytes that they pass.  A segment that
+    is written to needs a new object.
 
     Parameters
     ----------
-    region : Region
-        A commit-log segment.
     base_offset : int
-        Absolute offset of its first byte.
+        Absolute offset of the first byte of `region`, a commit-log segment.
     check_crc : int
         As of `decode_record`.
     """
@@ -1754,8 +1581,7 @@ cdef class RecordSearch:
     def find(self, int64_t pos, int64_t limit=-1):
         """int: position of the first whole record at or after `pos` (magic, lengths, own offset, CRC), -1 if none.
 
-        Its magic lies before `limit` (-1 = the end of the segment); the record may go on after that, as it may end with zeros.
-        A signal that came meanwhile is handled every 4 MiB, so Ctrl-C ends a long search.
+        Its magic is before `limit` (-1 = the end of the segment).  Signals are handled every 4 MiB.
         """
         cdef Region region = self.region
         if limit < 0 or limit > region.size:
@@ -1837,14 +1663,9 @@ def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_
 
 def doubtful_entry(list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
                    const int64_t[::1] phy_offsets not None, const int32_t[::1] key_hashes not None, int64_t first=0):
-    """int: the first place, from `first` on, to which an index entry with its key hash cannot lead; -1 if there is none.
+    """int: the first place from `first` on to which an index entry with its key hash cannot lead, or -1.
 
-    Parameters
-    ----------
-    regions, base_offsets, numbers, phy_offsets
-        As of `ArrowColumns.fill_at`; a place in no region is not judged.
-    key_hashes : array of int32
-        The hash of each entry.
+    Places are as of `ArrowColumns.fill_at`; one in no region is not judged.
     """
     cdef int64_t i, pos, n = phy_offsets.shape[0], found = -1
     cdef const unsigned char* p
@@ -1890,16 +1711,14 @@ cdef class MessageFields:
 cdef class FileStream:
     """Where a stream of files ends, and its file that was asked for last; `MappedFileQueue` is this with the files.
 
+    Threads may share it: one appends and moves `wrote_where`, others read.
+
     Attributes
     ----------
     wrote_where : int
         Offset after the last byte of the stream.
     file_offsets : list of int
         Where the files begin, ascending; another list as soon as one of them leaves.
-
-    Notes
-    -----
-    Threads may share it: one appends and moves `wrote_where`, others read.
     """
 
     cdef list files(self):
@@ -1942,13 +1761,7 @@ cdef class FileStream:
 
 @cython.auto_pickle(False)
 cdef class OpenedIndexes:
-    """The index files of a store for compiled queries; `IndexService` is this with the rest.
-
-    Attributes
-    ----------
-    opened_files : tuple of IndexRegion, or None
-        All files, newest first, while all are open.
-    """
+    """The index files of a store for compiled queries: `opened_files`, newest first, or None while not all are open."""
 
     cdef object known(self):
         with cython.critical_section(self):
@@ -2002,13 +1815,7 @@ def read_unit(Region region not None, int64_t pos):
 
 
 def read_units(Region region not None, int64_t pos, int64_t count):
-    """Read `count` units from `pos` on.
-
-    Returns
-    -------
-    (numpy.ndarray of int64, numpy.ndarray of int32, numpy.ndarray of int64)
-        phy offsets, record sizes, tags codes; shape (count,) each.
-    """
+    """(int64, int32, int64 array): phy offsets, record sizes, tags codes of `count` units from `pos` on; shape (count,) each."""
     cdef int64_t i
     cdef int64_t[::1] phy
     cdef int32_t[::1] size
@@ -2036,20 +1843,10 @@ def nonzero_size(const uint8_t[::1] data not None):
 
 
 def unit_ends(const uint8_t[::1] units not None, int64_t far):
-    """Where the records end that units point at.
+    """(int, int) or None: where the record of the last of these units ends, and the greatest such end.
 
-    Parameters
-    ----------
-    units : buffer
-        The bytes of whole units.
-    far : int
-        The greatest phy offset that a unit may have.
-
-    Returns
-    -------
-    (int, int) or None
-        For the last unit, and the greatest of all; a pre-fill unit counts as -1.  None if there are no units, or one of them
-        was not written: its size is not positive, or its phy offset is not from 0 to `far`.
+    A pre-fill unit counts as -1.  None if there are no units, or one was not written: its size is not positive, or its phy
+    offset is not from 0 to `far`.
     """
     cdef int64_t n = units.shape[0] // UNIT_SIZE, i, phy_offset, end = -1, furthest = -1
     cdef int32_t size
@@ -2067,10 +1864,7 @@ def unit_ends(const uint8_t[::1] units not None, int64_t far):
 
 
 def count_units(Region region not None, int64_t unit_size=UNIT_SIZE, int64_t first=0):
-    """int: how many units from the start of the file are written (phy offset not negative, size above 0).
-
-    The first `first` of them are known to be.
-    """
+    """int: how many units from the start of the file are written; the first `first` are known to be."""
     if first < 0:
         raise OffsetOutOfRangeError(f"unit {first}")
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
@@ -2098,10 +1892,7 @@ cdef inline bint leads_somewhere(const unsigned char* unit, int64_t unit_size) n
 
 
 def written_unit(Region region not None, int64_t first, int64_t stop, int64_t unit_size=UNIT_SIZE):
-    """int: number of the first unit that leads somewhere, from `first` on towards `stop`; -1 for none.
-
-    `stop` does not count.  Where it is below `first` it goes backward.
-    """
+    """int: number of the first unit that leads to a record, from `first` on towards `stop`, which may be below; or -1."""
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
         raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
     if first < 0 or stop < -1 or first >= INT64_MAX // unit_size or stop > INT64_MAX // unit_size:
@@ -2120,9 +1911,8 @@ def written_unit(Region region not None, int64_t first, int64_t stop, int64_t un
 def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t phy_offset, int64_t unit_size=UNIT_SIZE):
     """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`.
 
-    Pre-fill units, which may stand for lost messages anywhere in a simple queue, are passed over, and so are units that
-    were never written, or were lost.  Others ascend; where a few that are damaged lead less far, those before them are
-    found.
+    Pre-fill units, which may be anywhere in a simple queue, and units without a record are passed over.  Others ascend; where a
+    few that are damaged lead less far, those before them are found.
     """
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
         raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
@@ -2188,13 +1978,7 @@ def read_batch_unit(Region region not None, int64_t pos):
 
 
 def read_ext_unit(Region region not None, int64_t pos):
-    """Read a unit of a consume-queue extension file.
-
-    Returns
-    -------
-    (int, int, bytes) or None
-        Tags code, store timestamp (ms since epoch) and bitmap; None where no whole unit lies.
-    """
+    """(int, int, bytes) or None: tags code, store timestamp (ms) and bitmap of a unit of a queue extension, if it is whole."""
     if (pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE) and not region.closed:
         return None
     cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))

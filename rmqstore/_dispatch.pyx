@@ -33,15 +33,7 @@ crc32_start()
 @cython.final
 @cython.no_gc_clear
 cdef class TopicTable:
-    """Topics and queues seen by a scan, numbered in order of appearance.
-
-    Attributes
-    ----------
-    topics : list of bytes
-        UTF-8 as stored.
-    queues : list of (int, int)
-        Number of the topic, queue id.
-    """
+    """Topics (`topics`, UTF-8) and queues (`queues`, topic number and queue id) of a scan, in order of appearance."""
 
     def __cinit__(self):
         self.topics, self.queues = [], []
@@ -152,13 +144,13 @@ cdef class RecordColumns:
     ----------
     phy_offset, queue_offset, store_timestamp, tags_code, inner_base : numpy.ndarray of int64, shape (capacity,)
     size, queue_id, sys_flag, topic, queue, inner_num : numpy.ndarray of int32, shape (capacity,)
-        `topic` numbers `topics.topics`, `queue` numbers `topics.queues`; `inner_num` is 1 unless the record is an inner batch, of which it is the number of
-        messages; 0 where that is missing or not within 1 to 32767, what a unit has room for.
+        `topic` numbers `topics.topics`, `queue` numbers `topics.queues`; `inner_num` is the number of messages of an inner
+        batch, 0 where that is not within 1 to 32767, what a unit has room for, and 1 for other records.
     multi_dispatch, prop_crc : numpy.ndarray of uint8, shape (capacity,)
-        1 where the record carries INNER_MULTI_DISPATCH; 1 where it ends with a property CRC.
+        1 where the record has INNER_MULTI_DISPATCH; 1 where it ends with a property CRC.
     key_start : numpy.ndarray of int64, shape (capacity + 1,)
-        The index hashes of record i are ``key_hash[key_start[i]:key_start[i + 1]]``, in the order in which RocketMQ
-        5.5.0 indexes them: unique key, pieces of KEYS, tag.
+        The index hashes of record i are ``key_hash[key_start[i]:key_start[i + 1]]``, in the order of RocketMQ 5.5.0: unique
+        key, pieces of KEYS, tag.
     count : int
         Rows that the last scan filled.
     """
@@ -189,7 +181,7 @@ cdef class RecordColumns:
         self.c_key_hash = self.key_hash
 
     def by_queue(self, const uint8_t[::1] chosen not None):
-        """Put rows of the same queue together.
+        """Put the rows of the same queue together.
 
         Parameters
         ----------
@@ -199,8 +191,8 @@ cdef class RecordColumns:
         Returns
         -------
         (list of (int, int, int), numpy.ndarray of int64)
-            For each queue, in order of its number in `topics.queues`: the number, and where its rows begin and end in the
-            second value, which holds the numbers of the chosen rows; within a queue they keep their order.
+            For each queue its number in `topics.queues`, ascending, and where its rows begin and end in the second value: the
+            numbers of the chosen rows, which keep their order within a queue.
         """
         cdef int64_t n = self.count, i, at, queue_num = self.topics.queue_num
         cdef int32_t queue
@@ -232,12 +224,9 @@ cdef class RecordColumns:
         return groups, order_array[:at]
 
     def queued(self):
-        """Which records get a unit in a queue: all but prepared and rolled back transactional ones.
+        """(numpy.ndarray of uint8, bool): which records get a unit, shape (count,): not prepared or rolled back ones.
 
-        Returns
-        -------
-        (numpy.ndarray of uint8, bool)
-            Of shape (count,); and whether one of them may be an inner batch or names further queues.
+        The second says whether one of them may be an inner batch or name further queues.
         """
         cdef int64_t i
         cdef bint odd = False
@@ -251,18 +240,7 @@ cdef class RecordColumns:
         return chosen_array, odd
 
     def units(self, const int64_t[::1] rows not None):
-        """What the units of these rows are made of.
-
-        Returns
-        -------
-        tuple of numpy.ndarray
-            phy_offset int64, size int32, tags_code int64, store_timestamp int64, one for each row.
-
-        Raises
-        ------
-        OffsetOutOfRangeError
-            A row that there is not.
-        """
+        """(int64, int32, int64, int64 array): phy_offset, size, tags_code and store_timestamp of each of these rows."""
         cdef int64_t n = rows.shape[0], i, row
         phy_array, size_array = np.empty(n, np.int64), np.empty(n, np.int32)
         tags_array, time_array = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -277,13 +255,7 @@ cdef class RecordColumns:
         return phy_array, size_array, tags_array, time_array
 
     def key_records(self, int64_t begin, int64_t end):
-        """(int64 array, int64 array): phy_offset and store_timestamp of the record of each key hash from `begin` to before `end`.
-
-        Raises
-        ------
-        OffsetOutOfRangeError
-            There are not so many key hashes.
-        """
+        """(int64 array, int64 array): phy_offset and store_timestamp of the record of key hashes `begin` to `end`."""
         cdef int64_t i, at
         if not 0 <= begin <= end <= self.key_hash.shape[0]:
             raise OffsetOutOfRangeError(f"key hashes {begin} to {end} of {self.key_hash.shape[0]}")
@@ -391,26 +363,20 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
 
 def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, RecordColumns out not None,
          const int64_t[::1] delays not None, int check_crc=1, bint index_tags=True, bint keys=True):
-    """Fill `out` with the records from `pos` on.
+    """Fill `out`, from row 0, with the records of a commit-log segment from `pos` on.
 
     Parameters
     ----------
-    region : Region
-        A commit-log segment.
     pos, limit : int
         Where to begin and where to stop, positions in the segment.
     base_offset : int
-        Absolute offset of the segment's first byte; a record that says otherwise ends the scan.
-    out : RecordColumns
-        Filled from row 0.
+        Absolute offset of the segment's first byte; a record that states another place ends the scan.
     delays : array of int64
         Delay in ms of level 1, 2, … for the tags codes of ``SCHEDULE_TOPIC_XXXX``.
     check_crc : int
         As of `decode_record`; a record that fails ends the scan.
-    index_tags : bool
-        Whether tags are indexed (RocketMQ 5.4.0 and later).
-    keys : bool
-        Compute index hashes; without them the columns say that no record has any.
+    index_tags, keys : bool
+        Compute index hashes of tags (RocketMQ 5.4.0 and later), and any at all.
 
     Returns
     -------
@@ -449,13 +415,12 @@ def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
 
 def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, int check_crc=0,
          int64_t max_num=INT64_MAX):
-    """Step over whole records without looking inside, at most `max_num` of them.
+    """Step over whole records without looking inside, over `max_num` at the most.
 
     Returns
     -------
     (int, Verdict, int, int)
-        The position of what ended the walk, the verdict on it, how many records were passed, and the position of the
-        last of them (-1 if none).
+        The position of what ended the walk, the verdict on it, how many records were passed, and where the last begins, or -1.
     """
     if limit > region.size:
         limit = region.size
@@ -506,22 +471,14 @@ cdef int64_t known_rows(int64_t agreed, RecordColumns columns, const int64_t[::1
 
 def agreeing_units(Region region not None, int64_t pos, RecordColumns columns not None, const int64_t[::1] rows not None,
                    int64_t queue_offset, bint tags=True):
-    """Compare the units from `pos` on with the records in `rows`; nothing is changed.
+    """int: how many units from `pos` on, which begin with number `queue_offset`, agree with the records in `rows`.
 
     Parameters
     ----------
-    columns : RecordColumns
     rows : array of int64
         Rows of one queue, in order; as many units are looked at.
-    queue_offset : int
-        The number that the first of these units has.
     tags : bool
         Compare tags codes as well; they are addresses where a queue has an extension.
-
-    Returns
-    -------
-    int
-        How many, from the first on, say what the record needs, which also has the number that follows.
     """
     cdef int64_t agreed
     cdef unsigned char* p = region.pin(pos, UNIT_SIZE * rows.shape[0])
@@ -544,27 +501,10 @@ def agreeing_unit_bytes(const uint8_t[::1] units not None, RecordColumns columns
 
 
 def agreeing_entries(IndexRegion index not None, int64_t first, RecordColumns columns not None, int64_t begin):
-    """Compare the entries `first`, +1, … with the key hashes of the records in `columns`; nothing is changed.
+    """int: how many entries, from number `first` on, agree with the key hashes from number `begin` on.
 
-    Parameters
-    ----------
-    index : IndexRegion
-    first : int
-        Number of an entry, at least 1.
-    columns : RecordColumns
-    begin : int
-        Number of the key hash with which the entry `first` is compared.
-
-    Returns
-    -------
-    int
-        How many entries, from the first on, have the hash, the phy offset and the time that the record of this hash gives
-        them.  The time of entry 1 is not looked at: it counts from the file before.  0 if there is no such entry.
-
-    Raises
-    ------
-    OffsetOutOfRangeError
-        `first` or `begin` is not such a number.
+    An entry agrees with the hash, the phy offset and the time of the record.  The time of entry 1, which counts from the file
+    before, is not looked at.  OffsetOutOfRangeError where `first` (at least 1) or `begin` is not such a number.
     """
     # Held, as `grow_keys` may put another array in its place.
     cdef const int32_t[::1] hashes = columns.c_key_hash
@@ -610,7 +550,7 @@ def agreeing_entries(IndexRegion index not None, int64_t first, RecordColumns co
 
 def agreeing_ext_units(Region region not None, int64_t base_offset, const int64_t[::1] addresses not None,
                        tags_codes=None, store_timestamps=None):
-    """Look at the units of a consume-queue extension file to which `addresses` lead; nothing is changed.
+    """int: how many of `addresses`, from the first on, lead to a whole unit in this file of a queue extension.
 
     Parameters
     ----------
@@ -619,12 +559,7 @@ def agreeing_ext_units(Region region not None, int64_t base_offset, const int64_
     addresses : array of int64
         As tags codes of simple units hold them.
     tags_codes, store_timestamps : array of int64, optional
-        What the units should say; without them they only have to be whole.
-
-    Returns
-    -------
-    int
-        How many, from the first on, lead to a whole unit in this file that says so.
+        What the units have to state.
     """
     cdef int64_t n = addresses.shape[0], i = 0, pos, size, bitmap
     cdef bint compare = tags_codes is not None and store_timestamps is not None

@@ -113,17 +113,9 @@ cdef inline bint number_of(PyObject* value, int64_t* out) noexcept:
 @cython.final
 @cython.no_gc_clear
 cdef class TextColumn:
-    """Texts or bytes of an Arrow array, or one for all rows.
+    """Texts or bytes of an Arrow array, or without `offsets` (int32 or int64) one for all rows.
 
-    Parameters
-    ----------
-    offsets : memoryview or numpy.ndarray of int32 or int64, or None
-        Where each begins and the last ends, from the array's first on; None = `data` is the value of every row.
-    data : buffer
-    validity : buffer or None
-        Arrow's bitmap.
-    first : int
-        Bit of the bitmap that belongs to row 0.
+    Bit `first` of `validity`, Arrow's bitmap, belongs to row 0.
     """
 
     cdef const uint8_t[::1] data, validity
@@ -183,18 +175,7 @@ cdef inline bint bit_of(const uint8_t[::1] bits, int64_t i) noexcept nogil:
 @cython.final
 @cython.no_gc_clear
 cdef class ListColumn:
-    """Lists of texts: Arrow's list or map offsets over a `TextColumn`; without offsets every row has all of it.
-
-    Parameters
-    ----------
-    texts : TextColumn
-    offsets : numpy.ndarray of int64, or None
-        Counted from the first text.
-    validity, first
-        As of `TextColumn`.
-    num : int
-        How many texts every row has when there are no offsets.
-    """
+    """Lists of texts: Arrow's list or map `offsets` (int64) over a `TextColumn`; without them every row has `num` texts."""
 
     cdef TextColumn texts
     cdef const int64_t[::1] offsets
@@ -227,16 +208,7 @@ cdef class ListColumn:
 @cython.final
 @cython.no_gc_clear
 cdef class NumberColumn:
-    """Numbers of a column, or one for all rows.
-
-    Parameters
-    ----------
-    values : numpy.ndarray of int64, or int
-    valid : numpy.ndarray of bool, or None
-        False where there is none.
-    given : bool
-        Whether one for all is there at all.
-    """
+    """Numbers of a column (int64), or one for all rows; there is none where `valid` is False, or at all without `given`."""
 
     cdef const int64_t[::1] values
     cdef const uint8_t[::1] valid
@@ -280,14 +252,8 @@ cdef class TableRows:
 
     Parameters
     ----------
-    num : int
-        Rows.
-    topic, body, tags : TextColumn
-    keys, properties : ListColumn
-        `properties` lists the names.
-    values : TextColumn
-        Values to the names.
-    queue_id, flag, sys_flag, reconsume_times, prepared_transaction_offset, born_timestamp : NumberColumn
+    properties, values : ListColumn, TextColumn
+        The names, and the values to them.
     hosts : list of bytes
         Distinct hosts of 8 or 20 bytes.
     born_host, store_host : NumberColumn
@@ -347,9 +313,8 @@ cdef class TableRows:
 cdef class RowBatch:
     """Rows that are to become records: checked, laid out and numbered before anything is written.
 
-    It takes plain rows only: simple flags, properties without a meaning for the writer, texts that UTF-8 can hold.
-    Filled by `take_messages` or `take_columns`, then `number`, `encode`; used again and again.  Rows that are not plain come
-    prepared, by `take_prepared`.
+    It takes plain rows: simple flags, properties without a meaning for the writer, texts of UTF-8.  `take_messages` or
+    `take_columns` come first, then `number`, `encode`; rows that are not plain come by `take_prepared`.
 
     Parameters
     ----------
@@ -359,19 +324,10 @@ cdef class RowBatch:
         8 or 20 bytes, for rows that name none.
     hosts : dict of str to bytes
         Hosts that were looked at before.
-    max_body_size : int
-        Largest body in bytes.
-    max_topic_size : int
-        Largest topic in bytes, 127 or 255; above 127 the record is of version 2.
+    max_body_size, max_topic_size : int
+        In bytes; a topic above 127 bytes makes a record of version 2.
     prop_crc : bool
         Append the property CRC.
-
-    Attributes
-    ----------
-    count : int
-        Rows that were taken.
-    prepared : bool
-        They were taken by `take_prepared`.
     """
 
     cdef readonly TopicTable topics
@@ -634,18 +590,16 @@ cdef class RowBatch:
 
         Parameters
         ----------
-        messages : list
         queue_ids : int or list of int
             For all, or one for each.
-        first : int
         kind : type
             What a plain message is an instance of, exactly.
 
         Returns
         -------
         (int, int)
-            The number of the message that could not be taken, and why: -1 = it is not plain, -2 = its topic or queue is not
-            in the table; ``len(messages)`` and 0 when all are taken.
+            The number of the message that could not be taken, and why: -1 = it is not plain, -2 = its topic or queue is not in
+            the table; ``len(messages)`` and 0 when all are taken.
         """
         cdef Py_ssize_t i, n = len(messages)
         cdef int64_t each = -1
@@ -677,13 +631,7 @@ cdef class RowBatch:
         return n, TAKEN
 
     def take_columns(self, TableRows table not None, int64_t first):
-        """Take rows of a table, from number `first` on; the GIL is released for many.
-
-        Returns
-        -------
-        (int, int)
-            As of `take_messages`; -3 = an Arrow array is not sound there.
-        """
+        """(int, int): take rows of a table from number `first` on, as `take_messages`; -3 = an Arrow array is not sound."""
         cdef int64_t i = first
         cdef int taken
         cdef PyThreadState* state
@@ -696,20 +644,14 @@ cdef class RowBatch:
         return i, taken
 
     def take_prepared(self, list rows not None):
-        """Take rows that the caller has checked and numbered, whether plain or not, instead of those that are there.
-
-        They can be encoded and `placed`; what is in their properties is not looked at, so that nothing else can be asked.
+        """Take rows that the caller has checked and numbered, in place of those that are there; for `encode` and `placed`.
 
         Parameters
         ----------
         rows : list of tuple
             (topic, body, properties, born_host, store_host: bytes; queue_id, flag, sys_flag, reconsume_times, version,
-            queue_offset, born_timestamp, store_timestamp, prepared_transaction_offset: int).
-
-        Raises
-        ------
-        TypeError, ValueError, OverflowError
-            A record cannot hold a row.
+            queue_offset, born_timestamp, store_timestamp, prepared_transaction_offset: int); an error where no record can hold
+            it.
         """
         cdef RecordParts parts
         cdef Row* row
@@ -764,16 +706,9 @@ cdef class RowBatch:
         return [(each, self.queue_num[each]) for each in self.touched]
 
     def number(self, dict following not None, int64_t store_timestamp, const int64_t[::1] timestamps not None):
-        """Give every row its place in its queue and its time.
+        """Set the queue offset and the store time (ms since epoch) of every row.
 
-        Parameters
-        ----------
-        following : dict of int to int
-            For every queue of `queues` the queue offset of its next message.
-        store_timestamp : int
-            ms since epoch.
-        timestamps : array of int64
-            One a row instead, or empty.
+        `following` has the next queue offset of every queue of `queues`; `timestamps`, if not empty, has a time for each row.
         """
         cdef int64_t i, offset
         cdef int32_t each
@@ -792,20 +727,9 @@ cdef class RowBatch:
             next_offset[each] -= offset
 
     def room(self, int64_t left, int64_t segment_size, bint together=False):
-        """How the rows fall into segments.
+        """(int, int): how many new segments the rows take, and the largest row in bytes.
 
-        Parameters
-        ----------
-        left : int
-            Bytes that are left in the current segment.
-        segment_size : int
-        together : bool
-            All of them go into one segment, as if they were one row.
-
-        Returns
-        -------
-        (int, int)
-            How many new segments they take, and the largest row in bytes.
+        `left` bytes are left in the current segment; with `together` all rows count as one.
         """
         cdef int64_t i, size = 0, largest = 0, rolls = 0
         for i in range(self.count):
@@ -821,21 +745,10 @@ cdef class RowBatch:
         return rolls, largest
 
     def encode(self, Region region not None, int64_t pos, int64_t base_offset, int64_t first):
-        """Encode the rows from `first` on into a segment, as many as fit with 8 bytes left after each.
+        """(int, int): encode rows from `first` on into a segment at `pos`, as many as fit with 8 bytes left after each.
 
-        Parameters
-        ----------
-        region : Region
-            A writable segment.
-        pos : int
-            Where the first one goes.
-        base_offset : int
-            Absolute offset of the segment's first byte.
-
-        Returns
-        -------
-        (int, int)
-            The number of the first row that does not fit any more, and the position after the last that was written.
+        Returns the number of the first row that does not fit, and the position after the last; `base_offset` is that of the
+        segment.
         """
         cdef PyThreadState* state = NULL
         if first < 0:
@@ -882,25 +795,9 @@ cdef class RowBatch:
         return made
 
     def fill_columns(self, RecordColumns columns not None, int64_t first, bint index_tags=True):
-        """Fill `columns` as a `scan` of the records would that the rows from number `first` on became; the log is not read.
+        """int: fill `columns` as a `scan` of the rows' records from number `first` on would; the log is not read.
 
-        Parameters
-        ----------
-        columns : RecordColumns
-            Filled from row 0; it must share the table of topics.
-        first : int
-        index_tags : bool
-            As of `scan`.
-
-        Returns
-        -------
-        int
-            The number of the first row that has no place in `columns` any more; `count` if all have.
-
-        Raises
-        ------
-        ValueError
-            `first` is not a row, a row is not encoded yet, or the tables of topics differ.
+        It returns the number of the first row without a place in `columns`.
         """
         cdef int verdict = NEED_KEY_ROOM
         cdef PyThreadState* state
@@ -1154,12 +1051,7 @@ cdef struct Placed:
 cdef class PlacedRows:
     """Named tuples for rows that were placed, in their order: each is made when it is looked at.
 
-    It equals a list of the same, shows as one, and gives one when it is sliced or something is added to it.
-
-    Parameters
-    ----------
-    rows : iterable, optional
-        The tuples themselves.
+    It equals a list of the same, shows as one, and becomes one when it is sliced or something is added to it.
     """
 
     # All rows once they were made, else None; till then `placed` holds `num` of them, to become of `kind`.
@@ -1275,13 +1167,7 @@ cdef str message_id_of(const unsigned char* host, int32_t host_len, int64_t phy_
 cdef class FileEnd:
     """The file in which a stream goes on, as `Appender` writes to it.
 
-    Parameters
-    ----------
-    stream : FileStream
-        Whose `wrote_where` says where.
-    mapped_file : object
-        With `_region` (None while it is not mapped, which the pool decides), `file_from_offset` and `pool`; it must be
-        allocated on disk.
+    `mapped_file` must be allocated on disk; its `_region` is None while it is not mapped, which its pool decides.
     """
 
     cdef FileStream stream
@@ -1304,8 +1190,7 @@ cdef class FileEnd:
 cdef class Appender:
     """Appends one plain message, its unit and its index entries in one call.
 
-    It knows the ends of the log, of queues and of the index from `learn`, and leaves what does not fit there to its caller,
-    which then lets it learn.
+    It knows the ends of the log, of queues and of the index from `learn`, and leaves what does not fit there to its caller.
 
     Parameters
     ----------
@@ -1313,15 +1198,13 @@ cdef class Appender:
         Messages are put only while this is its `appender`.
     batch : RowBatch
         Used for the one row.
-    kind : type
-        What a plain message is an instance of, exactly.
-    result : type
-        Named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size).
+    kind, result : type
+        What a plain message is an instance of, exactly; named tuple of (phy_offset, queue_offset, msg_id, store_timestamp,
+        size).
     clock : callable or None
-        Gives the store time, ms since epoch; asked when nothing else can stop a put any more.  None = the system's.
+        Returns the store time, ms since epoch; asked when nothing else can stop a put any more.  None = the system's.
     after_put : callable
-        Told where the log ends and what was put, without the lock, where somebody waits for messages, or a put for the
-        disk.
+        Called without the lock with the end of the log and what was put, where a reader or a flush waits for it.
     indexed, index_tags : bool
         Whether keys, and tags, are indexed.
     max_ends : int
@@ -1332,7 +1215,7 @@ cdef class Appender:
     writing : bool
         A put began to write and did not come to its end.
     asked : int or None
-        What `clock` said for a put that was then left to the caller, who takes it away: no clock is asked twice for one.
+        What `clock` returned for a put that was then left to the caller, who takes it away: a clock is asked once for each.
     """
 
     cdef readonly bint writing

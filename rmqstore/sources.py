@@ -6,13 +6,15 @@ of queue, write a class with the methods of `QueueSource`, over a log with those
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
-from rmqstore._core import PRE_FILL_SIZE, Region
+from rmqstore._core import PRE_FILL_SIZE, Region, Verdict
+from rmqstore.errors import CorruptionError, Finding
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import Span
 
@@ -23,12 +25,13 @@ if TYPE_CHECKING:
     from rmqstore.message import MessageExt
 
 __all__ = [
+    "EXPIRED",
     "MAX_REGIONS",
     "STEP",
+    "DamagePolicy",
     "Joined",
     "Located",
     "LogSource",
-    "OnGone",
     "Part",
     "Places",
     "Pulled",
@@ -44,8 +47,57 @@ STEP = 8192
 MAX_REGIONS = 64
 """The number of files that the core takes in one call."""
 
-OnGone = Callable[[int, int], object]
-"""Takes queue offsets that should have units and have none: the first, and one after the last."""
+EXPIRED = "expired"
+"""The kind of a `Finding` about what went since it was listed while nothing older is there: retention, and no damage."""
+
+logger = logging.getLogger(__name__)
+
+
+class DamagePolicy:
+    """What a reading does at a place that it cannot read; sources and readers take it whole.
+
+    Parameters
+    ----------
+    mode : {"fail", "skip", "report"}
+        Raise CorruptionError, leave the place out, or leave it out and name it in `findings`.
+    advice : str
+        The end of the error's message.
+
+    Attributes
+    ----------
+    findings : list of Finding
+        What was left out, with "report".
+    """
+
+    def __init__(self, mode: str = "fail", advice: str = "restore the file from a copy, or read around it (damage)"):
+        if mode not in ("fail", "skip", "report"):
+            raise ValueError(f"mode is {mode!r}, not fail, skip or report")
+        self.mode, self.advice = mode, advice
+        self.findings: list[Finding] = []
+        self.warned_of: set[str] = set()
+
+    def finding(self, finding: Finding) -> None:
+        """Take a place of tiered storage; what retention took meanwhile is a warning, once for each file."""
+        if finding.kind != EXPIRED:
+            if self.mode == "fail":
+                raise CorruptionError(f"{finding.detail}; {self.advice}", finding.path, finding.pos)
+            self.leave_out(finding)
+        elif finding.path not in self.warned_of:
+            self.warned_of.add(finding.path)
+            logger.warning("%s: %s; what lay there is left out (retention)", finding.path, finding.detail)
+
+    def leave_out(self, finding: Finding) -> None:
+        """Take a place that is left out."""
+        if self.mode == "report":
+            self.findings.append(finding)
+
+    def units(self, queue: Any, begin: int, end: int) -> None:
+        """Take queue offsets of a consume queue that had a unit when they were chosen, and have none (any more)."""
+        raise NotImplementedError
+
+    def stretch(self, begin: int, end: int, verdict: Verdict | None) -> None:
+        """Take phy offsets of the commit log at which the record that is wanted is not; None where no segment is there."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +226,7 @@ class Joined:
 
     __slots__ = ("on_gap", "parts")
 
-    def __init__(self, parts: Sequence[Part], on_gap: OnGone = lambda begin, end: None):
+    def __init__(self, parts: Sequence[Part], on_gap: Callable[[int, int], object] = lambda begin, end: None):
         self.parts = parts if len(parts) < 2 else sorted(parts, key=lambda part: part.begin)
         self.on_gap = on_gap
 

@@ -19,7 +19,9 @@ import rocksdb_stores
 import tiered_oracle
 
 from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore.errors import Finding
 from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.sources import DamagePolicy
 
 T0 = 1_700_000_000_000
 NUM = 48
@@ -104,6 +106,13 @@ def open_tiered(tiered: Path, store: Path | None = None, **options: Any) -> Mess
     return MessageStore.open(tiered, read_only=True, tiered=flat_store)
 
 
+def reported_to(findings: list[Finding] | None) -> DamagePolicy:
+    """A policy that adds to `findings` what cannot be read; without them that is an error."""
+    policy = DamagePolicy("fail" if findings is None else "report")
+    policy.findings = [] if findings is None else findings
+    return policy
+
+
 @dataclass(frozen=True)
 class Disk:
     """A store of one kind: where it is, how it is opened, and what is in it.
@@ -127,10 +136,10 @@ class Disk:
     alone: bool = False
     writable: bool = False
 
-    def open(self, on_damage: Callable[[Any], object] | None = None) -> Any:
+    def open(self, findings: list[Finding] | None = None) -> Any:
         """Open it for reading."""
         if self.alone:
-            return open_tiered(self.tiered, self.root, on_damage=on_damage)
+            return open_tiered(self.tiered, self.root, damage=reported_to(findings))
         return MessageStore.open(self.root, config=self.config, read_only=not self.writable, tiered=self.tiered)
 
     def copied(self, folder: Path) -> Disk:

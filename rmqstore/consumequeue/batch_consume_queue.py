@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from rmqstore import _core
@@ -16,7 +17,7 @@ from rmqstore import _numpy as np
 from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE, Unit, UnitQueue
 from rmqstore.errors import CorruptionError, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFile
-from rmqstore.sources import STEP, OnGone, Places
+from rmqstore.sources import STEP, DamagePolicy, Places
 from rmqstore.spans import Span
 
 _BATCH_UNIT_SIZE = int(_core.BatchUnitLayout.BATCH_UNIT_SIZE)
@@ -88,12 +89,12 @@ class BatchConsumeQueue(UnitQueue):
         number = self._number_of(queue_offset)
         return None if number is None else self.unit_of(number)
 
-    def places(self, begin: int, end: int, on_gone: OnGone | None = None) -> Iterator[Places]:
+    def places(self, begin: int, end: int, damage: DamagePolicy | None = None) -> Iterator[Places]:
         """As every queue does; unit by unit, as a damaged one may have any queue offset."""
-        tell = self.warn_of_lost if on_gone is None else on_gone
+        tell = self.warn_of_lost if damage is None else partial(damage.units, self)
         at, number = begin, self.start_of(begin)
         previous = number - 1 if self.follows(number) else -2
-        if on_gone is not None and number == 0:
+        if damage is not None and number == 0:
             # Callers that know of older ones have them reported.
             previous = -2
         reached: int | None = None
@@ -101,7 +102,7 @@ class BatchConsumeQueue(UnitQueue):
             try:
                 found = list(self.numbered(number, STEP, reached))
             except OffsetOutOfRangeError:
-                if on_gone is None:
+                if damage is None:
                     raise
                 # Its file was deleted since it was listed.
                 number = self.next_file_unit(number)
@@ -128,8 +129,8 @@ class BatchConsumeQueue(UnitQueue):
             last, unit = found[-1]
             reached = unit.queue_offset + max(unit.num, 1)
             number = next(self.numbers(last + 1), self.unit_num)
-        if on_gone is not None and at < end:
-            on_gone(at, end)
+        if damage is not None and at < end:
+            tell(at, end)
 
     def numbers_of(self, begin: int, end: int) -> Span:
         """As every queue does."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
@@ -22,7 +23,7 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE, UNIT_SIZE, Unit, UnitQueue
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, name_of_offset
-from rmqstore.sources import STEP, OnGone, Places
+from rmqstore.sources import STEP, DamagePolicy, Places
 from rmqstore.spans import Span
 
 # Units of a file that are read together from its end.
@@ -263,19 +264,19 @@ class ConsumeQueue(UnitQueue):
         pos = queue_offset * UNIT_SIZE % self.files.mapped_file_size
         return os.path.join(self.files.path, name_of_offset(queue_offset * UNIT_SIZE - pos)), pos
 
-    def places(self, begin: int, end: int, on_gone: OnGone | None = None) -> Iterator[Places]:
+    def places(self, begin: int, end: int, damage: DamagePolicy | None = None) -> Iterator[Places]:
         """As every queue does; none of them is beyond a file."""
         at = begin
-        if on_gone is not None and self.in_memory:
+        tell = self.warn_of_lost if damage is None else partial(damage.units, self)
+        if damage is not None and self.in_memory:
             # Of what went from the front of a database nothing is left, not even a gap between files.
             first = min(self.first_unit_at_or_after(0), end)
             if at < first:
-                on_gone(at, first)
+                tell(at, first)
                 at = first
-        tell = self.warn_of_lost if on_gone is None else on_gone
         torn = self.torn_units()
         while at < min(self.unit_num, end):
-            phy_offsets, sizes, codes = self._units_there(at, min(STEP, end - at), is_known=on_gone is not None)
+            phy_offsets, sizes, codes = self._units_there(at, min(STEP, end - at), is_known=damage is not None)
             if len(phy_offsets):
                 if (sizes <= 0).any():
                     # A file was cut short, or a page of it lost.
@@ -291,8 +292,8 @@ class ConsumeQueue(UnitQueue):
                 following = min(self.next_file_offset(at), end)
                 tell(at, following)
                 at = following
-        if on_gone is not None and at < end:
-            on_gone(at, end)
+        if damage is not None and at < end:
+            tell(at, end)
 
     def _units_there(
         self, queue_offset: int, count: int, *, is_known: bool

@@ -21,7 +21,7 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.errors import GeometryError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, offset_of_name
 from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
-from rmqstore.sources import OnGone, Places
+from rmqstore.sources import DamagePolicy, Places
 from rmqstore.spans import Span, joined
 
 if TYPE_CHECKING:
@@ -316,12 +316,12 @@ class UnitQueue(NotCopied):
         """Return the file that has, or had, the unit for this queue offset, and the position in it; the folder where unknown."""
         return self.files.path, None
 
-    def places(self, begin: int, end: int, on_gone: OnGone | None = None) -> Iterator[Places]:
+    def places(self, begin: int, end: int, damage: DamagePolicy | None = None) -> Iterator[Places]:
         """Yield the places of the units from queue offset `begin` up to but not including `end`, some at a time.
 
         The tags code is `NO_TAGS_CODE` where it is lost, as in a unit within which a file was cut short.
 
-        - `on_gone`: for callers that know that there were units from `begin` to `end`: called with those that are not there
+        - `damage`: for callers that know that there were units from `begin` to `end`: takes those that are not there
           (any more). Pre-fill units, and queue offsets that a batch queue has no place for, are not gone.  By default a warning
           names those between others.
         """

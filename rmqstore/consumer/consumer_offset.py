@@ -5,8 +5,8 @@ file safely.  It knows no message and does not check that an offset is in its qu
 
 - Members that are unknown here, of a broker of another version, are kept.
 - A commit changes memory only; `persist` writes.
-- At every moment of a `persist` the main file or its backup (`.bak`) is whole and on disk, and only a main file that was whole
-  becomes the backup.
+- At every moment of a `persist` a whole main file is on disk (or, where there are no hard links, its backup, `.bak`), and only
+  a main file that was whole becomes the backup.
 - For reading, a group that cannot be read is a finding and the others are there; for writing it is an error and nothing is read.
 """
 
@@ -28,6 +28,7 @@ from rmqstore.errors import CorruptionError, Finding, ReadOnlyError
 from rmqstore.files.durable import fsync_directory, make_directories
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.os_errors import has_no_links
 from rmqstore.message import encode_java_utf8
 
 __all__ = ["ConsumerOffsets"]
@@ -500,27 +501,49 @@ def _replace_file(path: str, data: bytes, keep: bool) -> None:
     """Make `data` the file at `path`, durably; with `keep` the file that is there becomes ``.bak``.
 
     RocketMQ 5.5.0 renames the main file to ``.bak`` and then writes a new one.  Here the new text is on disk before anything is
-    renamed: whichever of the renames a power loss undoes, both files are whole.  After an error the main file is what it was.
+    renamed, and the old file gets a second name first, so that there is a main file at every moment where the file system has
+    hard links.  Whichever of the renames a power loss undoes, both files are whole.  After an error the main file is what it was.
     """
     directory, backup = os.path.dirname(path), path + ".bak"
     make_directories(directory)
-    new = f"{path}{_TEMPORARY}{os.urandom(8).hex()}"
+    token = os.urandom(8).hex()
+    new, previous = path + _TEMPORARY + token, backup + _TEMPORARY + token
     try:
         _write_new_file(new, data)
-        kept = keep and os.path.exists(path)
-        if kept:
-            os.replace(path, backup)
-        try:
+        if not keep or not os.path.exists(path):
             os.replace(new, path)
-        except OSError:
-            if kept:
-                with contextlib.suppress(OSError):
-                    os.replace(backup, path)
-            raise
+        elif _link(path, previous):
+            os.replace(new, path)
+            _replace_or_undo(previous, backup, previous, path)
+        else:
+            os.replace(path, backup)
+            _replace_or_undo(new, path, backup, path)
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(new)
+        # After success they are gone already, except when main file and backup were one file under two names.
+        for name in (new, previous):
+            with contextlib.suppress(OSError):
+                os.unlink(name)
     fsync_directory(directory or ".")
+
+
+def _link(path: str, name: str) -> bool:
+    """Give the file at `path` a second name; False where the file system, or its owner's protection, has no links."""
+    try:
+        os.link(path, name)
+    except OSError as error:
+        if not has_no_links(error):
+            raise
+        return False
+    return True
+
+
+def _replace_or_undo(source: str, target: str, undo_source: str, undo_target: str) -> None:
+    try:
+        os.replace(source, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.replace(undo_source, undo_target)
+        raise
 
 
 def _remove_leftovers(path: str) -> None:

@@ -31,10 +31,9 @@ from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.files.open_file import read_small_file
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import MessageExt, _read
-from rmqstore.sources import Located, in_one_file, located
+from rmqstore.sources import EXPIRED, Located, in_one_file, located
 
 __all__ = [
-    "EXPIRED",
     "METADATA_FILE",
     "FlatFileMetadata",
     "FlatFiles",
@@ -153,9 +152,6 @@ def _number(value: Any, what: str, path: str, low: int = 0) -> int:
         raise CorruptionError(f"damaged metadata: {what} is {value!r}, no number that it can be", path, 0)
     return value
 
-
-EXPIRED = "expired"
-"""The kind of a `Finding` about what went since it was listed while nothing older is there: retention, and no damage."""
 
 _PREFIX, _DIGITS = 8, 20
 

@@ -1,8 +1,7 @@
 """One queue in tiered storage: its units, the records that they lead to, and where both begin and end.
 
 Owns reading by queue offset and by store time, and finding records by key without an index.  It opens no folder (`FlatStore`
-does), and never passes over what it cannot read: every hole, unit and record that leads nowhere is told to `report`, which
-raises unless the caller takes such findings.
+does), and never passes over what it cannot read: every hole, unit and record that leads nowhere is taken by `damage`.
 
 Facts (RocketMQ 5.5.0): COMMIT_LOG holds the records of the queue back to back, with the offset in this log at bytes 28 to 35
 instead of the one that they had; CONSUME_QUEUE holds 20-byte units, base offset = 20 * queue offset of the first.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rmqstore import _numpy as np
@@ -21,12 +20,12 @@ from rmqstore._core import UnitLayout, Verdict
 from rmqstore.consumequeue.unit_queue import BLOCK_UNITS, UnitTimes
 from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
-from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, FlatFiles, FlatLog
+from rmqstore.flatfile.flat_files import FlatFileMetadata, FlatFiles, FlatLog
 from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt, _read, encode_java_utf8
 from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
-from rmqstore.sources import STEP, Places, Pulled, fill_from, without_record
+from rmqstore.sources import EXPIRED, STEP, DamagePolicy, Places, Pulled, fill_from, without_record
 from rmqstore.spans import without
 
 __all__ = ["FlatQueue"]
@@ -38,7 +37,7 @@ _EXAMINED = 16000 // UNIT_SIZE
 
 
 class FlatQueue(NotCopied):
-    """A queue of one topic in tiered storage; `report` takes a `Finding` for each unreadable place, and may raise."""
+    """A queue of one topic in tiered storage; `damage` takes each unreadable place."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class FlatQueue(NotCopied):
         topic: str,
         queue_id: int,
         pool: MappedFilePool,
-        report: Callable[[Finding], object],
+        damage: DamagePolicy,
         log_metadata: Mapping[int, FlatFileMetadata] | None = None,
         unit_metadata: Mapping[int, FlatFileMetadata] | None = None,
         *,
@@ -54,7 +53,7 @@ class FlatQueue(NotCopied):
     ):
         self.path = os.fspath(path)
         self.topic, self.queue_id = topic, queue_id
-        self.report = report
+        self.damage = damage
         self.log = FlatLog(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata, goes_on=goes_on)
         self.units = FlatFiles(os.path.join(self.path, "CONSUME_QUEUE"), pool, unit_metadata, goes_on=goes_on)
         self.min_queue_offset = self.max_queue_offset = 0
@@ -105,7 +104,11 @@ class FlatQueue(NotCopied):
     def report_lacking(self) -> None:
         """Report that nobody knows where the queue begins and ends, if so."""
         if self.lacks_units is not None:
-            self.report(self.lacks_units)
+            self.damage.finding(self.lacks_units)
+
+    def report_gap(self, begin: int, end: int) -> None:
+        """Report queue offsets that neither tiered storage nor the local store has."""
+        self.damage.finding(self.gap(begin, end))
 
     def gap(self, begin: int, end: int) -> Finding:
         """Return the finding that the queue offsets from `begin` up to but not including `end` are nowhere any more."""
@@ -232,7 +235,7 @@ class FlatQueue(NotCopied):
                 if messages:
                     break
                 finding, at = self.no_unit(at)
-                self.report(finding)
+                self.damage.finding(finding)
                 continue
             log_offset, record_size, code = unit
             if messages and (len(messages) >= max_num or size + record_size > max_bytes):
@@ -244,7 +247,7 @@ class FlatQueue(NotCopied):
             if message is None:
                 if messages:
                     break
-                self.report(self.judge(log_offset, record_size, at))
+                self.damage.finding(self.judge(log_offset, record_size, at))
                 at += 1
                 continue
             message.check_queue(self.topic, self.queue_id, at)
@@ -313,7 +316,7 @@ class FlatQueue(NotCopied):
         parts = sorted([*((*span, True) for span in there), *((*span, False) for span in without(begin, end, there))])
         for first, last, is_there in reversed(parts) if newest else parts:
             if not is_there:
-                self.report(self.no_unit(first)[0])
+                self.damage.finding(self.no_unit(first)[0])
                 continue
             found = self._known_times.find([(first, last)], times, self._times, newest=newest)
             if found is not None:
@@ -349,7 +352,7 @@ class FlatQueue(NotCopied):
             finding = self.blank(queue_offset, following - queue_offset)
         else:
             finding, following = self.judge(unit[0], unit[1], queue_offset), queue_offset + 1
-        self.report(finding)
+        self.damage.finding(finding)
         return following
 
     # -------------------------------------------------------------------------------------------------------- many
@@ -359,14 +362,14 @@ class FlatQueue(NotCopied):
         at, stop = begin, min(end, self.max_queue_offset)
         if begin < min(self.min_queue_offset, end):
             finding, at = self.gone(begin, min(self.min_queue_offset, end))
-            self.report(finding)
+            self.damage.finding(finding)
         while at < stop:
             found = self.units.region_if_there(at * UNIT_SIZE)
             pos = 0 if found is None else at * UNIT_SIZE - found[1]
             num = 0 if found is None else min((found[0].size - pos) // UNIT_SIZE, stop - at, step)
             if found is None or num <= 0:
                 finding, at = self.no_unit(at)
-                self.report(finding)
+                self.damage.finding(finding)
                 continue
             packed = np.frombuffer(found[0].read(pos, num * UNIT_SIZE), _unit_type())
             yield Places(
@@ -377,7 +380,7 @@ class FlatQueue(NotCopied):
             )
             at += num
         if max(at, stop) < end:
-            self.report(self.gone(max(at, stop), end)[0])
+            self.damage.finding(self.gone(max(at, stop), end)[0])
 
     def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
         """Return the tags codes themselves: there is no extension."""
@@ -388,7 +391,7 @@ class FlatQueue(NotCopied):
         for phy_offset, size, queue_offset in zip(
             places.phy_offsets.tolist(), places.sizes.tolist(), places.queue_offsets.tolist()
         ):
-            self.report(self.judge(phy_offset, size, queue_offset))
+            self.damage.finding(self.judge(phy_offset, size, queue_offset))
 
     def find_keys(self, sought: SoughtKeys, begin: int, end: int) -> Iterator[int]:
         """Yield log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are scanned."""

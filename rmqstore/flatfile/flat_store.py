@@ -1,34 +1,32 @@
 """What one broker has in tiered storage: its folders, its queues, and its messages by key.
 
 Owns choosing the folder of the broker and opening queues at their first use.  It changes nothing and takes no lock.  What cannot
-be read is reported to `on_damage`, and is an error without it.
+be read is for `damage`, by default an error.
 
 Facts (RocketMQ 5.5.0): <path>/<8 hex of the MD5 of the cluster>_<cluster>/<broker>/<topic>/<queue id>/.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreError
 from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.open_file import is_directory
-from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, TieredMetadata, name_prefix
+from rmqstore.flatfile.flat_files import FlatFileMetadata, TieredMetadata, name_prefix
 from rmqstore.flatfile.flat_index import FlatIndex, FlatKeys
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.index.key_source import SoughtKeys
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
+from rmqstore.sources import DamagePolicy
 
 __all__ = ["INDEX_TOPIC", "FlatRange", "FlatStore"]
-
-logger = logging.getLogger(__name__)
 
 INDEX_TOPIC = "rmq_sys_INDEX"
 """The folder among the topics that has the index files."""
@@ -56,11 +54,10 @@ class FlatStore(NotCopied):
         The root of the broker's local store: its metadata say what should be there, and newest index files are in it.
     cluster, broker : str, optional
         Whose files; needed where there are several.
-    on_damage : callable, optional
-        Takes a `Finding` of each place that an answer cannot look at; without it such an answer is a `CorruptionError`.
-
+    damage : DamagePolicy, optional
+        Takes each place that an answer cannot look at; by default such an answer is a `CorruptionError`.
     goes_on : bool
-        As of `FlatFiles`; it may be set until the first queue is asked for.
+        As of `FlatFiles`; this and `damage` may be set until the first queue is asked for.
 
     Attributes
     ----------
@@ -82,13 +79,12 @@ class FlatStore(NotCopied):
         *,
         cluster: str | None = None,
         broker: str | None = None,
-        on_damage: Callable[[Finding], object] | None = None,
+        damage: DamagePolicy | None = None,
         goes_on: bool = False,
     ):
         self.path = os.fspath(path)
         self.store_path = None if store_path is None else os.fspath(store_path)
-        self.on_damage, self.goes_on = on_damage, goes_on
-        self._warned_of: set[str] = set()
+        self.damage, self.goes_on = damage or DamagePolicy(), goes_on
         self._pool = MappedFilePool(1024)
         self.metadata: TieredMetadata | None = None
         self._metadata_problem: Finding | None = None
@@ -181,7 +177,7 @@ class FlatStore(NotCopied):
         """Report the folders that `keys` could not list, of all topics or of these: queues may be in there."""
         for topic, finding in self._unlisted.items():
             if topics is None or not topic or topic in topics:
-                self.report(finding)
+                self.damage.finding(finding)
 
     def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
         """FlatQueue or None: a queue; None where nothing of it is in tiered storage."""
@@ -195,7 +191,7 @@ class FlatStore(NotCopied):
         log, units = self.said("COMMIT_LOG", topic, queue_id), self.said("CONSUME_QUEUE", topic, queue_id)
         if log is None and units is None and not _may_be_there(path):
             return None
-        queue = FlatQueue(path, topic, queue_id, self._pool, self.report, log, units, goes_on=self.goes_on)
+        queue = FlatQueue(path, topic, queue_id, self._pool, self.damage, log, units, goes_on=self.goes_on)
         return self._queues.setdefault((topic, queue_id), queue)
 
     def queues(self, topic: str | None = None) -> Iterator[FlatQueue]:
@@ -229,21 +225,6 @@ class FlatStore(NotCopied):
         own = [] if self._metadata_problem is None else [self._metadata_problem]
         of_queues = [each for queue in self.queues() for each in queue.problems]
         return [*own, *self._unlisted.values(), *of_queues, *self.index.problems]
-
-    def report(self, finding: Finding) -> None:
-        """Tell `on_damage`, or raise; what retention took meanwhile is said in a warning, once for each file."""
-        if finding.kind == EXPIRED:
-            if finding.path not in self._warned_of:
-                self._warned_of.add(finding.path)
-                logger.warning("%s: %s; what lay there is left out (retention)", finding.path, finding.detail)
-            return
-        if self.on_damage is None:
-            raise CorruptionError(
-                f"{finding.detail}; restore the file from a copy, or read around it (on_damage)",
-                finding.path,
-                finding.pos,
-            )
-        self.on_damage(finding)
 
     # ------------------------------------------------------------------------------------------------- messages, findings
 
@@ -279,7 +260,7 @@ class FlatStore(NotCopied):
         Raises
         ------
         CorruptionError
-            A part cannot be looked at, and there is no `on_damage`.
+            A part cannot be looked at, with `damage` as it is by default.
         """
         self.check_open()
         self.refresh()

@@ -26,7 +26,6 @@ from rmqstore.commitlog.log_walk import DAMAGE_KINDS
 from rmqstore.errors import Finding
 from rmqstore.files.listing import ask_again
 from rmqstore.files.mapped_file import MappedFile
-from rmqstore.flatfile.flat_files import EXPIRED
 from rmqstore.flatfile.flat_index import (
     COMPACTED_ITEM_SIZE,
     HEADER_SIZE,
@@ -40,6 +39,7 @@ from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import INDEX_TOPIC, FlatStore
 from rmqstore.message import MessageExt, SysFlag, body_findings, encode_java_utf8
 from rmqstore.remedies import Sentence
+from rmqstore.sources import EXPIRED, DamagePolicy
 
 __all__ = ["verify_flat"]
 
@@ -66,7 +66,7 @@ def verify_flat(flat_store: FlatStore, progress: Callable[[int, int], object] | 
     cluster, broker, path = flat_store.cluster, flat_store.broker, flat_store.path
     # Every place is a finding, and none ends the others.
     own = FlatStore(
-        path, flat_store.store_path, cluster=cluster, broker=broker, on_damage=lambda finding: None, goes_on=True
+        path, flat_store.store_path, cluster=cluster, broker=broker, damage=DamagePolicy("skip"), goes_on=True
     )
     with contextlib.closing(own):
         yield from _Verify(own, progress).run()
@@ -135,7 +135,7 @@ class _Verify:
 
     def _unless_expired(self, finding: Finding) -> Iterator[Finding]:
         if finding.kind == EXPIRED:
-            self.flat_store.report(finding)
+            self.flat_store.damage.finding(finding)
         else:
             yield finding
 

@@ -11,9 +11,9 @@ from cpython.object cimport PyObject
 from cpython.time cimport monotonic
 from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
-from rmqstore._bytes cimport acquire_i32_at, difference_of, get_i32, get_i64, sum_of
+from rmqstore._bytes cimport acquire_i32_at, difference_of, get_i32, get_i64, same_bytes_at, sum_of
 from rmqstore._core cimport (
     ANY_KEY, C_MAGIC_V1, entry_before, ENTRY_KEY_HASH, ENTRY_PHY_OFFSET, ENTRY_SIZE, FileStream, index_count_of,
     index_head, INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, OpenedIndexes, RECORD, RECORD_BORN_HOST, Region,
@@ -458,7 +458,7 @@ cdef MessageExt message_of(const unsigned char* p, RecordView* r, int check_crc,
     take_properties(m, p + r.properties_pos, r.properties_len)
     if (known is not None and PyUnicode_IS_COMPACT_ASCII(<PyObject*>known)
             and PyUnicode_GET_LENGTH(<PyObject*>known) == r.topic_len
-            and memcmp(PyUnicode_DATA(<PyObject*>known), p + r.topic_pos, r.topic_len) == 0):
+            and same_bytes_at(<const unsigned char*>PyUnicode_DATA(<PyObject*>known), p + r.topic_pos, r.topic_len)):
         m.topic = known
     else:
         m.topic = <str>text_of(p + r.topic_pos, r.topic_len)
@@ -466,19 +466,10 @@ cdef MessageExt message_of(const unsigned char* p, RecordView* r, int check_crc,
 
 
 def read_message(Region region not None, int64_t pos, int64_t base_offset, int check_crc=1):
-    """Decode the record at `pos` of a segment as a message.
+    """MessageExt or Verdict: the record at `pos` of a segment, or the verdict where no whole record is.
 
-    Parameters
-    ----------
-    base_offset : int
-        Absolute offset of the segment's first byte; the record must state this place.
-    check_crc : int
-        As for `decode_record`; a CRC that fails marks the message as corrupt.
-
-    Returns
-    -------
-    MessageExt or Verdict
-        The verdict of anything that is not a whole record.
+    The record must state this place (`base_offset` is that of the segment's first byte).  A CRC that fails, see `check_crc` of
+    `decode_record`, marks the message as corrupt.
     """
     cdef RecordView r
     cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))
@@ -492,21 +483,10 @@ def read_message(Region region not None, int64_t pos, int64_t base_offset, int c
 
 def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, int64_t max_num,
                   int64_t max_bytes, int check_crc=1):
-    """Decode the records that follow each other from `pos` on.
+    """(list of MessageExt, int): the records from `pos` on, as of `read_message`, and the position after the last.
 
-    Parameters
-    ----------
-    limit : int
-        Records that begin before this position.
-    base_offset, check_crc
-        As for `read_message`.
-    max_num, max_bytes : int
-        The greatest number of messages; reading stops after the record with which there are this many bytes of records.
-
-    Returns
-    -------
-    (list of MessageExt, int)
-        No messages where no whole record begins at `pos`; the position after the last of them.
+    They begin before `limit`; reading stops with `max_num` messages, or after the record with which there are `max_bytes`
+    bytes.
     """
     cdef RecordView r
     cdef list out = []
@@ -612,38 +592,31 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
                 int64_t low, int64_t high, list out not None, int64_t size, int64_t max_num,
                 int64_t max_bytes, int check_crc, frozenset tags_codes, frozenset tags, str topic not None, int64_t queue_id,
                 int64_t first):
-    """Decode the messages to which consecutive 20-byte units lead, as long as they lie in one segment.
+    """Decode the messages to which consecutive 20-byte units lead, as long as they are in one segment.
 
     Parameters
     ----------
-    units : Region
-        A file of a simple queue.
-    pos, num : int
-        Where the first unit lies, and how many there are.
+    units, pos, num : Region, int, int
+        A file of a simple queue, where the first unit is, and how many there are.
     segment, base_offset : Region, int
         A segment and the absolute offset of its first byte.
     low, high : int
-        The phy offsets, of those in the segment, that a unit may lead to here.
-    check_crc
-        As of `read_message`.
+        The phy offsets that a unit may lead to here.
     out : list
         The messages so far; those that are read are appended.
     size, max_num, max_bytes : int
-        Sum of the record sizes so far; reading stops before there are more messages, or more bytes, than these, but not
-        before the first message.
+        Sum of the record sizes so far; reading stops before there are more messages, or more bytes, than these, but not before
+        the first message.
     tags_codes, tags : frozenset of int, frozenset of str, optional
-        Only messages with one of these tags; units whose tags code has other low 32 bits are passed over unread.  A tags code
-        that is an address in an extension is not looked up and passes.
+        Only messages with one of these tags; units whose tags code has other low 32 bits are passed over unread, but for
+        addresses in an extension.
     topic, queue_id, first : str, int, int
-        The queue, and the queue offset of the first unit.  A record that says that it is another message is marked as
-        corrupt.
+        The queue, and the queue offset of the first unit.  The record of another message is marked as corrupt.
 
     Returns
     -------
-    done : int
-        How many units were dealt with; one that does not lead to a record of its size is passed over.
-    last : int
-        The number of the last of them that was no pre-fill unit, -1 if there was none.
+    done, last : int
+        How many units were dealt with; number of the last that was no pre-fill unit, or -1.
     size : int
         Sum of the record sizes.
     full : bool
@@ -745,33 +718,20 @@ cdef class GetMessageResult:
 
 @cython.no_gc_clear
 cdef class QueueGets:
-    """Answers the usual get: all tags, from the file of units and the segment that were asked for last.
-
-    Where it returns None the caller has to look further.
+    """Answers the usual get: all tags, from the file of units and the segment that were asked for last, or None.
 
     Parameters
     ----------
-    queues : ConsumeQueueStore
     queue_kind : type
         What a simple queue is an instance of, exactly.
-    log : FileStream
-        The segments.
-    check_crc
-        As for `read_message`.
     status : GetMessageStatus
         Of a result that has a message.
     num, max_bytes : int
         The greatest number of units to look at, unless more messages are asked for, and of bytes of records.
     interval : float
-        Seconds after its `refreshed_at`, by `time.monotonic`, in which a queue need not be looked at again before it is
-        read.  Not asked for unless `looks_ahead`.
+        Seconds after its `refreshed_at`, by `time.monotonic`, in which a queue need not be looked at again before it is read.
     looks_ahead : bool
-        Another process may have gone on: what is beyond the known end is not for this.
-
-    Attributes
-    ----------
-    closed : bool
-        Answer nothing more.
+        Another process may have gone on: `interval` counts, and what is beyond the known end is not for this.
     """
 
     cdef public bint closed
@@ -847,8 +807,8 @@ cdef class QueueGets:
                     return None
                 base = segment.pin(0, segment.size)
                 try:
-                    pull(&at, first_unit, count, base, segment.size, log_base, log_base, self.log.wrote_where, out, wanted, self.max_bytes, self.check_crc, None, None, topic, number,
-                         first)
+                    pull(&at, first_unit, count, base, segment.size, log_base, log_base, self.log.wrote_where, out, wanted,
+                         self.max_bytes, self.check_crc, None, None, topic, number, first)
                 finally:
                     segment.unpin()
             finally:
@@ -914,28 +874,15 @@ cdef struct Sought:
 
 @cython.no_gc_clear
 cdef class KeyQuery:
-    """Finds the messages with a key through index files, where each is in the file that was asked for last or in `region_of`.
+    """Finds the messages with a key through index files, in the file that was asked for last or in `region_of`.
 
     Parameters
     ----------
-    indexes : OpenedIndexes
     region_of : callable
-        Returns for a phy offset the segment that holds it: (Region, offset of its first byte, and the bounds of what the
-        log holds), or None if there is none.
-    check_crc
-        As for `read_message`.
-    log : FileStream
-        The segments.
+        Returns for a phy offset its segment: (Region, offset of its first byte, and the bounds of what the log holds), or None.
     interval : float
-        Seconds after `looked_at` in which the usual query is answered at once although another process may begin a new
-        index file.  Infinite where this process is the one that would.
-
-    Attributes
-    ----------
-    looked_at : float
-        When the files were last compared with those that are there, by `time.monotonic`.
-    closed : bool
-        Answer nothing more.
+        Seconds after `looked_at` (`time.monotonic`) in which the usual query is answered at once although another process may
+        begin a new index file; infinite where this process is the writer.
     """
 
     cdef public double looked_at
@@ -946,7 +893,8 @@ cdef class KeyQuery:
     cdef int check_crc
     cdef double interval
 
-    def __cinit__(self, OpenedIndexes indexes not None, region_of not None, int check_crc, FileStream log not None, double interval):
+    def __cinit__(self, OpenedIndexes indexes not None, region_of not None, int check_crc, FileStream log not None,
+                  double interval):
         self.indexes, self.region_of, self.check_crc, self.log, self.interval = indexes, region_of, check_crc, log, interval
         self.looked_at = -1.0
 
@@ -973,22 +921,9 @@ cdef class KeyQuery:
 
     def find(self, indexes, str topic not None, str key not None, int key_kind, int64_t begin, int64_t end,
              int64_t max_num):
-        """Find the messages with one key, newest first.
+        """QueryResult or None: the messages with one key, newest first, stored from `begin` to `end` (ms), both inclusive.
 
-        Parameters
-        ----------
-        indexes : iterable of IndexRegion
-            Newest first.
-        key_kind : KeyKind
-        begin, end : int
-            Store times, ms since epoch, inclusive.
-        max_num : int
-            The greatest number of messages.
-
-        Returns
-        -------
-        QueryResult or None
-            None where the chain of a file is long or damaged, or its offsets do not fall.
+        None where the chain of a file (newest first) is long or damaged, or its offsets do not fall.
         """
         return self.search(indexes, topic, key, key_kind, begin, end, max_num)
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from rmqstore.files.output_file import OutputFile, OutputFolder
 from rmqstore.offline.export_files import ArrowFile, Csv, ExportOptions, Files, JsonLines, Sink, compressed, layout_of
-from rmqstore.offline.export_source import Damage, Source
+from rmqstore.offline.export_source import ExportDamage, Source
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 
@@ -93,8 +93,8 @@ def export(
         store = stack.enter_context(
             MessageStore.open(path, config=options.config, read_only=True, tiered=options.tiered)
         )
-        damage = Damage(store.commit_log, options.corrupt)
-        store.older.pass_over(damage.finding)
+        damage = ExportDamage(store.commit_log, options.corrupt)
+        store.older.pass_over(damage)
         source = Source(store, Selection() if selection is None else selection.check_times(), damage, progress)
         source.tell(source.begin)
         opened: Any = output if made is None else stack.enter_context(made)

@@ -11,16 +11,15 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
-from rmqstore._core import Verdict, check_record
+from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import REPAIR
-from rmqstore.errors import ChecksumError, CorruptionError, Finding, OffsetOutOfRangeError
+from rmqstore.errors import ChecksumError, CorruptionError, Finding
 from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.index.key_source import SoughtKeys
@@ -29,14 +28,14 @@ from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.offline.export_files import DECODED, JUDGED
 from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
-from rmqstore.sources import STEP
+from rmqstore.sources import STEP, DamagePolicy
 from rmqstore.spans import without
 from rmqstore.store.columns import (
     ColumnOptions,
     Columns,
     import_pyarrow,
 )
-from rmqstore.store.local_queue import LocalQueue
+from rmqstore.store.local_queue import LocalQueue, judge
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.placed_columns import chosen, rows_at
 from rmqstore.store.results import QueryResult
@@ -44,7 +43,7 @@ from rmqstore.store.results import QueryResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Damage", "Source"]
+__all__ = ["ExportDamage", "Source"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,20 +51,18 @@ _BATCH_ROWS = 8192
 _BATCH_BYTES = 16 << 20
 # Damaged places of tiered storage that are named one by one.
 _NAMED = 20
+_ADVICE = "corrupt='skip' (--corrupt skip) passes over it"
 
 
-@dataclass
-class Damage:
+class ExportDamage(DamagePolicy):
     """What damage does, and how much of it there was."""
 
-    log: CommitLog
-    mode: str
-    records: int = 0
-    stretches: int = 0
-    size: int = 0
-    findings: int = 0
-    # Of tiered storage: the queue whose messages are looked at.
-    queue: FlatQueue | None = None
+    def __init__(self, log: CommitLog, mode: str):
+        super().__init__(mode, f"{_ADVICE}, and rmqstore verify --tiered lists all that is wrong")
+        self.log = log
+        self.records = self.stretches = self.size = self.places = 0
+        # Of tiered storage: the queue whose messages are looked at.
+        self.queue: FlatQueue | None = None
 
     def where(self, phy_offset: int) -> tuple[str, int]:
         """Return the file and the position in it."""
@@ -87,11 +84,7 @@ class Damage:
             if verdict is Verdict.RECORD:
                 what = (f"the record is another message than its queue leads to ({OTHER_MESSAGE})",)
             raise CorruptionError(
-                Sentence(
-                    *what,
-                    f", phy offset {begin}; corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify lists all that is "
-                    "wrong",
-                ),
+                Sentence(*what, f", phy offset {begin}; {_ADVICE}, and rmqstore verify lists all that is wrong"),
                 *self.where(begin),
             )
         self.stretches += 1
@@ -110,22 +103,16 @@ class Damage:
             return
         if self.mode == "fail":
             raise CorruptionError(
-                f"no unit of queue {name} is there for queue offsets {begin} to {end - 1}; {REPAIR}; corrupt='skip' "
-                "(--corrupt skip) passes over it",
+                f"no unit of queue {name} is there for queue offsets {begin} to {end - 1}; {REPAIR}; {_ADVICE}",
                 queue.files.path,
             )
         self.stretches += 1
 
-    def finding(self, finding: Finding) -> None:
+    def leave_out(self, finding: Finding) -> None:
         """A place of tiered storage that holds no message of its queue."""
-        if self.mode == "fail":
-            advice = (
-                "corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify --tiered lists all that is wrong"
-            )
-            raise CorruptionError(f"{finding.detail}; {advice}", finding.path, finding.pos)
         self.stretches += 1
-        self.findings += 1
-        if self.findings <= _NAMED:
+        self.places += 1
+        if self.places <= _NAMED:
             logger.warning("%s: %s; these messages are left out", finding.path, finding.detail)
 
     def record(self, message: MessageExt) -> bool:
@@ -164,7 +151,7 @@ class Source:
         self,
         store: MessageStore,
         selection: Selection,
-        damage: Damage,
+        damage: ExportDamage,
         progress: Callable[[int, int], None] | None,
     ):
         self.store, self.log = store, store.commit_log
@@ -320,12 +307,6 @@ class Source:
         low = max(low, queue.bounds(self.log.min_offset)[0])
         older = self.store.older.spans(topic, queue_id)
         newest = -1
-
-        def on_gone(first: int, last: int) -> None:
-            # What tiered storage has is read from there.
-            for begin, end in without(first, last, older):
-                self.damage.units(queue, begin, end)
-
         source = LocalQueue(queue, self.log)
         high = max(min(high, queue.max_queue_offset), low)
         if self.selection.begin is not None or self.selection.end is not None:
@@ -334,7 +315,9 @@ class Source:
                 for newest_first in (False, True)
             )
             low, high = (low, low) if first is None or last is None else (first, last + 1)
-        for each in queue.places(low, high, on_gone):
+        # What tiered storage has is read from there.
+        steps = (queue.places(first, last, self.damage) for first, last in without(low, high, older))
+        for each in itertools.chain.from_iterable(steps):
             places = chosen(source, each.where(each.are_real), self.selection)
             kept = (places.phy_offsets >= self.begin) & (places.phy_offsets < self.end)
             for first, last in older:
@@ -345,20 +328,11 @@ class Source:
             ):
                 message = self.log.look_up(phy_offset, size)
                 if message is None or not message.check_queue(topic, queue_id, queue_offset):
-                    self.damage.stretch(phy_offset, phy_offset + max(size, 0), self._judged(phy_offset, size))
+                    self.damage.stretch(phy_offset, phy_offset + max(size, 0), judge(self.log, phy_offset, size))
                 elif phy_offset > newest:
                     # In a damaged queue offsets may fall; what was passed is not given twice.
                     newest = phy_offset
                     yield phy_offset
-
-    def _judged(self, phy_offset: int, size: int) -> Verdict | None:
-        try:
-            mapped_file = self.log.segment(phy_offset)
-            base = mapped_file.file_from_offset
-            verdict, found, _ = check_record(mapped_file.region, phy_offset - base, base, 0)
-            return Verdict.BAD_SIZE if verdict is Verdict.RECORD and found != size else verdict
-        except OffsetOutOfRangeError:
-            return None
 
     def _older(self) -> Iterator[tuple[FlatQueue, list[int]]]:
         # Queues of tiered storage, and log offsets in them of the chosen messages that the local log no longer has.
@@ -445,7 +419,7 @@ class Source:
                 yield _sound_rows(batch, columns, self.damage, judged)
 
 
-def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: Damage, judged: bool) -> pa.RecordBatch:
+def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: ExportDamage, judged: bool) -> pa.RecordBatch:
     if not judged:
         return batch
     bad = batch.column("corrupt").to_numpy(zero_copy_only=False)
@@ -461,4 +435,4 @@ def _report_gone(queue: FlatQueue, log_offset: int) -> None:
     # It was there a moment ago; what the columns were not chosen to is no matter of a hole.
     hole = queue.log.hole_at(log_offset)
     if hole is not None:
-        queue.report(hole.finding)
+        queue.damage.finding(hole.finding)

@@ -25,7 +25,7 @@ from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.errors import ChecksumError, CorruptionError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import OTHER_MESSAGE, MessageExt
-from rmqstore.sources import Part
+from rmqstore.sources import DamagePolicy, Part
 from rmqstore.spark.options import CORRUPT_COLUMN, UNREADABLE_BODY, ReadOptions
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, first_offset, is_no_file, open_log, segment_path
 from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow, scan_schema
@@ -110,7 +110,7 @@ def marked_verdict(message: MessageExt | None) -> str:
     return UNREADABLE_BODY if message is not None and message.corrupt else OTHER_MESSAGE
 
 
-class PieceReader:
+class PieceReader(DamagePolicy):
     """Turns the columns of a piece into batches for Spark, which are in `ready`, and damage into what was asked for.
 
     `piece_end` is a phy offset: a damaged stretch belongs to the piece in which it begins, a missing one to each that it
@@ -118,6 +118,7 @@ class PieceReader:
     """
 
     def __init__(self, job: ReadJob, log: CommitLog | None = None, piece_end: int | None = None):
+        super().__init__(job.options.corrupt, ADVICE)
         self.pa = import_pyarrow()
         self.job, self.log = job, log
         self.options, self.schema = options, schema = job.options, job.schema
@@ -144,7 +145,7 @@ class PieceReader:
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows to `ready`, those that are damaged in the way that was asked for."""
         texts = self.judge(batch) if self.judged and batch.column("corrupt").true_count else None
-        if texts is not None and self.options.corrupt == "skip":
+        if texts is not None and self.mode == "skip":
             batch = batch.filter(texts.is_null())
             texts = None
             if not batch.num_rows:
@@ -177,7 +178,7 @@ class PieceReader:
     def found(self, phy_offset: int, verdict: str, is_crc: bool = False, way: str | None = None) -> str:
         """str: the text of a damaged place; an error if damage is one."""
         path, pos = self.place(phy_offset)
-        if (way or self.options.corrupt) != "fail":
+        if (way or self.mode) != "fail":
             return f"{path}, position {pos}: {verdict}"
         kind: type[CorruptionError] = CorruptionError
         advice, record = ADVICE, f"record at phy offset {phy_offset}"
@@ -198,9 +199,9 @@ class PieceReader:
             what = f"no whole record begins at phy offset {phy_offset} ({verdict})"
         raise kind(f"{what}; {advice}", path, pos)
 
-    def damage(self, begin: int, end: int, verdict: Verdict | None) -> None:
+    def stretch(self, begin: int, end: int, verdict: Verdict | None) -> None:
         """Take a damaged stretch, as `CommitLog.fill` tells of it."""
-        way = (self.options.missing if verdict is None else None) or self.options.corrupt
+        way = (self.options.missing if verdict is None else None) or self.mode
         text = self.found(begin, "MISSING" if verdict is None else verdict.name, way=way)
         self.take()
         if verdict is None and way == "skip" and self.log is not None:
@@ -213,12 +214,15 @@ class PieceReader:
                 self.ready.append(self.one_row({"phy_offset": begin, "size": size, CORRUPT_COLUMN: text}))
                 begin += size
 
-    def gone(self, piece: QueuePiece, queue: AnyConsumeQueue | None, first: int, end: int) -> None:
-        """Take queue offsets of the plan for which no unit is there (any more)."""
+    def units(self, queue: AnyConsumeQueue, begin: int, end: int) -> None:
+        """As every policy does."""
+        self.gone(queue.topic, queue.queue_id, begin, end, *queue.path_of(begin))
+
+    def gone(self, topic: str, queue_id: int, first: int, end: int, path: str, pos: int | None = None) -> None:
+        """Take queue offsets of the plan whose units are not there (any more), and the place where the first one was."""
         what = f"queue offset {first}" if end - first == 1 else f"queue offsets {first} to {end - 1}"
-        what += f" of {piece.topic}/{piece.queue_id}"
-        path, pos = self.unit_place(piece, queue, first)
-        if self.options.corrupt == "fail":
+        what += f" of {topic}/{queue_id}"
+        if self.mode == "fail":
             raise CorruptionError(
                 f"the plan of the job has {what}, and no unit of the queue is there for them: retention took them, or "
                 f"a file is gone or cut short. Plan the job again to read what is left; otherwise {REPAIR}; {ADVICE}",
@@ -227,17 +231,11 @@ class PieceReader:
             )
         text = f"{path if pos is None else f'{path}, position {pos}'}: MISSING, {what}"
         self.take()
-        if self.options.corrupt == "skip":
+        if self.mode == "skip":
             logger.warning("%s: passed over", text)
         else:
-            values = {"topic": piece.topic, "queue_id": piece.queue_id, "queue_offset": first, CORRUPT_COLUMN: text}
+            values = {"topic": topic, "queue_id": queue_id, "queue_offset": first, CORRUPT_COLUMN: text}
             self.ready.append(self.one_row(values))
-
-    def unit_place(self, piece: QueuePiece, queue: AnyConsumeQueue | None, queue_offset: int) -> tuple[str, int | None]:
-        """(str, int or None): the file that has, or had, the unit of a queue, and the position in it, where known."""
-        if queue is None:
-            return queue_directory(self.job.root, ConsumeQueue.kind, piece.topic, piece.queue_id), None
-        return queue.path_of(queue_offset)
 
     def one_row(self, values: dict[str, Any]) -> pa.RecordBatch:
         """pyarrow.RecordBatch: one row for a place that holds no record, null but for these values by column."""
@@ -307,31 +305,17 @@ def piece_batches(job: ReadJob, piece: Piece, *, first: bool = False) -> Iterato
     try:
         reader = PieceReader(job, log, piece.end)
         if piece.missing or is_no_file(reader.place(piece.begin)[0]):
-            reader.damage(piece.begin, piece.end, None)
+            reader.stretch(piece.begin, piece.end, None)
             yield from reader.ready
             return
         job.options.selection.choose(reader.made.out)
         begin = piece.begin if first else first_offset(log, piece)
-        for _ in log.fill(reader.made.out, begin, piece.end, reader.damage):
+        for _ in log.fill(reader.made.out, begin, piece.end, reader.stretch):
             reader.take()
             ready, reader.ready = reader.ready, []
             yield from ready
     finally:
         log.close()
-
-
-@dataclass(frozen=True)
-class _QueueDamage:
-    # What a piece of a queue has to leave out, taken by its reader.
-    reader: PieceReader
-    piece: QueuePiece
-    queue: AnyConsumeQueue
-
-    def units(self, begin: int, end: int) -> None:
-        self.reader.gone(self.piece, self.queue, begin, end)
-
-    def record(self, phy_offset: int, end: int, verdict: Verdict | None) -> None:
-        self.reader.damage(phy_offset, end, verdict)
 
 
 def queue_piece_batches(job: ReadJob, piece: QueuePiece) -> Iterator[pa.RecordBatch]:
@@ -353,11 +337,12 @@ def queue_piece_batches(job: ReadJob, piece: QueuePiece) -> Iterator[pa.RecordBa
             queue = queues.find(piece.topic, piece.queue_id)
         reader = PieceReader(job, log)
         if queue is None:
-            reader.gone(piece, None, piece.begin, piece.end)
+            folder = queue_directory(job.root, ConsumeQueue.kind, piece.topic, piece.queue_id)
+            reader.gone(piece.topic, piece.queue_id, piece.begin, piece.end, folder)
             yield from reader.ready
             return
         job.options.selection.choose(reader.made.out, by_place=True)
-        part = Part(LocalQueue(queue, log, _QueueDamage(reader, piece, queue)), piece.begin, piece.end)
+        part = Part(LocalQueue(queue, log, reader), piece.begin, piece.end)
         for batch in queue_batches([part], reader.made, job.options.selection):
             reader.add(batch)
             ready, reader.ready = reader.ready, []

@@ -17,10 +17,10 @@ from rmqstore._core import Verdict
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError, Finding, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
-from rmqstore.flatfile.flat_files import EXPIRED, FlatFileMetadata, FlatFiles
+from rmqstore.flatfile.flat_files import FlatFileMetadata, FlatFiles
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
-from rmqstore.sources import Part
+from rmqstore.sources import EXPIRED, DamagePolicy, Part
 from rmqstore.spans import Span, without
 from rmqstore.spark.batches import ADVICE, PieceReader, ReadJob, marked_verdict
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
@@ -77,8 +77,8 @@ def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
     # A range of phy offsets is one of the local log.
     if not options.tiered or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
         return
-    on_damage = None if options.corrupt == "fail" else _warn
-    flat_store = FlatStore(options.tiered, plan.root, on_damage=on_damage, goes_on=True)
+    damage = DamagePolicy("fail" if options.corrupt == "fail" else "report", ADVICE)
+    flat_store = FlatStore(options.tiered, plan.root, damage=damage, goes_on=True)
     for text in flat_store.notes:
         logger.warning("tiered storage: %s", text)
     try:
@@ -86,7 +86,7 @@ def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
         for queue, spans in zip(queues, _local_spans(plan, queues, by_log=options.mode != "queue")):
             begin, end = queue.min_queue_offset, queue.max_queue_offset
             if spans and end < spans[0][0]:
-                queue.report(queue.gap(end, spans[0][0]))
+                queue.report_gap(end, spans[0][0])
             said = [flat_store.said(kind, queue.topic, queue.queue_id) for kind in ("COMMIT_LOG", "CONSUME_QUEUE")]
             for first, last in without(begin, end, spans):
                 for at, until in _cut(queue, first, last, options.partition_bytes):
@@ -99,11 +99,9 @@ def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
                     yield TieredPiece(queue.path, queue.topic, queue.queue_id, at, until, logs, units)
     finally:
         flat_store.close()
-
-
-def _warn(finding: Finding) -> None:
-    # What has no piece is reported by no task.
-    logger.warning("%s: %s; what may be there is left out", finding.path, finding.detail)
+        # What has no piece is reported by no task.
+        for finding in damage.findings:
+            logger.warning("%s: %s; what may be there is left out", finding.path, finding.detail)
 
 
 def _known(
@@ -177,8 +175,6 @@ def _first_at(queue: FlatQueue, begin: int, end: int, log_offset: int) -> int:
 class _TieredReader(PieceReader):
     # Damage by the flat files' own names.
     queue: FlatQueue
-    # Files of which a warning said that they are gone.
-    warned_of: set[str]
 
     def place(self, phy_offset: int) -> tuple[str, int]:
         return self.queue.log.place_of(phy_offset)
@@ -191,10 +187,10 @@ class _TieredReader(PieceReader):
         return marked_verdict(self.queue.log.look_up(phy_offset)) if verdict is Verdict.RECORD else verdict.name
 
     def finding(self, finding: Finding) -> None:
-        if self.options.corrupt == "fail":
-            raise CorruptionError(f"{finding.detail}; {ADVICE}", finding.path, finding.pos)
+        if self.mode == "fail":
+            raise CorruptionError(f"{finding.detail}; {self.advice}", finding.path, finding.pos)
         self.take()
-        if self.options.corrupt == "report":
+        if self.mode == "report":
             text = f"{finding.path}, position {finding.pos}: {finding.detail}"
             values = {"topic": self.queue.topic, "queue_id": self.queue.queue_id, CORRUPT_COLUMN: text}
             self.ready.append(self.one_row(values))
@@ -215,10 +211,10 @@ def tiered_piece_batches(job: ReadJob, piece: TieredPiece) -> Iterator[pa.Record
     pool = MappedFilePool(64)
     reader = _TieredReader(job)
     queue = FlatQueue(
-        piece.path, piece.topic, piece.queue_id, pool, reader.finding, piece.log_metadata, piece.unit_metadata,
+        piece.path, piece.topic, piece.queue_id, pool, reader, piece.log_metadata, piece.unit_metadata,
         goes_on=True,
     )  # fmt: skip
-    reader.queue, reader.warned_of = queue, set()
+    reader.queue = queue
     try:
         job.options.selection.choose(reader.made.out, by_place=True)
         for batch in queue_batches([Part(queue, piece.begin, piece.end)], reader.made, job.options.selection):

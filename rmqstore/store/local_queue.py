@@ -7,7 +7,6 @@ lead to no record: a warning, or what a policy does with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 from rmqstore import _core
 from rmqstore import _numpy as np
@@ -20,30 +19,20 @@ from rmqstore.consumequeue.unit_queue import BLOCK_UNITS
 from rmqstore.errors import OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.message import MessageExt, _read, is_light_queue
 from rmqstore.selection import INT64_MAX, Selection
-from rmqstore.sources import STEP, Places, Pulled, fill_from
+from rmqstore.sources import STEP, DamagePolicy, Places, Pulled, fill_from
 from rmqstore.spans import Span
 
-__all__ = ["EXAMINED", "LocalQueue", "QueueDamage", "judge", "refuse_light_queues"]
+__all__ = ["EXAMINED", "LocalQueue", "judge", "refuse_light_queues"]
 
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 EXAMINED = 16000 // 20
 """Units that one get examines at most (RocketMQ 5.5.0 MessageStoreConfig.maxFilterMessageSize, in bytes)."""
 
 
-class QueueDamage(Protocol):
-    """Takes what a reading of a queue has to leave out; it may raise."""
-
-    def units(self, begin: int, end: int) -> None:
-        """Take queue offsets that had a unit when they were chosen, and have none (any more)."""
-
-    def record(self, phy_offset: int, end: int, verdict: Verdict | None) -> None:
-        """Take a unit that leads to no record of its size; None for a verdict where no segment is there."""
-
-
 class LocalQueue:
     """A queue and its log."""
 
-    def __init__(self, queue: AnyConsumeQueue, log: CommitLog, damage: QueueDamage | None = None):
+    def __init__(self, queue: AnyConsumeQueue, log: CommitLog, damage: DamagePolicy | None = None):
         self.queue, self.log, self.damage = queue, log, damage
 
     @property
@@ -58,7 +47,7 @@ class LocalQueue:
 
     def places(self, begin: int, end: int, step: int = STEP) -> Iterator[Places]:
         """As every source does; the steps are the queue's own."""
-        return self.queue.places(begin, end, None if self.damage is None else self.damage.units)
+        return self.queue.places(begin, end, self.damage)
 
     def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
         """As every source does."""
@@ -161,7 +150,7 @@ class LocalQueue:
                 self.log.warn_of_missing(int(before.min()), low)
             return
         for phy_offset, size in zip(phy_offsets.tolist(), sizes.tolist()):
-            self.damage.record(phy_offset, phy_offset + size, judge(self.log, phy_offset, size))
+            self.damage.stretch(phy_offset, phy_offset + size, judge(self.log, phy_offset, size))
 
 
 def judge(log: CommitLog, phy_offset: int, size: int) -> Verdict | None:

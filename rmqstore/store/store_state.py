@@ -21,7 +21,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import AssumedSizes, StoreConfig
 from rmqstore.config.places import other_progress_file, progress_file
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.errors import Finding, GeometryError, ReadOnlyError, StoreClosedError, StoreError, StorePoisonedError
+from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError, StoreError, StorePoisonedError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import ask_again
 from rmqstore.files.mapped_file import MappedFilePool
@@ -30,7 +30,7 @@ from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
 from rmqstore.selection import Selection
-from rmqstore.sources import Joined
+from rmqstore.sources import DamagePolicy, Joined
 from rmqstore.spans import Span
 from rmqstore.store.columns import ColumnOptions, scan_log
 from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
@@ -240,8 +240,8 @@ class Older:
         """Yield the messages of these topics with this unique key."""
         return iter(())
 
-    def pass_over(self, report: Callable[[Finding], object]) -> None:
-        """Have readings continue after what is unreadable or deleted in the meantime, and `report` take it."""
+    def pass_over(self, damage: DamagePolicy) -> None:
+        """Have readings continue after what is unreadable or deleted in the meantime, as `damage` says."""
 
     def refresh(self, *, uploads: bool) -> None:
         """Pick up changes; `uploads` asks for those of the last second as well."""

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rmqstore import _numpy as np
@@ -18,12 +17,12 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import SCAN_WINDOW, usable_cpus
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.errors import Finding, OffsetOutOfRangeError, StoreError
+from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatRange, FlatStore
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.selection import INT64_MAX, Selection
-from rmqstore.sources import Joined, Part, Places
+from rmqstore.sources import DamagePolicy, Joined, Part, Places
 from rmqstore.spans import Span, joined, without
 from rmqstore.store.columns import ColumnOptions, Columns, scan_log
 from rmqstore.store.placed_columns import AskedKeys, chosen, query_schema, read_places, rows_at
@@ -205,9 +204,9 @@ class Tiered(Older):
         """See `Older`."""
         return self.flat_store.keys()
 
-    def pass_over(self, report: Callable[[Finding], object]) -> None:
+    def pass_over(self, damage: DamagePolicy) -> None:
         """See `Older`."""
-        self.flat_store.on_damage, self.flat_store.goes_on = report, True
+        self.flat_store.damage, self.flat_store.goes_on = damage, True
 
     def refresh(self, *, uploads: bool) -> None:
         """See `Older`."""
@@ -235,7 +234,7 @@ class Tiered(Older):
             parts += [Part(each.queue, *span, span[1] == each.end) for span in left]
             if each.begin >= each.end:
                 parts.append(each)
-        return Joined(parts, partial(_report_gap, flat))
+        return Joined(parts, flat.report_gap)
 
     def _spans(self, queue: FlatQueue, *, tell: bool = False) -> list[Span]:
         # The queue offsets that are read from tiered storage; with `tell`, those that neither has are reported.
@@ -245,7 +244,7 @@ class Tiered(Older):
         if not _are_believed(self.state.commit_log, queue, local):
             return without(begin, end, [])
         if tell and begin < end < low:
-            _report_gap(queue, end, low)
+            queue.report_gap(end, low)
         return without(begin, end, [(low, high)] if low < high else [])
 
     def _local_queue(self, queue: FlatQueue) -> AnyConsumeQueue | None:
@@ -289,7 +288,7 @@ class Tiered(Older):
             # A local queue whose messages are all gone still says where it ended.
             low = spans[0][0] if spans else self.state.bounds(local)[0]
             if end < low:
-                _report_gap(queue, end, low)
+                queue.report_gap(end, low)
             yield from (FlatRange(queue, *part) for part in without(begin, end, spans))
 
     def scan(self, selection: Selection, options: ColumnOptions, *, use_threads: bool) -> pa.RecordBatchReader:
@@ -332,10 +331,6 @@ class Tiered(Older):
                 place = None if position < len(local) else (topic, message.queue_id)
                 rows.append((number, place, message.phy_offset))
         return key_rows_table(self.state.commit_log, self.flat_store, rows, asked.column.to_pylist(), options)
-
-
-def _report_gap(queue: FlatQueue, begin: int, end: int) -> None:
-    queue.report(queue.gap(begin, end))
 
 
 # ------------------------------------------------------------------------------------------------- what the log has as well

@@ -659,6 +659,14 @@ def short_writes(name, arguments):
     return (arguments[0], bytes(arguments[1])[:40]) if name == "write" else None
 
 
+def no_links(name, arguments):
+    if name == "link":
+        raise OSError(errno.EPERM, "Operation not permitted", arguments[0])
+
+
+LINKS = pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+
+
 class Subject:
     """A file with a table of one number: what was committed last."""
 
@@ -705,7 +713,8 @@ def check_all_goes_on(subject, path, least):
     return value
 
 
-def test_a_kill_at_every_step(tmp_path, monkeypatch):
+@LINKS
+def test_a_kill_at_every_step(links, tmp_path, monkeypatch):
     disk, scratch = tmp_path / "disk", tmp_path / "scratch"
     disk.mkdir()
     subject = Subject(disk / "config" / "x.json")
@@ -717,6 +726,8 @@ def test_a_kill_at_every_step(tmp_path, monkeypatch):
 
     def before(name, arguments):
         note()
+        if not links:
+            no_links(name, arguments)
         return short_writes(name, arguments)
 
     with monkeypatch.context() as patch:
@@ -850,7 +861,8 @@ def test_new_directories_are_durable_before_the_file_is(tmp_path, monkeypatch):
 
 
 @NEEDS_PROC
-def test_power_loss_at_every_step(tmp_path, monkeypatch):
+@LINKS
+def test_power_loss_at_every_step(links, tmp_path, monkeypatch):
     directory, scratch = tmp_path / "config", tmp_path / "scratch"
     subject = Subject(directory / "x.json")
     for number in (0, 1):
@@ -865,6 +877,8 @@ def test_power_loss_at_every_step(tmp_path, monkeypatch):
 
     def before(name, arguments):
         look()
+        if not links:
+            no_links(name, arguments)
         return short_writes(name, arguments)
 
     with monkeypatch.context() as patch:
@@ -889,8 +903,8 @@ def test_power_loss_at_every_step(tmp_path, monkeypatch):
 class Fault:
     """Fails the call of a number, once; writes are short, so that a full disk shows in the middle of one too."""
 
-    def __init__(self, code, failing):
-        self.code, self.failing = code, failing
+    def __init__(self, code, failing, links=True):
+        self.code, self.failing, self.links = code, failing, links
         self.close = os.close
         self.count = 0
         self.failed = None
@@ -903,6 +917,8 @@ class Fault:
             if name == "close":
                 self.close(arguments[0])
             raise OSError(self.code, os.strerror(self.code))
+        if not self.links:
+            no_links(name, arguments)
         return short_writes(name, arguments)
 
     def after(self, name, *_):
@@ -910,7 +926,8 @@ class Fault:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_fault_at_every_call(code, tmp_path, monkeypatch):
+@LINKS
+def test_a_fault_at_every_call(links, code, tmp_path, monkeypatch):
     failed, written = set(), 0
     for failing in itertools.count():
         directory = tmp_path / str(failing)
@@ -920,7 +937,7 @@ def test_a_fault_at_every_call(code, tmp_path, monkeypatch):
             subject.offsets.persist()
         old = contents(directory)
         subject.commit(2)
-        fault = Fault(code, failing)
+        fault = Fault(code, failing, links)
         with monkeypatch.context() as patch:
             record_calls(patch, fault.before, fault.after)
             try:
@@ -941,8 +958,8 @@ def test_a_fault_at_every_call(code, tmp_path, monkeypatch):
             # Only that the names are durable is not known.
             written += 1
             assert subject.loaded() == 2 and new["x.json.bak"] == old["x.json"]
-        elif fault.failed == "replace" and fault.done.count("replace") == 2:
-            # The old backup gives way first.
+        elif not links and fault.failed == "replace" and fault.done.count("replace") == 2:
+            # Without links the old backup gives way first.
             assert new == {"x.json": old["x.json"]}
         else:
             assert new == old
@@ -950,6 +967,7 @@ def test_a_fault_at_every_call(code, tmp_path, monkeypatch):
         assert subject.loaded() == 2 and contents(directory).keys() == {"x.json", "x.json.bak"}
         assert subject.loaded(str(subject.path) + ".bak") in (1, 2)
     assert failed >= {"open", "write", "fsync", "close", "replace"} and written == 3
+    assert ("link" in failed) or not links
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -977,6 +995,24 @@ def test_a_fault_at_the_first_file(code, tmp_path, monkeypatch):
         subject.offsets.persist()
         assert subject.loaded() == 5 and contents(directory / "config").keys() <= {"x.json", "x.json.bak"}
     assert failed >= {"mkdir", "open", "write", "fsync", "close", "replace"}
+
+
+def test_a_link_that_fails_for_another_reason_is_an_error(tmp_path, monkeypatch):
+    subject = Subject(tmp_path / "x.json")
+    subject.commit(0)
+    subject.offsets.persist()
+    subject.commit(1)
+    old = contents(tmp_path)
+
+    def fail(name, arguments):
+        if name == "link":
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as patch:
+        record_calls(patch, fail)
+        with pytest.raises(OSError, match="Disk quota exceeded: the offsets could not be saved") as caught:
+            subject.offsets.persist()
+    assert caught.value.errno == errno.EDQUOT and contents(tmp_path) == old
 
 
 def test_main_file_and_backup_that_are_one_file(tmp_path):

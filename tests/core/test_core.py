@@ -1337,70 +1337,6 @@ def test_index_equals_the_oracle(puts, slots, entries, begin, end, max_num, roll
             assert found == newest_first
 
 
-@given(PUTS, st.integers(1, 7), st.integers(2, 22), st.lists(st.integers(1, 5), max_size=6), st.booleans())
-def test_entries_that_are_made_in_spans_equal_the_oracle(puts, slots, entries, lengths, rolled):
-    model = oracle.IndexOracle(slots, entries)
-    before = 1_700_000_000_000 if rolled else 0
-    if rolled:
-        model = oracle.IndexOracle(slots, entries, end_phy_offset=77, end_timestamp=before)
-        puts = [(key, phy, time) for key, phy, time in puts if time < 2**60]
-    puts = [put for put in puts if model.put_key(*put)]
-    hashes = np.array([oracle.index_hash(key) for key, _, _ in puts], np.int32)
-    phy_offsets, times = (np.array([put[i] for put in puts], np.int64) for i in (1, 2))
-    begin = int(times[0]) if len(times) else 0
-    made, maps, heads, at = b"", [], _core.SlotHeads(slots), 0
-    for length in [*lengths, len(puts)]:
-        part = slice(at, min(at + length, len(puts)))
-        alone, heads = _core.SlotHeads(slots), _core.SlotHeads(slots)
-        for each in maps:
-            heads.merge(*each)
-        made += heads.encode(hashes[part], phy_offsets[part], times[part], at + 1, begin, before).tobytes()
-        alone.note(hashes[part], at + 1)
-        maps.append(alone.used())
-        at = part.stop
-    data = model.bytes()
-    assert heads.table().tobytes() == data[40 : 40 + 4 * slots]
-    assert made == data[40 + 4 * slots + 20 :][: len(made)]
-    used, newest = heads.used()
-    assert heads.used_num == len(used) == struct.unpack_from(">i", data, 32)[0]
-    assert used.tolist() == sorted(used.tolist()) and (newest > 0).all()
-
-
-def test_slot_heads_refuse_bad_input():
-    heads = _core.SlotHeads(4)
-    one, ones = np.ones(1, np.int32), np.ones(1, np.int64)
-    for number in (0, -1, 1 << 31):
-        with pytest.raises(ValueError, match="slots"):
-            _core.SlotHeads(number)
-    for call in (
-        lambda: heads.note(-one, 1),
-        lambda: heads.note(one, 0),
-        lambda: heads.note(one, 0x7FFFFFFF),
-        lambda: heads.encode(-one, ones, ones, 1, 0),
-        lambda: heads.encode(one, ones, ones, -5, 0),
-    ):
-        with pytest.raises(OffsetOutOfRangeError):
-            call()
-    for call in (
-        lambda: heads.encode(one, np.ones(2, np.int64), ones, 1, 0),
-        lambda: heads.encode(one, ones, np.ones(2, np.int64), 1, 0),
-        lambda: heads.merge(one, np.ones(2, np.int32)),
-        lambda: heads.merge(one * 4, one),
-        lambda: heads.merge(-one, one),
-        lambda: heads.merge(one, one * 0),
-    ):
-        with pytest.raises(ValueError):
-            call()
-    for call in (
-        lambda: heads.note(None, 1),
-        lambda: heads.merge(None, one),
-        lambda: heads.encode(None, ones, ones, 1, 0),
-    ):
-        with pytest.raises(TypeError):
-            call()
-    assert heads.used_num == 0 and not heads.table().any()
-
-
 def test_time_difference_wraps_as_in_java():
     # Java: (storeTimestamp - beginTimestamp) as long, / 1000 towards zero, then held between 0 and 2**31 - 1.
     for begin, store, expected in (
@@ -1845,7 +1781,9 @@ def test_agreeing_entries_sees_every_difference():
     assert _dispatch.agreeing_entries(index, 3, columns, 2) == 5
     # As far as there are entries.
     assert _dispatch.agreeing_entries(index, 8, columns, 0) == 4
-    assert _dispatch.agreeing_entries(index, 12, columns, 0) == _dispatch.agreeing_entries(index, MAX_I64, columns, 0) == 0
+    assert (
+        _dispatch.agreeing_entries(index, 12, columns, 0) == _dispatch.agreeing_entries(index, MAX_I64, columns, 0) == 0
+    )
     assert _dispatch.agreeing_entries(index, 1, columns, 7) == 0
     assert _dispatch.agreeing_entries(index, 2, columns, 0) == 0
     first = 40 + 4 * 5 + 20
@@ -2608,13 +2546,19 @@ def reading_calls(region: Region, index: IndexRegion):
         "find_record": lambda: _core.find_record(region, 0, 0),
         "read_message": lambda: _read.read_message(region, 0, 0),
         "read_messages": lambda: _read.read_messages(region, 0, 9, 0, 1, 9),
-        "read_queued": lambda: _read.read_queued(
-            region, 0, 1, region, 0, 0, 9, [], 0, 1, 1, 1, None, None, "T", 0, 0
-        ),
+        "read_queued": lambda: _read.read_queued(region, 0, 1, region, 0, 0, 9, [], 0, 1, 1, 1, None, None, "T", 0, 0),
         "KeyQuery.find": lambda: key_query([]).find([index], "T", "k", 0, 0, 1, 1),
         "KeyQuery.recent": lambda: key_query([index]).recent("T", "k", 1),
         "ArrowColumns.fill_matching": lambda: _columns.ArrowColumns(["topic"], 4).fill_matching(
-            [region], zeros, zeros.astype(np.int32), zeros, np.zeros(1, np.uint8), zeros.astype(np.int32), key_texts(), 1, 9
+            [region],
+            zeros,
+            zeros.astype(np.int32),
+            zeros,
+            np.zeros(1, np.uint8),
+            zeros.astype(np.int32),
+            key_texts(),
+            1,
+            9,
         ),
         "chain_entries": lambda: _core.chain_entries(index, np.ones(1, np.int32)),
         "doubtful_entry": lambda: _core.doubtful_entry(

@@ -68,7 +68,6 @@ def test_bytes_and_numbers():
     assert (len(region), region.size, region.writable, region.closed, region.pins) == (100, 100, True, False, 0)
     region.write(3, b"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8")
     assert region.read(2, 10) == b"\0\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8\0"
-    assert region.get_i16(3) == int.from_bytes(b"\xff\xfe", "big", signed=True)
     assert region.get_i32(3) == int.from_bytes(b"\xff\xfe\xfd\xfc", "big", signed=True)
     assert region.get_i64(3) == int.from_bytes(b"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8", "big", signed=True)
     region.write(98, memoryview(b"abcd")[1:3])
@@ -239,8 +238,6 @@ def test_extents_outside_are_refused(pos, size):
 def test_positions_outside_are_refused(pos):
     region = mapped(100)
     calls = [lambda: region.get_i64(pos), lambda: region.write(pos, b"12345678"), lambda: region.read(pos, 8)]
-    if not 0 <= pos <= 98:
-        calls.append(lambda: region.get_i16(pos))
     if not 0 <= pos <= 96:
         calls.append(lambda: region.get_i32(pos))
     if not 0 <= pos <= 100:
@@ -295,7 +292,6 @@ def all_calls(region: Region):
         lambda: region.last_nonzero(0, 1),
         lambda: region.flush(),
         lambda: region.advise("normal"),
-        lambda: region.get_i16(0),
         lambda: region.get_i32(0),
         lambda: region.get_i64(0),
         lambda: region.write(0, b"x"),

@@ -298,7 +298,7 @@ def test_damage_hides_nothing_else_and_is_named(disk, tmp_path, damage):
             assert copy.tiered is not None and not copy.alone and harm.path.name in str(error)
             refused.append(error)
 
-    with copy.open(findings.append) as store:
+    with copy.open(findings) as store:
 
         def scanned():
             rows = of_table(store.scan([*COLUMNS, "corrupt"]).read_all(), "corrupt")

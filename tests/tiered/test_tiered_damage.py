@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import tiered_oracle as oracle_tiered
-from every_disk import open_tiered
+from every_disk import open_tiered, reported_to
 from hypothesis import given
 from hypothesis import strategies as st
 from small_store import SMALL, options_of
@@ -68,8 +68,8 @@ def files_of(root: Path) -> list[Path]:
     return sorted(found)
 
 
-def open_store(root, on_damage=None):
-    return open_tiered(root / "tiered", root / "store", on_damage=on_damage)
+def open_store(root, findings=None):
+    return open_tiered(root / "tiered", root / "store", damage=reported_to(findings))
 
 
 COLUMNS = ["topic", "queue_id", "queue_offset", "phy_offset", "keys", "tags", "body", "unique_key", "corrupt"]
@@ -155,7 +155,7 @@ def test_bit_flips_are_never_silent(small, copy, request):
                 else:
                     known = {str(path)} if is_index else {str(each) for each in files_of(copy)}
                     assert {each.path for each in found} & known, (where, found)
-            with open_store(copy, findings.append) as store:
+            with open_store(copy, findings) as store:
                 rows = rows_of(store)
                 corrupt = [row for row in rows if row[-1] == "True"]
                 lost = {row[:4] for row in intact} - {row[:4] for row in rows}
@@ -193,7 +193,7 @@ def test_truncations_are_never_silent(small, copy):
                 kinds = {each.kind for each in verify_flat(store.tiered)}
                 local_empty = path.parent.name == "tiered_index_file" and length in (0, len(whole) - 21, len(whole) - 1)
                 assert kinds or local_empty, (path, length)
-            with open_store(copy, findings.append) as store:
+            with open_store(copy, findings) as store:
                 rows = rows_of(store)
                 assert set(rows) <= set(intact)
                 assert rows == intact or findings, (path, length)
@@ -225,7 +225,7 @@ def test_a_missing_file_in_the_middle(small, copy):
             with open_store(copy) as store:
                 named = [each for each in verify_flat(store.tiered) if each.kind == "missing_file"]
                 assert any(missing.name in each.path + each.detail for each in named)
-            with open_store(copy, findings.append) as store:
+            with open_store(copy, findings) as store:
                 rows = rows_of(store)
                 if kind == "INDEX":
                     assert rows == intact
@@ -296,7 +296,7 @@ def test_files_that_may_not_be_read_hide_no_other(small, copy, monkeypatch, kind
     allowed = os.access
     monkeypatch.setattr("os.access", lambda name, mode: str(name) != str(refused) and allowed(name, mode))
     findings = []
-    with open_store(copy, findings.append) as store:
+    with open_store(copy, findings) as store:
         assert str(refused) in {each.path for each in verify_flat(store.tiered)}
         rows = rows_of(store)
         if kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
@@ -334,7 +334,7 @@ def test_folders_that_cannot_be_listed_hide_no_other(small, copy, monkeypatch, k
     monkeypatch.setattr("os.scandir", refuse(listed))
     monkeypatch.setattr("os.stat", refuse(looked))
     findings = []
-    with open_store(copy, findings.append) as store:
+    with open_store(copy, findings) as store:
         assert any(each.path.startswith(str(folder)) and "cannot be listed" in each.detail for each in verify_flat(store.tiered))
         rows = rows_of(store)
         if kind in ("INDEX", "tiered_index_file"):
@@ -410,12 +410,12 @@ def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path, monkeypatch):
         with pytest.raises(StoreError, match="neither"):
             store.get_table("Orders", 0)
         assert len(store.get_message("Orders", 0, 558)) > 0
-        findings = []
-        store.tiered.on_damage = findings.append
+        findings = store.tiered.damage.findings
+        store.tiered.damage.mode = "report"
         assert store.get_message("Orders", 0, end).next_queue_offset == 558
         assert store.get_table("Orders", 0).num_rows == end + 960 - 558 and findings[-1].kind == "gap"
         assert store.scan(["queue_id"], topic="Orders", queue_id=0).read_all().num_rows == end + 960 - 558
-        store.tiered.on_damage = None
+        store.tiered.damage.mode = "fail"
         with pytest.raises(StoreError, match="neither"):
             store.scan(["queue_id"])
     with pytest.raises(StoreError, match="neither"):
@@ -544,7 +544,7 @@ def test_a_damaged_first_record_hides_nothing(copy):
     with open_store(copy) as store, pytest.raises(StoreError):
         rows_of(store)
     findings = []
-    with open_store(copy, findings.append) as store:
+    with open_store(copy, findings) as store:
         assert len(store.get_table("Orders", 1, columns="corrupt")) == 6 - begin and findings
 
 
@@ -560,7 +560,7 @@ def test_a_number_of_thousands_of_digits_in_metadata_ends_nothing(small, copy, w
         changed = re.sub(r"\b0: ?\{", '"' + "9" * 5000 + '":{', text)
     assert changed != text
     path.write_text(changed)
-    with open_store(copy, [].append) as store:
+    with open_store(copy, []) as store:
         assert set(rows) <= set(rows_of(store))
         list(verify_flat(store.tiered))
 
@@ -589,7 +589,7 @@ def test_times_are_not_taken_from_wrong_units(tmp_path):
         write_units(folder, 460, wrong)
         for (time, which), expected in whole.items():
             findings = []
-            with open_store(root, findings.append) as store:
+            with open_store(root, findings) as store:
                 found = store.offset_by_time("Orders", 0, time, which)
                 # What is asked for may itself have no unit any more; then it is the place where it was.
                 assert found == expected or (459 <= expected <= 500 and 459 <= found <= 500), (time, which)
@@ -632,7 +632,7 @@ def test_huge_numbers_in_metadata_end(copy, size):
         listed[max(listed, key=int)]["size"] = size
     path.write_text(re.sub(r'"(\d+)":', r"\1:", json.dumps(metadata)))
     findings = []
-    with open_store(copy, findings.append) as store:
+    with open_store(copy, findings) as store:
         assert store.max_queue_offset("Orders", 1) > size // 20
         rows = [row for row in rows_of(store) if row[:2] == ("Orders", "1")]
         assert len(rows) == 6 and findings
@@ -684,7 +684,7 @@ def test_a_get_ends_before_a_record_in_the_middle_of_a_file_that_cannot_be_read(
     data[places[2] + 4] ^= 1
     file.write_bytes(data)
     told = []
-    with open_store(tmp_path, on_damage=told.append) as store:
+    with open_store(tmp_path, told) as store:
         got = store.get_message("Orders", 1, tags=tags)
         assert [message.queue_offset for message in got] == [0, 1] and got.next_queue_offset == 2 and not told
         got = store.get_message("Orders", 1, 2, tags=tags)

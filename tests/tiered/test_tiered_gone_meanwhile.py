@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiered_oracle as oracle_tiered
-from every_disk import open_tiered
+from every_disk import open_tiered, reported_to
 
 from rmqstore import CorruptionError, MessageStore
 from rmqstore.flatfile import flat_index, flat_verify
@@ -133,7 +133,7 @@ def test_a_task_of_spark_names_what_was_planned_and_is_gone(copied, monkeypatch,
 
 def opened(root, found=None):
     store = MessageStore.open(root / "store", read_only=True, tiered=root / "tiered")
-    store.tiered.on_damage = None if found is None else found.append
+    store.tiered.damage = reported_to(found)
     return store
 
 
@@ -164,7 +164,7 @@ def test_scans_and_tables_name_what_they_did_not_come_to(copied, caplog, kind, n
         else:
             assert named(each.detail for each in found) == lost and not texts
             assert all(name in each.path for each in found)
-            store.tiered.on_damage = None
+            store.tiered.damage.mode = "fail"
             with pytest.raises(CorruptionError, match="was deleted since it was listed"):
                 READERS["table"](store)
 
