@@ -33,15 +33,17 @@ _MAX_DEPTH = 64
 _MAX_NUMBER_LENGTH = 4300
 _NUMBER_AS_NAME = re.compile(r"([{,]\s*)(-?[0-9]+)\s*:")
 _SPACE = r"(?:[ \t\r\n\f\b\ufeff]+|/\*.*?\*/|//[^\n]*)+"
+# A token behind space, and whether it is a name: a colon follows.
 _TOKEN = re.compile(
-    rf"""(?P<space>{_SPACE})
-    |(?P<string>"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*')
-    |(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[LSBFD]?
-    |(?P<word>[A-Za-z_$][A-Za-z0-9_$]*)
-    |(?P<mark>[{{}}\[\]:,])""",
+    rf"""(?:{_SPACE})?
+    (?P<token>"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'
+    |[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
+    |[A-Za-z_$][A-Za-z0-9_$]*
+    |[{{}}\[\]:,])
+    (?:(?<=[0-9.])[LSBFD])?(?P<name>(?=(?:{_SPACE})?:))?""",
     re.DOTALL | re.VERBOSE,
 )
-_IS_NAME = re.compile(rf"(?:{_SPACE})?:", re.DOTALL)
+_ONLY_SPACE = re.compile(rf"(?:{_SPACE})?", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _ESCAPED = {
     '"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "F": "\f", "n": "\n", "r": "\r", "t": "\t",
@@ -70,9 +72,9 @@ def parse_fastjson(text: str, path: str | None = None) -> Any:
         return _parse_json(" ".join(part for _, part in parts))
     except json.JSONDecodeError as error:
         at, length = len(text), 0
-        for pos, part in parts:
+        for match, part in parts:
             if error.pos < length + len(part):
-                at = pos
+                at = match.start("token")
                 break
             length += len(part) + 1
         raise _damage(text, at, error.msg, path) from None
@@ -104,67 +106,70 @@ def _damage(text: str, pos: int, what: str, path: str | None) -> CorruptionError
     return CorruptionError(f"damaged JSON: {what}", path, len(text[:pos].encode("utf-8", "surrogatepass")))
 
 
-def _json_parts(text: str, path: str | None) -> list[tuple[int, str]]:
-    # The text as JSON, in parts, each with its position in `text`.
-    parts: list[tuple[int, str]] = []
-    pos = depth = 0
+def _json_parts(text: str, path: str | None) -> list[tuple[re.Match[str], str]]:
+    # The text as JSON, in parts, each with its token in `text`.
+    parts: list[tuple[re.Match[str], str]] = []
+    end = depth = 0
     before = ""
-    while pos < len(text):
-        match = _TOKEN.match(text, pos)
-        if match is None:
-            what = "a string does not end" if text[pos] in "\"'" else f"{text[pos]!r} begins no value"
-            raise _damage(text, pos, what, path)
-        part = match.group()
-        if match.lastgroup == "space":
-            pos = match.end()
-            continue
-        if match.lastgroup == "string":
-            if part[0] == "'" or "\\" in part:
-                part = json.dumps(_unescaped(text, match, path))
-        elif match.lastgroup == "word":
-            if _IS_NAME.match(text, match.end()):
-                part = f'"{part}"'
-            elif part not in ("true", "false", "null"):
-                raise _damage(text, pos, f"{part[0]!r} begins no value", path)
-        elif match.lastgroup == "number":
-            part = _number(text, match, path)
-        elif part in "{[":
+    for match in _TOKEN.finditer(text):
+        begin, following = match.span()
+        if begin != end:
+            break
+        end, part = following, match["token"]
+        first, is_name = part[0], match["name"] is not None
+        if first in "{[":
             depth += 1
             if depth > _MAX_DEPTH:
-                raise _damage(text, pos, f"more than {_MAX_DEPTH} levels deep", path)
-        elif part in "}]":
+                raise _damage(text, match.start("token"), f"more than {_MAX_DEPTH} levels deep", path)
+        elif first in "}]":
             depth -= 1
             if before == ",":
                 parts.pop()
-        if part != "," or before not in ("{", "[", ","):
-            parts.append((pos, part))
-            before = part
-        pos = match.end()
+        elif first in ",:":
+            if first == "," and before in ("{", "[", ","):
+                continue
+        elif first in "\"'":
+            if first == "'" or "\\" in part:
+                part = json.dumps(_unescaped(text, match.start("token"), part, path))
+        elif first in "123456789" and end - begin < 19 and part.isdigit():
+            part = f'"{part}"' if is_name else part
+        elif first in "+-.0123456789":
+            part = _number(text, match.start("token"), part, is_name, path)
+        elif is_name:
+            part = f'"{part}"'
+        elif part not in ("true", "false", "null"):
+            raise _damage(text, match.start("token"), f"{first!r} begins no value", path)
+        parts.append((match, part))
+        before = part
+    space = _ONLY_SPACE.match(text, end)
+    at = end if space is None else space.end()
+    if at < len(text):
+        what = "a string does not end" if text[at] in "\"'" else f"{text[at]!r} begins no value"
+        raise _damage(text, at, what, path)
     return parts
 
 
-def _number(text: str, match: re.Match[str], path: str | None) -> str:
+def _number(text: str, pos: int, number: str, is_name: bool, path: str | None) -> str:
     # A name in quotes, or the value as JSON has it.
-    number = match["number"]
     if len(number) > _MAX_NUMBER_LENGTH:
-        raise _damage(text, match.start(), f"a number of {len(number)} characters", path)
-    if re.fullmatch("[+-]?[0-9]+", number):
-        return f'"{number}"' if _IS_NAME.match(text, match.end()) else str(int(number))
+        raise _damage(text, pos, f"a number of {len(number)} characters", path)
+    if number.lstrip("+-").isdigit():
+        return f'"{number}"' if is_name else str(int(number))
     if not math.isfinite(float(number)):
-        raise _damage(text, match.start(), "a number whose exponent is too large", path)
+        raise _damage(text, pos, "a number whose exponent is too large", path)
     return repr(float(number))
 
 
-def _unescaped(text: str, match: re.Match[str], path: str | None) -> str:
+def _unescaped(text: str, pos: int, part: str, path: str | None) -> str:
     def character(escape: re.Match[str]) -> str:
         code = escape[1] or escape[2]
         if code is not None:
             return chr(int(code, 16))
         if escape[3] not in _ESCAPED:
-            raise _damage(text, match.start() + 1 + escape.start(), f"unknown escape \\{escape[3]}", path)
+            raise _damage(text, pos + 1 + escape.start(), f"unknown escape \\{escape[3]}", path)
         return _ESCAPED[escape[3]]
 
-    value = _ESCAPE.sub(character, match.group()[1:-1])
+    value = _ESCAPE.sub(character, part[1:-1])
     # Characters beyond U+FFFF come as two escapes; a lone surrogate has no place in text.
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
