@@ -193,6 +193,7 @@ def test_scans_of_golden_stores_equal_the_oracle(golden_store, name):
 
 @pytest.mark.parametrize("views", [False, True])
 def test_dictionaries(broker, views):
+    pytest.importorskip("lz4.frame")
     chosen = ["topic", "tags", "body", "born_host"]
     options = {"columns": chosen, "views": views, "batch_size": 500}
     with MessageStore.open(broker, read_only=True) as store:
@@ -437,6 +438,8 @@ def test_a_port_that_no_writer_leaves(tmp_path):
 
 
 def test_compressed_bodies(tmp_path):
+    pytest.importorskip("lz4.frame")
+    pytest.importorskip("zstandard")
     log = OddLog(tmp_path / "store")
     for kind in ("LZ4", "ZSTD", "ZLIB"):
         for body in (b"x" * 5000, b"short"):
@@ -455,6 +458,7 @@ def test_compressed_bodies(tmp_path):
 
 
 def test_a_missing_library_is_an_error(tmp_path, monkeypatch):
+    pytest.importorskip("lz4.frame")
     log = OddLog(tmp_path / "store")
     log.add(body=compress_body(b"x" * 500, "LZ4"), sys_flag=compression_flags("LZ4"))
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
