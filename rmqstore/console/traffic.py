@@ -8,6 +8,7 @@ a request never comes, or a reader that takes nothing.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import resource
 import time
@@ -37,6 +38,8 @@ _PART = 256 * 1024
 _MOST_HELD = 256 * 1024 * 1024
 # Answers up to this size are not counted: connections are bounded, and each has one answer at a time.
 _SMALL = 16 * 1024
+# After an answer of this size free memory goes back to the system.
+_LARGE = 1 << 20
 
 
 def _most() -> int:
@@ -137,6 +140,16 @@ class Outgoing:
             await self._app(scope, receive, answer.send)
         finally:
             self.held -= answer.counted
+            if answer.counted > _LARGE and not self.held:
+                _return_memory()
+
+
+def _return_memory() -> None:
+    # glibc keeps what many threads needed at the same time, up to tens of MiB, until it is told.
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return  # Not glibc.
 
 
 class _Answer:
