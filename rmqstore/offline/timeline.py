@@ -120,8 +120,8 @@ def _edges(first: int, last: int, bins: int) -> list[int]:
 
 
 def _spread(log: CommitLog, low: int, high: int) -> list[_Place]:
-    # Places at even distances, in order.
-    gap = -(-(high - low) // _PLACES)
+    # Places at even distances, in order; the last of `_PLACES` is the end.
+    gap = -(-(high - low) // (_PLACES - 1))
     found = {place for begin in range(low, high, gap) if (place := _at_or_after(log, begin, gap)) is not None}
     places = sorted(found)
     last = log.last_store_timestamp()

@@ -3,7 +3,8 @@
 Nothing here prints, and a read-only open writes nothing (I7).
 
 - `message_store`: the public API: open, put, flush, close
-- `reading`, `querying`: its questions about queues, keys and the log; `stats`: damage, numbers, progress; `results`: answers
+- `reading`, `querying`: its questions about queues, keys and the log; `results`: answers
+- `condition`: damage, lost parts of the log, progress; `stats`: numbers
 - `store_state`: what the parts share: files, the append lock, whether they may be read and written
 - `writing`: putting messages, both entry points, and what makes a message plain; `table_writing`: the rows of an Arrow table
 - `columns`: messages as Arrow columns, and the scan of the log; `placed_columns`: those at given places, of queues and keys

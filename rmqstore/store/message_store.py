@@ -26,6 +26,7 @@ from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.store_lock import ClosedAtExit, StoreLock
 from rmqstore.message import Message, MessageExt
+from rmqstore.store.condition import StoreCondition
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.opening import (
     Closing,
@@ -45,7 +46,6 @@ from rmqstore.store.reading import QueueQuestions, queue_gets
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
 from rmqstore.store.results import PutResult, PutResults, PutTableResult
 from rmqstore.store.retention import RetentionReport
-from rmqstore.store.stats import StoreCondition
 from rmqstore.store.store_state import StoreState
 from rmqstore.store.table_writing import TableWriting
 from rmqstore.store.upkeep import Upkeep

@@ -1,8 +1,7 @@
-"""The condition of an open store: what is damaged, lost or not dispatched, the progress that it keeps, and its plain numbers.
+"""Plain numbers of an open store: how much is in it, how far it reaches, how far its readers and its files are behind.
 
-Owns the part of `MessageStore` that reports this.  Every number is in the files or follows from what the store knows, so that
-nothing is spent on a put or a get.  It changes nothing, opens no queue that can be read in its files, and reads no more than
-headers, the ends of queues and one record for each.
+Every number is in the files or follows from what the store knows, so that nothing is spent on a put or a get.  It changes
+nothing, opens no queue that can be read in its files, and reads no more than headers, the ends of queues and one record for each.
 """
 
 from __future__ import annotations
@@ -12,192 +11,15 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue_store import unseen_text
-from rmqstore.errors import OffsetOutOfRangeError, StoreError
-from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_service import IndexService
-from rmqstore.rocksdb.places import closed_databases
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.lost_log import is_named, lost_text
 from rmqstore.store.retention import used_ratio
 from rmqstore.store.store_state import StoreState
 
-if TYPE_CHECKING:
-    from rmqstore.consumer.consumer_offset import ConsumerOffsets
-    from rmqstore.store.completion import QueueDatabaseState
-
-__all__ = [
-    "ConsumerStats",
-    "DiskStats",
-    "IndexFileStats",
-    "QueueStats",
-    "StoreCondition",
-    "StoreStats",
-    "damaged_files",
-    "take_stats",
-]
-
-
-def damaged_files(state: StoreState) -> list[StoreError]:
-    """List what is damaged or cannot be read, see `MessageStore.damaged_files`."""
-    log, queues = state.commit_log, state.queues
-    listed = [log.files, *(queue.files for queue in queues.opened())]
-    found: list[StoreError] = [problem for files in listed for problem in files.damaged()]
-    named = {problem.path for problem in found}
-    found += [
-        StoreError(lost_text(begin, end), log.path)
-        for begin, end in state.lost_log
-        if not is_named(log, begin, end, named)
-    ]
-    found += [StoreError(unseen_text(error), folder) for folder, error in queues.unseen.items()]
-    for (topic, queue_id), error in queues.unread.items():
-        text = f"queue {queue_id} of {topic} cannot be read ({error.strerror or error}), and is left out"
-        found.append(StoreError(text, None if error.filename is None else os.fsdecode(error.filename)))
-    if state.index_service is not None:
-        found += state.index_service.passed_over.values()
-    completion, index_damage = state.undispatched.completion, state.database_index.damage
-    databases: list[StoreError] = [
-        *closed_databases(state.path),
-        *(() if completion is None else completion.damage),
-        *(() if index_damage is None else (index_damage,)),
-    ]
-    told = {problem.path for problem in found}
-    for problem in databases:
-        if problem.path not in told:
-            told.add(problem.path)
-            found.append(problem)
-    return found
-
-
-class StoreCondition:
-    """Reports the condition of one store; a base of `MessageStore`."""
-
-    _state: StoreState
-    _flushing: Flushing
-
-    @property
-    def closed(self) -> bool:
-        """bool: `close` was called."""
-        return self._state.closed
-
-    @property
-    def config(self) -> StoreConfig:
-        """StoreConfig: the options; read-only, assumed ones are replaced when files show their values."""
-        return self._state.config
-
-    @property
-    def disk_full(self) -> bool:
-        """bool: the disk is used above `disk_space_warning_level_ratio`, so that writes are refused."""
-        return self._state.disk_full
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """Checkpoint: what is known to be on the disk, as read at opening and forced since."""
-        return self._state.checkpoint
-
-    @property
-    def undispatched(self) -> tuple[int, int] | None:
-        """tuple of (int, int) or None: the range of the log that is not yet fully dispatched to the queues on disk.
-
-        A broker that died may not have dispatched its newest records, and queues may be lost.  A store that is open
-        read-only serves these records by units in memory: it scans the log from where everything surely was on disk, but at
-        most 1 GiB before the newest unit and 1 GiB after it; the rest is `unserved`.  Queues in RocksDB lag also while their
-        broker runs; all of that is served.
-        """
-        served, left_out = self._state.undispatched.served, self._state.undispatched.left_out
-        if served is None or left_out is None:
-            return served or left_out
-        return served[0], left_out[1]
-
-    @property
-    def unserved(self) -> tuple[int, int] | None:
-        """tuple of (int, int) or None: the part of `undispatched` that no queue serves.
-
-        Where a queue of an unclosed store cannot be read: the range that may be in no queue.  Where a folder of queues cannot
-        be read: all of the log.
-        """
-        return self._state.undispatched.left_out
-
-    @property
-    def lost_log(self) -> tuple[tuple[int, int], ...]:
-        """tuple of (int, int): ranges of phy offsets that the log had once and lacks now; empty for a writer.
-
-        A missing segment, or what the checkpoint, the index or queues point to after the end.  Answers lack these messages.
-        """
-        return self._state.lost_log
-
-    @property
-    def queue_database(self) -> QueueDatabaseState | None:
-        """QueueDatabaseState or None: of the queues in RocksDB, if a store that is read has any (``storeType=defaultRocksDB``)."""
-        completion = self._state.undispatched.completion
-        return None if completion is None else completion.state
-
-    def damaged_files(self) -> list[StoreError]:
-        """list of StoreError: files and folders that are damaged or cannot be read, of queues those that were asked for.
-
-        Files that lack bytes are read as far as they go, damaged index files are skipped.  A store with files that lack bytes
-        does not open for writing.
-        """
-        return damaged_files(self._state)
-
-    def stats(self, *, refresh: bool = True) -> StoreStats:
-        """Read the plain numbers of this store: sizes, bounds, queues, index files, consumer progress, what is not flushed.
-
-        Nothing is counted while messages are put or read.  The cost grows with the number of queues (the ends of each and the
-        header of one record are read), not with the number of messages.
-
-        Parameters
-        ----------
-        refresh : bool
-            Pick up changes made by other processes first, as `refresh` does.  Without it new queues, index files and records
-            are not seen.
-
-        Returns
-        -------
-        StoreStats
-            What is put while it is taken may be in some of its numbers.
-
-        Raises
-        ------
-        StoreChangedError
-            As for `refresh`.
-        OSError
-            The store is gone.
-        """
-        self._state.check_open()
-        if refresh:
-            self._state.refresh()
-        return self._state.settled(take_stats, self._state, self._flushing)
-
-    @property
-    def consumer_offsets(self) -> ConsumerOffsets:
-        """ConsumerOffsets: the progress of consumer groups, read when it is first asked for.
-
-        Commits are persisted every `flush_consumer_offset_interval` ms, by `flush` and by `close`.  Progress in RocksDB is
-        only read, also by a writer: a broker would ignore a file of progress next to the database (`rmqstore.settings` reports
-        which source counts).
-
-        Raises
-        ------
-        CorruptionError
-            Neither the file nor its backup can be read, or nothing of the database.
-        MissingDependencyError
-            The progress is in RocksDB, and rocksdict is not installed.
-        """
-        return self._state.progress.offsets
-
-    def consumer_progress(self) -> tuple[dict[tuple[str, str], dict[int, int]], str | None]:
-        """Read the progress of all groups, without an error where it is damaged.
-
-        Returns
-        -------
-        (dict, str or None)
-            As for `ConsumerOffsets.list`, empty where nothing can be read; and what cannot be read.
-        """
-        return self._state.progress.list()
+__all__ = ["ConsumerStats", "DiskStats", "IndexFileStats", "QueueStats", "StoreStats", "take_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +190,7 @@ def take_stats(state: StoreState, flushing: Flushing) -> StoreStats:
     with state.commit_log.single_records() if state.read_only else contextlib.nullcontext():
         stats = _numbers(state, flushing)
     # Known when all queues were looked at.
-    problems = damaged_files(state)
+    problems = state.damaged_files()
     damaged = len(problems)
     config = os.path.join(state.path, "config")
     # Where the folder cannot be read, that was counted.

@@ -20,7 +20,7 @@ from rmqstore._rows import Appender
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import AssumedSizes, StoreConfig
 from rmqstore.config.places import other_progress_file, progress_file
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore, unseen_text
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError, StoreError, StorePoisonedError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import ask_again
@@ -29,17 +29,17 @@ from rmqstore.files.os_errors import is_not_a_file, is_unreadable
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
+from rmqstore.rocksdb.places import closed_databases
 from rmqstore.selection import Selection
 from rmqstore.sources import DamagePolicy, Joined
 from rmqstore.spans import Span
 from rmqstore.store.columns import ColumnOptions, scan_log
-from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
+from rmqstore.store.lost_log import claimed_end, is_named, lost_ranges, lost_text
 from rmqstore.store.recovery import claimed_by_queues
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
 
     import pyarrow as pa
 
@@ -484,6 +484,36 @@ class StoreState(StateFields):
     def bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
         """(int, int): first queue offset of `queue` that is still there, and the one to come; 0 and 0 for None."""
         return (0, 0) if queue is None else queue.bounds(self.commit_log.min_offset)
+
+    def damaged_files(self) -> list[StoreError]:
+        """List what is damaged or cannot be read, see `MessageStore.damaged_files`."""
+        log, queues = self.commit_log, self.queues
+        listed = [log.files, *(queue.files for queue in queues.opened())]
+        found: list[StoreError] = [problem for files in listed for problem in files.damaged()]
+        named = {problem.path for problem in found}
+        found += [
+            StoreError(lost_text(begin, end), log.path)
+            for begin, end in self.lost_log
+            if not is_named(log, begin, end, named)
+        ]
+        found += [StoreError(unseen_text(error), folder) for folder, error in queues.unseen.items()]
+        for (topic, queue_id), error in queues.unread.items():
+            text = f"queue {queue_id} of {topic} cannot be read ({error.strerror or error}), and is left out"
+            found.append(StoreError(text, None if error.filename is None else os.fsdecode(error.filename)))
+        if self.index_service is not None:
+            found += self.index_service.passed_over.values()
+        completion, index_damage = self.undispatched.completion, self.database_index.damage
+        databases: list[StoreError] = [
+            *closed_databases(self.path),
+            *(() if completion is None else completion.damage),
+            *(() if index_damage is None else (index_damage,)),
+        ]
+        told = {problem.path for problem in found}
+        for problem in databases:
+            if problem.path not in told:
+                told.add(problem.path)
+                found.append(problem)
+        return found
 
     def settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
         """What `ask` answers, asked again where a file goes meanwhile."""

@@ -259,7 +259,7 @@ def test_a_disk_that_takes_no_more_ends_it_with_a_sentence(tmp_path):
             assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
             assert "the new database of queues cannot be written (IO error: " in done.stderr
             assert "File too large" in done.stderr and "make room" in done.stderr
-            assert (".rmqstore-rebuild" if "--yes" in more else f"[{out}/") in done.stderr
+            assert (".rmqstore-rebuild" if "--yes" in more else f"[{out}/rebuild.") in done.stderr
             assert unlocked(root) == before and (not out.exists() or os.listdir(out) == [])
 
 

@@ -21,7 +21,7 @@ NOT_NEEDED = {
     "pandas", "pickle", "platform", "pyarrow", "rich", "secrets", "shutil", "socket", "sqlite3", "ssl", "subprocess",
     "tempfile", "unittest", "urllib.request", "zstandard",
     "rmqstore.cli", "rmqstore.console", "rmqstore.consumer", "rmqstore.demo", "rmqstore.offline.export",
-    "rmqstore.offline.importing", "rmqstore.offline.metrics", "rmqstore.rabbitmq", "rmqstore.spark",
+    "rmqstore.offline.importing", "rmqstore.offline.metrics", "rmqstore.rabbitmq", "rmqstore.spark", "rmqstore.store.stats",
 }  # fmt: skip
 
 
