@@ -75,7 +75,7 @@ def serve(paths: tuple[str, ...], door: _Door, rabbitmq: tuple[str, ...], given:
 
         from rmqstore import console
         from rmqstore.console.gate import LOOPBACK_NAMES, is_loopback
-        from rmqstore.console.traffic import Connection, backlog
+        from rmqstore.console.traffic import Connection, backlog, tell_allocator
     except ImportError as error:
         if isinstance(error, MissingDependencyError):
             raise
@@ -98,7 +98,8 @@ def serve(paths: tuple[str, ...], door: _Door, rabbitmq: tuple[str, ...], given:
     application = console.app(
         list(paths), config=config, token=token, rabbitmq=rabbitmq, allowed_hosts=names, any_address=not loopback
     )
-    _return_large_blocks()
+    # glibc raises the threshold by itself, up to 32 MiB; then each thread that once read a large body keeps as much for ever.
+    tell_allocator("mallopt", _M_MMAP_THRESHOLD, _LARGE_BLOCK)
     listening = _listen(host, door.port, backlog())
     real_port = listening.getsockname()[1]
     address = f"http://{_shown(host)}:{real_port}/"
@@ -120,16 +121,6 @@ def serve(paths: tuple[str, ...], door: _Door, rabbitmq: tuple[str, ...], given:
         sys.stdout.flush()
         note("Ctrl-C ends it")
         server.run(sockets=[listening])
-
-
-def _return_large_blocks() -> None:
-    # glibc raises the threshold by itself, up to 32 MiB; then each thread that once read a large body keeps as much for ever.
-    import ctypes
-
-    try:
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
-    except (OSError, AttributeError):
-        return  # Not glibc.
 
 
 def _token(token: str | None, token_file: str | None) -> str | None:

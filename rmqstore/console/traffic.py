@@ -8,6 +8,7 @@ a request never comes, or a reader that takes nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import resource
@@ -23,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rmqstore.console.gate import forbid, said
 from rmqstore.texts import escape
 
-__all__ = ["Connection", "Outgoing", "backlog"]
+__all__ = ["Connection", "Outgoing", "backlog", "tell_allocator"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ _PART = 256 * 1024
 _MOST_HELD = 256 * 1024 * 1024
 # Answers up to this size are not counted: connections are bounded, and each has one answer at a time.
 _SMALL = 16 * 1024
-# After an answer of this size free memory goes back to the system.
-_LARGE = 1 << 20
 
 
 def _most() -> int:
@@ -140,16 +139,15 @@ class Outgoing:
             await self._app(scope, receive, answer.send)
         finally:
             self.held -= answer.counted
-            if answer.counted > _LARGE and not self.held:
-                _return_memory()
+            if answer.counted and not self.held:
+                # glibc keeps what many threads needed at the same time, up to tens of MiB, until it is told.
+                tell_allocator("malloc_trim", 0)
 
 
-def _return_memory() -> None:
-    # glibc keeps what many threads needed at the same time, up to tens of MiB, until it is told.
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        return  # Not glibc.
+def tell_allocator(name: str, *numbers: int) -> None:
+    """Call a function of glibc's allocator; another C library has none of that name."""
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL(None), name)(*numbers)
 
 
 class _Answer:
