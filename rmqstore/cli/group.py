@@ -27,7 +27,6 @@ from rmqstore.cli.terminal import discard, escape, note
 from rmqstore.errors import StoreError
 
 FOUND_NOTHING = 1
-WRONG_USAGE = 2
 # As a shell reports a program that these signals ended.
 INTERRUPTED = 128 + 2
 READER_GONE = 128 + 13

@@ -1569,22 +1569,6 @@ cdef class MessageTerm:
         return bool(self.parts.persistent)
 
 
-cdef bytearray term_head(bytes properties, bytes exchange, list routing_keys, bytes vhost):
-    # A message's term up to the parts of its payload.
-    cdef bytearray out = bytearray(b"\x83h\x06d\0\x0dbasic_messageh\x04d\0\x08resource")
-    put_binary(out, vhost)
-    out += b"d\0\x08exchange"
-    put_binary(out, exchange)
-    if routing_keys:
-        put_head(out, TAG_LIST, len(routing_keys))
-        for key in routing_keys:
-            put_binary(out, key)
-    out += b"jh\x06d\0\x07contenta<d\0\x04none"
-    put_binary(out, properties)
-    out += b"d\0\x19rabbit_framing_amqp_0_9_1"
-    return out
-
-
 def message_term(bytes body not None, bytes properties not None, bytes exchange not None, list routing_keys not None,
                  bytes vhost not None, bint persistent, bytes msg_id not None):
     """bytes: the term of a message as node 3.10.8 on OTP 25 writes it; `properties` are flags and list."""
