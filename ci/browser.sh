@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real browser for the tests of the web console: the Chromium that is installed, or Debian's package.
 #
-# Playwright drives it over its own protocol and fetches no browser. RMQSTORE_CHROMIUM names one elsewhere. Where there is none this
+# Playwright drives it over its own protocol and fetches no browser. RMQSTORE_CHROMIUM names one elsewhere. Without one, this
 # says so and succeeds (tests in a browser are skipped), except when CI is true.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

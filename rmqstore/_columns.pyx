@@ -642,7 +642,7 @@ cdef class ArrowColumns:
     byte_limit : int
         Bytes of bodies and properties of a batch, which has one row in any case.
     check_crc : int
-        As of `decode_record`; a record that fails is marked as corrupt.  CRCs are computed for ``corrupt``, and before a body
+        See `decode_record`; a record that fails is marked as corrupt.  CRCs are computed for ``corrupt``, and before a body
         is decompressed.
     decompress : callable, optional
         Takes the stored body and the sysFlag of a record whose body is compressed; returns bytes, or None for a body that is

@@ -114,13 +114,13 @@ cdef class Region:
     `Region.map` makes it.  The mapping is never resized or moved.  Every use pins it, so that `close`, also from another thread
     or a finalizer, unmaps only after the last use; a `view` holds a pin for as long as it lives.  Threads may share it.
 
-    Where the file was cut short, or its disk fails, an operation that meets a page that is gone raises `StoreChangedError`, and
-    so does every one after it (docs/mmap.md).  The fault of a view, which others read, ends the process.
+    If the file was cut short or its disk fails, an operation that reads a lost page raises `StoreChangedError`, and so does every
+    later one (docs/mmap.md).  A fault while other code reads a `view` ends the process.
 
     Attributes
     ----------
     path : str or None
-        What such an error calls the file.
+        Name of the file in such an error.
     """
 
     def __cinit__(self):
@@ -326,8 +326,8 @@ cdef class Region:
     def populate(self, int64_t pos, int64_t size):
         """Make the pages of `size` bytes at `pos` ready to be written, so that the first write to each meets no fault.
 
-        No byte changes, and others may write meanwhile.  The file should be allocated, as holes are filled; a failure shows only
-        when something is written.
+        No byte changes, and other threads may write at the same time.  Allocate the file first, because holes are filled; a failure
+        shows only at the next write.
 
         Returns
         -------
@@ -765,7 +765,7 @@ cdef object hash_keys(object part, Py_ssize_t start, Py_ssize_t n, object room=N
         # Without a GIL another thread may change the list, whose items are borrowed.
         with cython.critical_section(part):
             if start + n > PyList_GET_SIZE(part):
-                raise ValueError("the list of keys became shorter meanwhile")
+                raise ValueError("the list of keys became shorter during the call")
             for i in range(n):
                 if i + 16 < n:
                     prefetch(<char*>PyList_GET_ITEM(part, start + i + 16))
@@ -1164,7 +1164,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def read_entries(self, int64_t index, int64_t count):
-        """(int32, int64, int32 array): key hashes, phy offsets, time differences (s) of up to `count` entries from `index` on."""
+        """(int32, int64, int32 array): key hashes, phy offsets, time differences (s) of up to `count` entries, beginning with `index`."""
         if index < 0 or count < 0:
             raise OffsetOutOfRangeError(f"{count} entries from {index}")
         cdef int64_t n = 0 if index >= self.index_num else self.index_num - index, i
@@ -1194,7 +1194,7 @@ cdef class IndexRegion:
         Parameters
         ----------
         end_phy_offset, begin_phy_offset : int
-            Where the log ends; the last offset in the file before.
+            End of the log; last phy offset in the file before.
 
         Returns
         -------
@@ -1247,7 +1247,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def relink(self, int64_t count, bint erase=True):
-        """Make slots, chains and both counts right for the entries 1 … count-1; erase all entries from `count` on.
+        """Make slots, chains and both counts right for the entries 1 … count-1; erase entry `count` and all later ones.
 
         Parameters
         ----------
@@ -1663,7 +1663,7 @@ def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_
 
 def doubtful_entry(list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
                    const int64_t[::1] phy_offsets not None, const int32_t[::1] key_hashes not None, int64_t first=0):
-    """int: the first place from `first` on to which an index entry with its key hash cannot lead, or -1.
+    """int: the first place, not before `first`, to which an index entry with its key hash cannot lead, or -1.
 
     Places are as of `ArrowColumns.fill_at`; one in no region is not judged.
     """

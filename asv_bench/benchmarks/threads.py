@@ -1,7 +1,7 @@
 """Threads: how much more several get done than one, and what a writer and a reader of one store leave each other.
 
 The figures are ratios within one run, for a machine with an idle core for each thread: 2 is twice the work in the same time.
-A share is what a thread gets done beside the other one, as a part of what it gets done alone.  `SingleCalls` is
+A share is the rate of a thread while the other one runs, divided by its rate alone.  `SingleCalls` is
 for a free-threaded Python (`ci/pythons.sh 3.14t` makes an environment); with a GIL its figures stay at 1 or below.
 """
 
