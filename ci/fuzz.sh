@@ -88,7 +88,9 @@ while :; do
             mkdir -p "${corpus[@]}"
         fi
         echo "=== fuzz: $target" >&2
-        env LD_PRELOAD="$preload" PYTHONPATH="$lib${PYTHONPATH:+:$PYTHONPATH}" "$python" "$root/tests/fuzz/$name.py" ${kind:+"$kind"} \
+        # atheris names an input that takes a minute, and may not end by itself then.
+        timeout --kill-after=10 "$((seconds + 300))" \
+            env LD_PRELOAD="$preload" PYTHONPATH="$lib${PYTHONPATH:+:$PYTHONPATH}" "$python" "$root/tests/fuzz/$name.py" ${kind:+"$kind"} -timeout=60 \
             "-artifact_prefix=$found/${kind:-$name}-" "-max_total_time=$seconds" "${@:2}" ${corpus[@]+"${corpus[@]}"} \
             || failed+=("$target")
     done

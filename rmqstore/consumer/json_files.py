@@ -32,7 +32,9 @@ _MAX_DEPTH = 64
 # As many as Python takes for a whole number.
 _MAX_NUMBER_LENGTH = 4300
 _NUMBER_AS_NAME = re.compile(r"([{,]\s*)(-?[0-9]+)\s*:")
-_SPACE = r"(?:[ \t\r\n\f\b\ufeff]+|/\*.*?\*/|//[^\n]*)+"
+# Each run of blanks is taken whole and each comment ends at one place: a text can be split in one way only, in linear time.
+_BLANK = r"[ \t\r\n\f\b\ufeff]"
+_SPACE = rf"(?:{_BLANK}+(?!{_BLANK})|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/|//[^\n]*(?![^\n]))+"
 # A token behind space, and whether it is a name: a colon follows.
 _TOKEN = re.compile(
     rf"""(?:{_SPACE})?
@@ -111,11 +113,9 @@ def _json_parts(text: str, path: str | None) -> list[tuple[re.Match[str], str]]:
     parts: list[tuple[re.Match[str], str]] = []
     end = depth = 0
     before = ""
-    for match in _TOKEN.finditer(text):
-        begin, following = match.span()
-        if begin != end:
-            break
-        end, part = following, match["token"]
+    while match := _TOKEN.match(text, end):
+        begin, end = match.span()
+        part = match["token"]
         first, is_name = part[0], match["name"] is not None
         if first in "{[":
             depth += 1

@@ -88,6 +88,14 @@ def test_depth_is_bounded():
             parse_fastjson(text)
 
 
+@pytest.mark.parametrize("piece", [" ", "\n \t", "/**/", "/* * */ ", "//\n", "/*", "// ", "1/**/ ,", "\\'", "*", "*/", ",", "'"])
+@pytest.mark.parametrize("begin", ['{"a":1', "[", "['", "{'a':/*", "{a://"])
+def test_repeated_text_is_read_in_linear_time(begin, piece):
+    # In exponential or quadratic time this would not come to an end: atheris found 30 blanks in front of a zero byte.
+    with pytest.raises(CorruptionError):
+        parse_fastjson(begin + piece * 20_000 + "\0")
+
+
 @given(st.text(alphabet=st.sampled_from("{}[],:'\"\\0.1-ea /*\n订"), max_size=30))
 def test_any_text_fails_cleanly(text):
     try:
