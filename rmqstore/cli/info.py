@@ -23,27 +23,33 @@ from rmqstore.store.message_store import MessageStore
 
 # Damaged files that are listed one by one.
 _DAMAGED_SHOWN = 20
+# Of more queues the table has their topics.
+_QUEUES_SHOWN = 500
 
 
 @click.command()
 @path_argument
 @tiered_option
+@click.option("--all", "every_queue", is_flag=True, help=f"Every queue, also of more than {_QUEUES_SHOWN}.")
 @store_options
-def info(path: str, given: Given) -> None:
-    """Describe a store: geometry, log, queues, index, checkpoint."""
+def info(path: str, every_queue: bool, given: Given) -> None:
+    """Describe a store: geometry, log, queues, index, checkpoint.
+
+    Of many queues the table has their sums by topic; --json always has every queue.
+    """
     description = describe(path, given.config(path, read_only=True))
     printer = Printer(given.as_json)
     if not given.tiered:
         if given.as_json:
             printer.json_line(_info_object(description))
         else:
-            _print_info(printer, description)
+            _print_info(printer, description, every_queue)
         return
     with contextlib.closing(FlatStore(given.tiered, path)) as tiered:
         if given.as_json:
             printer.json_line({**_info_object(description), "tiered": _tiered_object(tiered, description)})
         else:
-            _print_info(printer, description)
+            _print_info(printer, description, every_queue)
             _print_tiered(printer, tiered, description)
 
 
@@ -154,7 +160,7 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
     }
 
 
-def _print_info(printer: Printer, description: StoreDescription) -> None:
+def _print_info(printer: Printer, description: StoreDescription, every_queue: bool) -> None:
     log, config, point = description.commit_log, description.config, description.checkpoint
     size = log.max_offset - log.min_offset
     printer.fields(
@@ -187,18 +193,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             *[("not read", escape(str(part))) for part in description.unread],
         ]
     )  # fmt: skip
-    printer.table(
-        "queues",
-        ("topic", "kind", "queue", "min", "max", "messages", "files"),
-        [
-            (
-                queue.topic, queue.kind, str(queue.queue_id), str(queue.min_queue_offset), str(queue.max_queue_offset),
-                queue.max_queue_offset - queue.min_queue_offset, queue.files,
-            )
-            for queue in description.queues
-        ],
-        left=2,
-    )  # fmt: skip
+    _print_queues(printer, description, every_queue or len(description.queues) <= _QUEUES_SHOWN)
     printer.table(
         "index files",
         ("name", "first entry", "last entry", "entries", "full", "slots used"),
@@ -220,6 +215,34 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
         ],
         left=2,
     )  # fmt: skip
+
+
+def _print_queues(printer: Printer, description: StoreDescription, every_queue: bool) -> None:
+    if every_queue:
+        printer.table(
+            "queues",
+            ("topic", "kind", "queue", "min", "max", "messages", "files"),
+            [
+                (
+                    queue.topic, queue.kind, str(queue.queue_id), str(queue.min_queue_offset), str(queue.max_queue_offset),
+                    queue.max_queue_offset - queue.min_queue_offset, queue.files,
+                )
+                for queue in description.queues
+            ],
+            left=2,
+        )  # fmt: skip
+        return
+    sums: dict[str, list[int]] = {}
+    for queue in description.queues:
+        topic = sums.setdefault(queue.topic, [0, 0, 0])
+        for place, number in enumerate((1, queue.max_queue_offset - queue.min_queue_offset, queue.files)):
+            topic[place] += number
+    printer.table(
+        "queues, by topic",
+        ("topic", "queues", "messages", "files"),
+        [(topic, *numbers) for topic, numbers in sums.items()],
+    )
+    note(f"there are {len(description.queues)} queues; --all and rmqstore queues list each")
 
 
 def _undispatched_text(description: StoreDescription) -> str:
@@ -415,6 +438,6 @@ def _queue_objects(store: MessageStore, topic: str | None, with_bytes: bool) -> 
         note("messages whose queues cannot be looked into are not counted here; export, sql and query read them")
     elif store.unserved is not None:
         note(f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted here; {advice}")
-    elif rows and store.queue_database is None and not any(queue.disk_files for queue in store.queues.opened()):
+    elif rows and store.queue_database is None and not any(row["files"] for row in rows):
         note(f"no queue of consumequeue/ has a file: the queues are shown as the log tells; {advice}")
     return rows

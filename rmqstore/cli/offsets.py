@@ -28,6 +28,9 @@ from rmqstore.files.store_lock import StoreLock
 from rmqstore.offline.describe import consumer_rows, group_sums
 from rmqstore.store.message_store import MessageStore
 
+# Of more rows the sums of each group are shown alone.
+_ROWS_SHOWN = 500
+
 
 class _OffsetsGroup(StoreGroup):
     """Takes a path in place of a command for what `show` shows."""
@@ -52,12 +55,14 @@ def offsets() -> None:
 @path_argument
 @click.option("--group", help="Only this consumer group.", shell_complete=complete_group)
 @click.option("--topic", help="Only this topic.", shell_complete=complete_topic)
+@click.option("--all", "every_queue", is_flag=True, help=f"Every queue, also of more than {_ROWS_SHOWN}.")
 @store_options
-def offsets_show(path: str, group: str | None, topic: str | None, given: Given) -> None:
+def offsets_show(path: str, group: str | None, topic: str | None, every_queue: bool, given: Given) -> None:
     """Show the progress of every group, its lag in every queue, and the sum of each group.
 
     `waiting since` is when the oldest message was stored that is next for the group. `kind` marks what is RocketMQ's
-    own: system groups and topics, retry topics, and those of dead letters (dlq).
+    own: system groups and topics, retry topics, and those of dead letters (dlq). Of many queues the table has the sums
+    alone, unless --group, --topic or --all is given; --json always has every queue.
     """
     printer = Printer(given.as_json)
     with given.open(path) as store:
@@ -70,22 +75,11 @@ def offsets_show(path: str, group: str | None, topic: str | None, given: Given) 
         for each in sums:
             printer.json_line({"type": "group", **each})
     elif rows:
-        # Of RocketMQ's own groups and topics nobody waits for the lag.
-        printer.table(
-            "consumer progress",
-            ("group", "topic", "kind", "queue", "offset", "max offset", "lag"),
-            [
-                (
-                    row["group"], row["topic"], row["kind"], str(row["queue_id"]),
-                    "-" if row["queue_offset"] < 0 else str(row["queue_offset"]),
-                    "-" if row["max_queue_offset"] is None else str(row["max_queue_offset"]),
-                    "unknown" if row["lag"] is None else row["lag"],
-                )
-                for row in rows
-            ],
-            left=3,
-            optional="kind",
-        )  # fmt: skip
+        if every_queue or group is not None or topic is not None or len(rows) <= _ROWS_SHOWN:
+            _print_progress(printer, rows)
+        else:
+            note(f"there are {len(rows)} queues of groups; --all lists each, --group and --topic those of one")
+        # Nobody waits for the lag of RocketMQ's own groups.
         printer.table(
             "sums",
             ("group", "kind", "topics", "queues", "lag", "waiting since"),
@@ -101,6 +95,24 @@ def offsets_show(path: str, group: str | None, topic: str | None, given: Given) 
         )  # fmt: skip
     if not rows:
         nothing(_no_progress(known, group, topic))
+
+
+def _print_progress(printer: Printer, rows: list[dict[str, Any]]) -> None:
+    printer.table(
+        "consumer progress",
+        ("group", "topic", "kind", "queue", "offset", "max offset", "lag"),
+        [
+            (
+                row["group"], row["topic"], row["kind"], str(row["queue_id"]),
+                "-" if row["queue_offset"] < 0 else str(row["queue_offset"]),
+                "-" if row["max_queue_offset"] is None else str(row["max_queue_offset"]),
+                "unknown" if row["lag"] is None else row["lag"],
+            )
+            for row in rows
+        ],
+        left=3,
+        optional="kind",
+    )  # fmt: skip
 
 
 def _sum_text(each: dict[str, Any]) -> int | str:

@@ -17,6 +17,7 @@ from typing import Any
 from rmqstore.console.anatomy import Field, body_crc, index_entries, queue_units, record_fields, record_place
 from rmqstore.console.rows import BadQueryError, NotFoundError, error_text, file_name
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.queue_look import look_at_queue
 from rmqstore.errors import (
     CorruptionError,
     InvalidMessageError,
@@ -92,9 +93,10 @@ def message_row(message: MessageExt) -> dict[str, Any]:
 
 
 def _queue_row(store: MessageStore, queue: AnyConsumeQueue) -> dict[str, Any]:
+    look = look_at_queue(queue, store.commit_log.min_offset)
     return {
-        **QueueDescription.of(queue, store.commit_log.min_offset).as_dict(),
-        "size": queue.disk_files * queue.files.mapped_file_size,
+        **QueueDescription.of(queue.topic, queue.queue_id, look).as_dict(),
+        "size": look.size,
         "error": None,
     }
 

@@ -16,12 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.files.listing import ask_again
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
+    from rmqstore.consumequeue.queue_look import QueueLook
     from rmqstore.files.listing import UnreadPart
     from rmqstore.store.completion import QueueDatabaseState
 
@@ -62,10 +62,9 @@ class QueueDescription:
     files: int
 
     @classmethod
-    def of(cls, queue: AnyConsumeQueue, min_offset: int) -> QueueDescription:
-        """QueueDescription: of an open queue whose log begins at phy offset `min_offset`."""
-        low, high = queue.bounds(min_offset)
-        return cls(queue.topic, queue.queue_id, queue.cq_type, low, high, queue.disk_files)
+    def of(cls, topic: str, queue_id: int, look: QueueLook) -> QueueDescription:
+        """QueueDescription: of a queue that was looked at."""
+        return cls(topic, queue_id, look.kind, look.min_queue_offset, look.max_queue_offset, look.files)
 
     def as_dict(self) -> dict[str, Any]:
         """dict: the fields, and `messages`, how many are still there."""
@@ -202,21 +201,18 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
         last: int | None = None
         for topic, queue_id in store.queues.keys():
             try:
-                queue = store.queues.find(topic, queue_id)
-                if queue is None:
-                    continue
-                unit = queue.last_record()
-                described = QueueDescription.of(queue, log.min_offset)
+                look = store.queues.look(topic, queue_id, log.min_offset)
             except FileNotFoundError:
                 raise
             except OSError as error:
                 store.queues.leave_out(topic, queue_id, error)
                 continue
-            if unit is not None:
-                time = log.store_timestamp_at(unit.phy_offset)
-                if time >= 0 and (last is None or time > last):
-                    last = time
-            queues.append(described)
+            if look is None:
+                continue
+            queues.append(QueueDescription.of(topic, queue_id, look))
+            time = None if look.last is None else _time_at(store, look.last.phy_offset)
+            if time is not None and (last is None or time > last):
+                last = time
         if last is None:
             last = log.last_store_timestamp()
         index_files = []
@@ -288,33 +284,26 @@ def queue_rows(
 
 
 def _row(store: MessageStore, topic: str, queue_id: int, with_bytes: bool) -> dict[str, Any] | None:
-    queue = store.queues.find(topic, queue_id)
-    if queue is None:
+    look = store.queues.look(topic, queue_id, store.commit_log.min_offset)
+    if look is None:
         return None
-    described = QueueDescription.of(queue, store.commit_log.min_offset)
-    low, high = described.min_queue_offset, described.max_queue_offset
-    first, last = queue.unit(low) if low < high else None, queue.last_record()
+    low, high, last = look.min_queue_offset, look.max_queue_offset, look.last
+    first = store.queues.unit(topic, queue_id, low) if low < high else None
     value = {
-        **described.as_dict(),
+        **QueueDescription.of(topic, queue_id, look).as_dict(),
         "first_store_timestamp": None if first is None else _time_at(store, first.phy_offset),
         "last_store_timestamp": None if last is None else _time_at(store, last.phy_offset),
     }
     if with_bytes:
-        value["size"] = _bytes(queue, low, high)
+        queue = store.queues.find(topic, queue_id)
+        steps = () if queue is None else queue.places(low, high)
+        value["size"] = sum(int(each.sizes[each.are_real].sum()) for each in steps)
     return value
 
 
 def _time_at(store: MessageStore, phy_offset: int) -> int | None:
     timestamp = store.commit_log.store_timestamp_at(phy_offset)
     return timestamp if timestamp >= 0 else None
-
-
-def _bytes(queue: AnyConsumeQueue, low: int, high: int) -> int:
-    # The sizes of the records that the units from `low` up to but not including `high` lead to.
-    total = 0
-    for places in queue.places(low, high):
-        total += int(places.sizes[places.are_real].sum())
-    return total
 
 
 def consumer_rows(store: MessageStore, group: str | None = None, topic: str | None = None) -> Iterator[dict[str, Any]]:
@@ -334,39 +323,57 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
         queue_ids.setdefault(name, []).append(queue_id)
+    looks: dict[str, dict[int, QueueLook]] = {}
+    times: dict[tuple[str, int, int], int | None] = {}
     for (its_group, its_topic), offsets in sorted(store.consumer_offsets.list().items()):
         if group not in (None, its_group) or topic not in (None, its_topic):
             continue
-        there = queue_ids.get(its_topic, [])
-        for queue_id in sorted({*there, *offsets}):
-            queue_offset = offsets.get(queue_id, -1)
-            newest: int | None = None
-            if queue_id in there:
-                try:
-                    newest = store.max_queue_offset(its_topic, queue_id)
-                    queue = store.queues.find(its_topic, queue_id)
-                    if newest == 0 and queue_offset > 0 and (queue is None or not queue.disk_files):
-                        # Only its folder is left: nobody knows what it held.
-                        newest = None
-                except OSError as error:
-                    store.queues.leave_out(its_topic, queue_id, error)
-                    newest = None
-            lag = None if newest is None or newest < queue_offset else newest - max(queue_offset, 0)
+        if its_topic not in looks:
+            # Once for all groups.
+            looks[its_topic] = _looks(store, its_topic, queue_ids.get(its_topic, []))
+        there, kind = looks[its_topic], progress_kind(its_group, its_topic)
+        for queue_id in sorted({*queue_ids.get(its_topic, ()), *offsets}):
+            queue_offset, look = offsets.get(queue_id, -1), there.get(queue_id)
+            if look is not None and not look.files and not look.max_queue_offset and queue_offset > 0:
+                # Only its folder is left: nobody knows what it held.
+                look = None
+            newest, lag, waiting_since = None, None, None
+            if look is not None:
+                newest = look.max_queue_offset
+                lag = None if newest < queue_offset else newest - max(queue_offset, 0)
+            if look is not None and lag:
+                place = its_topic, queue_id, max(queue_offset, look.min_queue_offset)
+                if place not in times:
+                    times[place] = _stored(store, look, *place)
+                waiting_since = times[place]
             yield {
                 "group": its_group, "topic": its_topic, "queue_id": queue_id, "queue_offset": queue_offset,
-                "max_queue_offset": newest, "lag": lag,
-                "waiting_since": _stored(store, its_topic, queue_id, max(queue_offset, 0)) if lag else None,
-                "kind": progress_kind(its_group, its_topic),
+                "max_queue_offset": newest, "lag": lag, "waiting_since": waiting_since, "kind": kind,
             }  # fmt: skip
 
 
-def _stored(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> int | None:
+def _looks(store: MessageStore, topic: str, queue_ids: Iterable[int]) -> dict[int, QueueLook]:
+    # The queues of a topic that can be read.
+    found = {}
+    for queue_id in queue_ids:
+        try:
+            look = store.queues.look(topic, queue_id, store.commit_log.min_offset)
+        except OSError as error:
+            store.queues.leave_out(topic, queue_id, error)
+            continue
+        if look is not None:
+            found[queue_id] = look
+    return found
+
+
+def _stored(store: MessageStore, look: QueueLook, topic: str, queue_id: int, queue_offset: int) -> int | None:
     try:
-        unit = store.queues.unit(topic, queue_id, queue_offset)
-        stored = -1 if unit is None else store.commit_log.store_timestamp_at(unit.phy_offset)
+        # Many groups lack the last message alone, whose unit was read.
+        is_last = look.last is not None and look.last.queue_offset == queue_offset
+        unit = look.last if is_last else store.queues.unit(topic, queue_id, queue_offset)
+        return None if unit is None else _time_at(store, unit.phy_offset)
     except (StoreError, OSError):
         return None
-    return stored if stored >= 0 else None
 
 
 def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
