@@ -15,12 +15,12 @@ from typing import Any
 import click
 
 from rmqstore.cli.group import orderly_end
-from rmqstore.cli.options import Given, gathered, store_options
+from rmqstore.cli.options import Given, gathered, store_options, topics_option
 from rmqstore.cli.paths import FILE_THERE, STORE_PATH
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import OutputFile
-from rmqstore.offline.metrics import Findings, collect, text
+from rmqstore.offline.metrics import TOP, Findings, collect, text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +31,8 @@ class _Content:
     broker: str | None
     findings_file: str | None
     with_pending: bool
+    topics: tuple[str, ...]
+    top: int
 
 
 @click.command(name="metrics")
@@ -51,6 +53,14 @@ class _Content:
     help="What 'rmqstore verify --json' printed of this store; its findings become metrics.",
 )
 @click.option("--pending", "with_pending", is_flag=True, help="Also what still waits, which is read for that.")
+@topics_option
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=TOP,
+    show_default=True,
+    help="At most so many topics, and pairs of group and topic, have series: those with the largest lag.",
+)
 @store_options
 @gathered(_Content, "content")
 def metrics_command(paths: tuple[str, ...], output: str, content: _Content, given: Given) -> None:
@@ -74,6 +84,8 @@ def metrics_command(paths: tuple[str, ...], output: str, content: _Content, give
         broker=names.get("brokerName", "") if content.broker is None else content.broker,
         findings=None if content.findings_file is None else _findings(content.findings_file),
         with_pending=content.with_pending,
+        topics=content.topics or None,
+        top=content.top,
     )
     if made is None and given.as_json:
         printer = Printer(True)

@@ -31,7 +31,7 @@ from rmqstore._version import __version__
 from rmqstore.config import StoreConfig
 from rmqstore.console.followed_store import StoreGoneError
 from rmqstore.console.gate import LOOPBACK_NAMES, Admission, Gate, is_for_programs, local_address, path_of, way_back
-from rmqstore.console.questions import QUESTIONS, Question, check_choice, openapi_document
+from rmqstore.console.questions import QUESTIONS, Number, Question, check_choice, openapi_document
 from rmqstore.console.rendering import render
 from rmqstore.console.rows import BadQueryError, NotFoundError, error_text
 from rmqstore.console.traffic import Outgoing
@@ -238,9 +238,12 @@ def _download(read: Callable[[int], bytes], name: str) -> _Endpoint:
 
 def _metrics(console: Console) -> _Endpoint:
     def endpoint(request: Request) -> Response:
-        with_pending = check_choice("pending", request.query_params.get("pending", ""), ("false", "true")) == "true"
-        text = console.metrics(with_pending)
-        return Response(text, media_type=importlib.import_module("rmqstore.offline.metrics").content_type())
+        metrics = importlib.import_module("rmqstore.offline.metrics")
+        given = request.query_params
+        with_pending = check_choice("pending", given.get("pending", ""), ("false", "true")) == "true"
+        top = Number("top", "", metrics.TOP).read(given.get("top", ""))
+        text = console.metrics(with_pending, tuple(given.getlist("topic")), top or 0)
+        return Response(text, media_type=metrics.content_type())
 
     return _answering(endpoint)
 

@@ -22,7 +22,7 @@ from rmqstore.console.rows import BadQueryError, NotFoundError, sort_choices
 from rmqstore.selection import INT64_MAX
 from rmqstore.texts import parse_time
 
-__all__ = ["KEY_TYPES", "PENDING_KINDS", "QUESTIONS", "Question", "check_choice", "openapi_document"]
+__all__ = ["KEY_TYPES", "PENDING_KINDS", "QUESTIONS", "Number", "Question", "check_choice", "openapi_document"]
 
 KEY_TYPES = {"any": None, "unique": "U", "key": "K", "tag": "T"}
 PENDING_KINDS = ("delayed", "timer", "transaction", "retry", "dlq")

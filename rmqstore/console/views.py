@@ -42,6 +42,8 @@ _BODY_GIVEN = 4 * 1024 * 1024
 _BINS = 60
 _METRICS_KEPT = 1.0
 _PENDING_KEPT = 10.0
+# Texts of metrics that are kept, of different questions.
+_METRICS_TEXTS = 8
 # Options that a verify run depends on and files do not always tell; the command line notes the same.
 _TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
 
@@ -59,7 +61,7 @@ class Console:
         self._index_answers = IndexAnswers()
         self._settings_answers = SettingsAnswers(path)
         self._metrics_lock = threading.Lock()
-        self._metrics: dict[bool, tuple[float, bytes]] = {}
+        self._metrics: dict[tuple[bool, tuple[str, ...], int], tuple[float, bytes]] = {}
 
     def close(self) -> None:
         """End a verify run and the survey, and close the store."""
@@ -291,18 +293,23 @@ class Console:
         self.verify_stop(asked)
         return RedirectResponse(url(request.scope.get("root_path", ""), "verify"), 303)
 
-    def metrics(self, with_pending: bool) -> bytes:
-        """bytes: the metrics of the store and of the last verify run as Prometheus reads them, with what waits if asked."""
+    def metrics(self, with_pending: bool, topics: tuple[str, ...], top: int) -> bytes:
+        """Return the metrics of the store and of the last verify run as Prometheus reads them, with what waits if asked."""
         # An optional library.
         metrics = importlib.import_module("rmqstore.offline.metrics")
         with self.store.use() as store, self._metrics_lock:
             # One at a time; requests that waited get what was just made.
-            made = self._metrics.get(with_pending)
+            asked = with_pending, topics, top
+            made = self._metrics.get(asked)
             if made is None or time.monotonic() - made[0] > (_PENDING_KEPT if with_pending else _METRICS_KEPT):
                 last = self.verify_run.last_finished()
                 findings = None if last is None else metrics.Findings(last[0], last[1])
-                found = metrics.collect(store, findings=findings, with_pending=with_pending, refresh=False)
-                made = self._metrics[with_pending] = time.monotonic(), metrics.text(found)
+                found = metrics.collect(
+                    store, findings=findings, with_pending=with_pending, topics=topics or None, top=top, refresh=False
+                )
+                if len(self._metrics) >= _METRICS_TEXTS:
+                    self._metrics.clear()
+                made = self._metrics[asked] = time.monotonic(), metrics.text(found)
             return made[1]
 
     # ---------------------------------------------------------------------------------------------------------------- RabbitMQ

@@ -1,19 +1,19 @@
-"""Metrics of a store for Prometheus: families, and the text that a scrape or node_exporter's textfile collector takes.
+"""Metrics of a store for Prometheus: families, and the text that a scrape or node_exporter's textfile collector reads.
 
-Owns names, labels and meaning of the metrics, never a number: those are `MessageStore.stats`.  It opens stores read-only and
-changes nothing.  Names that begin with ``rocketmq_`` are those of rocketmq-exporter and mean the same; what a directory does
-not tell (clients, rates of the broker's memory) is left out instead of made up.  Names that begin with ``rmqstore_`` are ours.
-A text of a store only ever becomes a label's value, escaped, so that no name in it breaks the text.
+Names, labels and meaning of the metrics; the numbers are those of `MessageStore.stats`.  Names that begin with ``rocketmq_`` are
+those of rocketmq-exporter and mean the same; what a directory does not contain (clients, rates of the broker's memory) is left
+out.  Names that begin with ``rmqstore_`` are ours.  A text of a store only becomes the value of a label, escaped.
 
 Source of the exporter's names, labels and sums: apache/rocketmq-exporter, RMQMetricsCollector and MetricsCollectTask.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import MissingDependencyError, StoreError
@@ -25,7 +25,12 @@ from rmqstore.store.stats import ConsumerStats, QueueStats, StoreStats
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
-__all__ = ["Findings", "collect", "content_type", "names", "text"]
+__all__ = ["TOP", "Findings", "collect", "content_type", "names", "text"]
+
+TOP = 1000
+"""How many topics, and pairs of group and topic, have series of their own by default."""
+
+_K = TypeVar("_K", str, tuple[str, str])
 
 # By name: help.  What is exported is listed here and nowhere else; docs/metrics.md has the labels.
 _HELP = {
@@ -64,6 +69,7 @@ _HELP = {
         "Store time up to which a part is on the disk according to the checkpoint, s since the epoch."
     ),
     "rmqstore_checkpoint_lag_seconds": "How far the checkpoint of a part is behind the newest message.",
+    "rmqstore_left_out": "Topics, and pairs of group and topic, that have no series: others lag more, or they were not asked for.",
     "rmqstore_queues": "Consume queues of a topic.",
     "rmqstore_topic_messages": "Messages of a topic that are still there.",
     "rmqstore_topic_last_store_timestamp_seconds": "Store time of the newest message of a topic, s since the epoch.",
@@ -175,22 +181,29 @@ def collect(
     broker: str = "",
     findings: Findings | None = None,
     with_pending: bool = False,
+    topics: Collection[str] | None = None,
+    top: int = TOP,
     refresh: bool = True,
 ) -> Iterator[GaugeMetricFamily]:
-    """The metrics of a store as families of `prometheus_client`, to yield from a collector of a registry.
+    """Yield the metrics of a store as families of `prometheus_client`, for a collector of a registry.
 
     Parameters
     ----------
     stores : path, MessageStore, or sequence of them
         Paths are opened read-only.  All series of one among several have the label ``store`` with its path.
     config : StoreConfig, optional
-        Of all paths; by default what the files of each say.
+        Of all paths; by default `StoreConfig.infer` of each.
     cluster, broker : str
-        Values of the labels of that name, which a directory does not tell; without a value the label is left out.
+        Values of the labels of that name; without a value the label is left out.
     findings : Findings, optional
         Of the last `verify`.
     with_pending : bool
-        Also what still waits (`rmqstore.pending`), which reads the records that wait, and may walk along the log.
+        Also what still waits (`rmqstore.pending`), which reads the records that wait, and may scan the log.
+    topics : collection of str, optional
+        Only these topics have series of their own.
+    top : int
+        At most this many topics, and pairs of group and topic, have series of their own: those with the largest lag, of topics
+        without lag those with most messages.  ``rmqstore_left_out`` counts the others.
     refresh : bool
         Of a read-only `MessageStore`, first pick up what other processes wrote; False where it was just opened or refreshed.
 
@@ -223,7 +236,7 @@ def collect(
                 raise
             samples.add("rmqstore_up", 0, _pairs(**labels))
             continue
-        _add(samples, stats, store_host, labels, findings)
+        _add(samples, _bounded(samples, stats, labels, topics, top), store_host, labels, findings)
         if waiting is not None:
             _add_pending(samples, waiting, labels)
     yield from samples.families()
@@ -237,6 +250,37 @@ def _stats(
     with MessageStore.open(store, config=config, read_only=True) as opened:
         # What was just opened knows what is there: listing the queues once more takes as long as opening.
         return opened.stats(refresh=False), "" if "store_host" in opened.config.assumed else opened.config.store_host
+
+
+def _bounded(
+    samples: _Samples, stats: StoreStats, labels: Mapping[str, str], topics: Collection[str] | None, top: int
+) -> StoreStats:
+    # The numbers with the queues and the progress that have series of their own; what is left out is a sample.
+    lags: dict[tuple[str, str], int] = {}
+    for each in stats.consumers:
+        pair = each.group, each.topic
+        lags[pair] = lags.get(pair, 0) + max(each.lag or 0, 0)
+    weights: dict[str, tuple[int, int]] = {}
+    for queue in stats.queues:
+        weights[queue.topic] = 0, weights.get(queue.topic, (0, 0))[1] + queue.messages
+    for (_, topic), lag in lags.items():
+        if topic in weights:
+            weights[topic] = max(weights[topic], (lag, weights[topic][1]))
+    kept_topics = _greatest(weights, top, lambda topic: topics is None or topic in topics)
+    kept_pairs = _greatest(lags, top, lambda pair: topics is None or pair[1] in topics)
+    for what, number in (("topics", len(weights) - len(kept_topics)), ("groups", len(lags) - len(kept_pairs))):
+        samples.add("rmqstore_left_out", number, _pairs(**labels, of=what))
+    return replace(
+        stats,
+        queues=tuple(each for each in stats.queues if each.topic in kept_topics),
+        consumers=tuple(each for each in stats.consumers if (each.group, each.topic) in kept_pairs),
+    )
+
+
+def _greatest(weights: Mapping[_K, Any], num: int, wanted: Callable[[_K], bool]) -> set[_K]:
+    # The names with the greatest weights, of equal ones the first by name.
+    named = sorted(filter(wanted, weights))
+    return set(heapq.nlargest(num, named, key=weights.__getitem__))
 
 
 def _add(

@@ -92,3 +92,37 @@ def test_tables_of_many_rows_are_sums(store, monkeypatch):
     assert "consumer progress" in run("offsets", store, "--topic", "Topic-00007").stdout
     lines = run("offsets", store, "--json").stdout.splitlines()
     assert len(lines) == TOPICS * GROUPS + GROUPS
+
+
+def series(*options):
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families = text_string_to_metric_families(run("metrics", *options).stdout)
+    return {family.name: family.samples for family in families}
+
+
+def left_out(found):
+    return {each.labels["of"]: each.value for each in found["rmqstore_left_out"]}
+
+
+def test_metrics_are_of_what_lags_most(store):
+    whole, bounded = series(store), series(store, "--top", "10")
+    assert left_out(whole) == {"topics": 0, "groups": 0}
+    assert len(whole["rocketmq_producer_offset"]) == TOPICS + 1
+    assert left_out(bounded) == {"topics": TOPICS + 1 - 10, "groups": TOPICS * GROUPS - 10}
+    lags = sorted((each.value for each in whole["rocketmq_group_diff"]), reverse=True)
+    assert sorted((each.value for each in bounded["rocketmq_group_diff"]), reverse=True) == lags[:10]
+    assert len(bounded["rmqstore_consumer_lag_messages"]) == len(bounded["rmqstore_queue_max_offset"]) == 10
+    # Sums of the store are those of all its queues.
+    for name in ("rmqstore_files", "rmqstore_size_bytes", "rmqstore_log_behind_queues_bytes", "rmqstore_damaged_files"):
+        assert bounded[name] == whole[name]
+    named = series(store, "--topic", "Topic-00003", "--topic", "Records")
+    assert {each.labels["topic"] for each in named["rocketmq_producer_offset"]} == {"Topic-00003", "Records"}
+    assert {each.labels["topic"] for each in named["rocketmq_group_diff"]} == {"Topic-00003"}
+    assert left_out(named) == {"topics": TOPICS - 1, "groups": (TOPICS - 1) * GROUPS}
+
+
+def test_the_text_of_metrics_does_not_grow_with_the_store(store):
+    lines = [len(run("metrics", store, "--top", top).stdout.splitlines()) for top in (0, 5, 10)]
+    assert 0 < lines[2] - lines[0] <= 10 * 20 and lines[1] < lines[2]
