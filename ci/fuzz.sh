@@ -63,7 +63,7 @@ targets=(
     terms broker_files readers:log readers:queue readers:batch_queue readers:queue_extension
     readers:index readers:checkpoint readers:journal readers:segment readers:message_file
     readers:qi readers:qs readers:dets readers:ets readers:consumer_offset readers:delay_offset readers:topics
-    readers:import_jsonl readers:import_csv readers:import_arrow
+    readers:import_jsonl readers:import_arrow
 )
 part=${PART:-1/1}
 number=0

@@ -202,8 +202,8 @@ def _size_of(path: str) -> int:
 def import_command(path: str, files: tuple[str, ...], options: ImportOptions, given: Given) -> None:
     """Put the messages of files into a store, after those that are there; a new store is made.
 
-    THIS COMMAND WRITES, and no broker may run on the store. FILE is JSON lines, CSV, Arrow or Parquet as export writes them,
-    or the folder of single bodies; - is standard input. Everything is read and checked before the first message is put.
+    THIS COMMAND WRITES, and no broker may run on the store. FILE is JSON lines, Arrow or Parquet as export writes them; - is
+    standard input. Everything is read and checked before the first message is put.
     """
     printer = Printer(given.as_json)
     if os.path.isdir(os.path.join(path, "commitlog")):

@@ -85,8 +85,7 @@ class ExportOptions:
     shown : bool
         The output is a terminal: everything outside ASCII is escaped.
     safe_csv : bool
-        In CSV, put an apostrophe before each text that a spreadsheet would run as a formula; an import does not take it
-        away.
+        In CSV, put an apostrophe before each text that a spreadsheet would run as a formula.
     only_known_topics : bool
         Make no output, and replace none, where the store has none of the selection's topics: a name that was mistyped leaves
         nothing that looks like an answer.  Otherwise the output is there, without a row.

@@ -1,12 +1,10 @@
-"""Files of Arrow and Parquet as tables to put, and how much memory their rows take, before they take it.
+"""Files of Arrow and Parquet as tables to put, in parts whose size is known before they are decoded.
 
-A small file may stand for many gigabytes: a value that all rows share (a dictionary, a view, a run), and pages of zeros.
+The rows of a small file may have many gigabytes: a value that all rows share (a dictionary, a view, a run).
 """
 
 from __future__ import annotations
 
-import os
-import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -49,40 +47,12 @@ def arrow_chunks(input: Input) -> Iterator[Chunk]:
         raise StoreError(f"this cannot be read as a file of {input.format}: {what}", input.name) from None
 
 
-class _Bounded:
-    """A file that gives no more than it has: a plain one takes memory for all that is asked, and Arrow asks unseen numbers."""
-
-    def __init__(self, input: Input):
-        self._file, self._size = input.file, input.size
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(self._size - self._file.tell(), 0)
-        return self._file.read(min(size, left) if size >= 0 else left)
-
-    def seek(self, pos: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(pos, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Nothing: the input closes its file itself."""
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-
 def _arrow_batches(pa: Any, input: Input) -> Iterator[pa.RecordBatch]:
-    input.file.seek(0)
-    file = pa.PythonFile(_Bounded(input), mode="r")
+    is_file = input.head().startswith(b"ARROW1")
+    file = input.arrow_file()
     if input.format == "parquet":
         yield from parquet_batches(file, BOUNDS, input.name)
         return
-    is_file = input.head().startswith(b"ARROW1")
-    file.seek(8 if is_file else 0)
-    check_messages(file, input.name)
-    file.seek(0)
     if is_file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
@@ -174,8 +144,6 @@ def reconciled(table: pa.Table, literals: dict[str, Any]) -> pa.Table:
 # What is unpacked at once without a question, and how many times its bytes in the file anything larger may be.
 _UNPACKED = 256 << 20
 _RATIO = 1000
-# Bytes of a column of a row group whose values are gathered.
-_SHARED = 16 << 20
 # More values than the properties of a message can be.
 _VALUES = 1 << 16
 _ROW = 64
@@ -296,132 +264,32 @@ def _masked(pa: Any, offsets: Any, array: Any) -> Any:
     return pa.array(offsets.to_numpy(zero_copy_only=False), offsets.type, mask=absent)
 
 
-def _too_much(name: str, what: str, unpacked: int, packed: int) -> StoreError:
-    return StoreError(
-        f"{what} unpacks to {unpacked} bytes from {packed}; write the file again in smaller batches or row groups", name
-    )
-
-
 def parquet_batches(file: Any, bounds: Bounds, name: str) -> Iterator[pa.RecordBatch]:
-    """The record batches of a Parquet file: within the bounds, fewer rows where rows are or may be large.
+    """Yield the record batches of a Parquet file: within the bounds, fewer rows where rows may be large.
 
-    Texts of a small row group come as dictionaries.  In a large one the library would gather all values of the group for that,
-    and there the size of its dictionary says how large values may be.  StoreError for a row group that unpacks to much more than
-    a file of messages does.
+    Texts come as dictionaries, so that a value that rows share is there once.  StoreError for a row group that unpacks to much more
+    than a file of messages does.
     """
     import pyarrow.parquet
 
-    opened = pyarrow.parquet.ParquetFile(file)
-    metadata, schema = opened.metadata, opened.schema
-    leaves = [schema.column(number) for number in range(len(schema.names))]
+    metadata = pyarrow.parquet.read_metadata(file)
+    leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    reader = pyarrow.parquet.ParquetFile(file, metadata=metadata, read_dictionary=texts)
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        shared = []
-        weight, most = sum(max(leaf.length, 0) for leaf in leaves), bounds.rows
+        weight = sum(max(leaf.length, 0) for leaf in leaves)
         for column, leaf in enumerate(leaves):
             chunk = group.column(column)
             packed, unpacked = chunk.total_compressed_size, chunk.total_uncompressed_size
             what = f"column {leaf.path} of row group {number}"
             if unpacked > max(_UNPACKED, _RATIO * packed):
-                raise _too_much(name, what, unpacked, packed)
+                raise StoreError(
+                    f"{what} unpacks to {unpacked} bytes from {packed}; write the file again in smaller row groups", name
+                )
             if chunk.num_values > _VALUES * group.num_rows:
                 raise StoreError(
                     f"{what} has {chunk.num_values} values in {group.num_rows} rows: too many for messages", name
                 )
-            values = -(-chunk.num_values // max(group.num_rows, 1))
-            weight += unpacked // max(group.num_rows, 1) + 8 * values
-            if leaf.physical_type != "BYTE_ARRAY":
-                continue
-            if unpacked <= _SHARED:
-                shared.append(leaf.path)
-            else:
-                most = min(most, _UNPACKED // max(_dictionary_size(file, chunk) * values, 1))
-        reader = pyarrow.parquet.ParquetFile(file, metadata=metadata, read_dictionary=shared)
-        yield from reader.iter_batches(max(min(most, bounds.size // max(weight, 1)), 1), row_groups=[number])
-
-
-def _dictionary_size(file: Any, chunk: Any) -> int:
-    # Bytes of the dictionary of a column of a row group, 0 without one: its page is the first.
-    begin = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < begin:
-        begin = chunk.dictionary_page_offset
-    file.seek(max(begin, 0))
-    kind, size = _page_header(file.read(16))
-    return size if kind == 2 else 0
-
-
-def _page_header(data: bytes) -> tuple[int, int]:
-    # The first two fields of a page's header, 32-bit numbers in Thrift's compact form: its kind, and its bytes unpacked.
-    found, pos = [0, 0], 0
-    for field in range(2):
-        if data[pos : pos + 1] != b"\x15":
-            break
-        pos += 1
-        number = shift = 0
-        while pos < len(data):
-            number |= (data[pos] & 0x7F) << shift
-            shift += 7
-            pos += 1
-            if data[pos - 1] < 0x80:
-                break
-        found[field] = number >> 1
-    return found[0], found[1]
-
-
-def check_messages(source: Any, name: str) -> None:
-    """Raise `StoreError` if a record batch of an Arrow stream (a file has one from byte 8) unpacks to much more than its bytes."""
-    pa = import_pyarrow()
-    number = 0
-    while True:
-        try:
-            message = pa.ipc.read_message(source)
-        except EOFError:
-            return
-        body = message.body
-        if body is not None and body.size:
-            unpacked = _unpacked(memoryview(message.metadata), memoryview(body))
-            if unpacked > max(_UNPACKED, _RATIO * body.size):
-                raise _too_much(name, f"batch {number}", unpacked, body.size)
-            number += 1
-
-
-def _unpacked(metadata: memoryview, body: memoryview) -> int:
-    # What the buffers of a batch say that they unpack to; the tables are those of Arrow's Message.fbs.
-    try:
-        message = _table(metadata, _number("<I", metadata, 0))
-        kind = metadata[message[1]] if message[1] else 0
-        batch = _follow(metadata, message[2])
-        if kind == 2:
-            batch = _follow(metadata, batch[1])
-        elif kind != 3:
-            return 0
-        if not batch[3]:
-            return len(body)
-        vector = batch[2] + _number("<I", metadata, batch[2])
-        total = 0
-        for place in range(_number("<I", metadata, vector)):
-            begin, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * place)
-            stated = _number("<q", body, begin) if length >= 8 else 0
-            total += max(stated, length)
-        return total
-    except (struct.error, IndexError, ValueError):
-        # The library says what is wrong with it.
-        return 0
-
-
-def _number(form: str, data: memoryview, pos: int) -> int:
-    if pos < 0:
-        raise IndexError
-    return int(struct.unpack_from(form, data, pos)[0])
-
-
-def _table(data: memoryview, pos: int) -> list[int]:
-    # Where its first fields are, 0 for one that is not there.
-    fields = pos - _number("<i", data, pos)
-    size = _number("<H", data, fields)
-    found = [_number("<H", data, fields + at) if at < size else 0 for at in range(4, 12, 2)]
-    return [pos + each if each else 0 for each in found]
-
-
-def _follow(data: memoryview, pos: int) -> list[int]:
-    return _table(data, pos + _number("<I", data, pos))
+            weight += unpacked // max(group.num_rows, 1) + 8 * -(-chunk.num_values // max(group.num_rows, 1))
+        yield from reader.iter_batches(max(min(bounds.rows, bounds.size // max(weight, 1)), 1), row_groups=[number])

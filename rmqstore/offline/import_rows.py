@@ -1,16 +1,11 @@
-"""Files of an import, opened; rows of JSON lines and CSV as tables to put, each error with its line.
-
-Nothing outside the folder of a list of single bodies is read because of what that list says.
-"""
+"""The files of an import, opened; rows of JSON lines as tables to put, each error with its line."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import contextlib
-import csv
 import datetime
-import gzip
 import io
 import json
 import os
@@ -18,15 +13,12 @@ import re
 import shutil
 import sys
 import tempfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from rmqstore.errors import InvalidMessageError, StoreError
-from rmqstore.files.open_file import open_regular
 from rmqstore.files.output_file import format_of
-from rmqstore.offline.export_files import MANIFEST, import_zstandard
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.table_writing import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key
 
@@ -36,17 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["BOUNDS", "Bounds", "Chunk", "Input"]
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """How much is held at once.
-
-    Attributes
-    ----------
-    rows, size : int
-        Rows and bytes of a part.
-    largest : int
-        Bytes that one row may have.
-    """
+class Bounds(NamedTuple):
+    """Rows and bytes that are held at once, and bytes that one row may have."""
 
     rows: int
     size: int
@@ -55,7 +38,6 @@ class Bounds:
 
 # A longer line is no message: a broker's have 4 MiB at most unless it is told otherwise.
 BOUNDS = Bounds(rows=2048, size=8 << 20, largest=256 << 20)
-"""Rows and bytes that are held at once, and bytes of a row."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +62,11 @@ class Input:
     """One input file, opened: its name for people, its bytes, and what compresses them."""
 
     def __init__(self, path: str, format: str | None):
-        self.name = path
+        self.name = "standard input" if path == "-" else path
         if path == "-":
-            self.name = "standard input"
             self.file: IO[bytes] = _spooled(sys.stdin.buffer)
             told, compression = None, None
         else:
-            if os.path.isdir(path):
-                path = os.path.join(path, MANIFEST)
-                if not os.path.isfile(path):
-                    raise StoreError(
-                        f"the folder has no {MANIFEST}, so it is not an export of single bodies; give a file", self.name
-                    )
-                self.name = path
             self.file = open(path, "rb")
             if not self.file.seekable():
                 # A pipe, as a shell's <(command) and /dev/stdin are.
@@ -100,23 +74,21 @@ class Input:
                     self.file = _spooled(pipe)
             told, compression = format_of(path)
         self.size = os.fstat(self.file.fileno()).st_size
-        self.folder = os.path.dirname(os.path.abspath(path))
-        head = self.head()
         if compression is None:
-            compression = (
-                "gzip" if head.startswith(b"\x1f\x8b") else "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") else None
-            )
+            head = self.head()
+            packed = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
+            compression = next((name for magic, name in packed if head.startswith(magic)), None)
         self.compression = compression
         self.format = format or told or self._guess()
-        if self.compression is not None and self.format in ("arrow", "parquet"):
+        if self.format == "csv":
+            raise StoreError("CSV is not imported; give JSON lines, Arrow or Parquet", self.name)
+        if self.compression is not None and self.format != "jsonl":
             raise StoreError(f"a {self.format} file that is compressed as a whole cannot be read; unpack it", self.name)
 
     def head(self) -> bytes:
-        """The first bytes of the file, as they are."""
+        """Return the first bytes of the file, as they are."""
         self.file.seek(0)
-        head = self.file.read(16)
-        self.file.seek(0)
-        return head
+        return self.file.read(16)
 
     def _guess(self) -> str:
         with self.text() as file:
@@ -127,31 +99,31 @@ class Input:
             return "arrow"
         if head.startswith(b"{"):
             return "jsonl"
-        if head[:5].isascii() and head[:1].isalpha():
-            return "csv"
         raise StoreError("neither the name nor the content tells the format; give --format", self.name)
 
     @contextlib.contextmanager
     def text(self) -> Iterator[IO[bytes]]:
         """The file unpacked, from its begin."""
-        self.file.seek(0)
+        if self.compression is None:
+            self.file.seek(0)
+            yield self.file
+            return
+        packed = import_pyarrow().CompressedInputStream(self.arrow_file(), self.compression)
         try:
-            if self.compression == "gzip":
-                with gzip.GzipFile(fileobj=self.file, mode="rb") as file:
-                    yield io.BufferedReader(file)
-            elif self.compression == "zstd":
-                zstandard = import_zstandard()
-                try:
-                    yield io.BufferedReader(_Zstd(self.file, zstandard))
-                except zstandard.ZstdError as error:
-                    raise StoreError(f"the file cannot be unpacked: {error}", self.name) from None
-            else:
-                yield self.file
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            yield io.BufferedReader(packed)
+        except OSError as error:
+            # Of the operating system's errors each has a number.
+            if error.errno is not None:
+                raise
             raise StoreError(f"the file cannot be unpacked: {error}", self.name) from None
 
+    def arrow_file(self) -> Any:
+        """Return the file as it is for pyarrow, from its begin."""
+        self.file.seek(0)
+        return import_pyarrow().PythonFile(_Bounded(self), mode="r")
+
     def done(self) -> int:
-        """How many of its bytes were read."""
+        """Return how many of its bytes were read."""
         with contextlib.suppress(OSError, ValueError):
             return self.file.tell()
         return self.size
@@ -161,42 +133,26 @@ class Input:
         self.file.close()
 
 
-class _Zstd(io.RawIOBase):
-    """The contents of a file of zstd frames; the library's own reader takes a file that was cut for one that ended."""
+class _Bounded:
+    """An input for Arrow, which asks for unseen numbers of bytes; a plain file takes memory for all that are asked for."""
 
-    # Bytes that are unpacked at once, each 4 to 128 KiB at worst.
-    _PIECE = 2048
+    closed = False
 
-    def __init__(self, file: IO[bytes], zstandard: Any):
-        self._file = file
-        self._decompressor = zstandard.ZstdDecompressor()
-        self._frame: Any = None
-        self._ready = memoryview(b"")
+    def __init__(self, input: Input):
+        self._file, self._size = input.file, input.size
 
-    def readable(self) -> bool:
-        return True
+    def read(self, size: int = -1) -> bytes:
+        left = max(self._size - self._file.tell(), 0)
+        return self._file.read(min(size, left) if size >= 0 else left)
 
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            piece = self._file.read(self._PIECE)
-            if not piece:
-                if self._frame is not None:
-                    raise EOFError("compressed file ended before the end of its last frame was reached")
-                return 0
-            out = []
-            while piece:
-                if self._frame is None:
-                    self._frame = self._decompressor.decompressobj()
-                out.append(self._frame.decompress(piece))
-                piece = b""
-                if self._frame.eof:
-                    # Files that were put together have several frames.
-                    piece, self._frame = self._frame.unused_data, None
-            self._ready = memoryview(b"".join(out))
-        taken = min(len(buffer), len(self._ready))
-        buffer[:taken] = self._ready[:taken]
-        self._ready = self._ready[taken:]
-        return taken
+    def seek(self, pos: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(pos, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Nothing: the input closes its file itself."""
 
 
 def _spooled(file: IO[bytes]) -> IO[bytes]:
@@ -204,6 +160,7 @@ def _spooled(file: IO[bytes]) -> IO[bytes]:
     spool = tempfile.TemporaryFile()
     try:
         shutil.copyfileobj(file, spool, 1 << 20)
+        spool.flush()
     except BaseException:
         spool.close()
         raise
@@ -217,7 +174,7 @@ ENCODINGS = ("body_encoding", "body_stored_encoding")
 ALSO_IGNORED = ("version", "crc", "body_size", "body_error")
 """Columns that `rmqstore query --json` has beside those of an export."""
 
-_KNOWN = frozenset({*TABLE_COLUMNS, *IGNORED_COLUMNS, *ALSO_IGNORED, *ENCODINGS, "body_stored", "body_file"})
+_KNOWN = frozenset({*TABLE_COLUMNS, *IGNORED_COLUMNS, *ALSO_IGNORED, *ENCODINGS, "body_stored"})
 _TEXTS = ("topic", "tags", "born_host", "store_host")
 _TIMES = ("born_timestamp", "store_timestamp")
 _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset")
@@ -250,113 +207,18 @@ def _json_rows(input: Input) -> Iterator[tuple[int, int, dict[str, Any]]]:
             yield number, len(line), row
 
 
-class _CsvLines:
-    """The lines of a file of CSV, and how much of them was read since a row began."""
-
-    def __init__(self, input: Input, file: IO[str]):
-        self._input, self._file = input, file
-        self.number = 1
-        self.size = 0
-
-    def __iter__(self) -> _CsvLines:
-        return self
-
-    def __next__(self) -> str:
-        line = self._file.readline(BOUNDS.largest + 1 - self.size)
-        self.size += len(line)
-        if self.size > BOUNDS.largest:
-            raise _wrong(self._input, self.number, f"the row has more than {BOUNDS.largest >> 20} MiB; is this a file of CSV?")
-        if not line:
-            raise StopIteration
-        return line
-
-
-def _csv_rows(input: Input) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    before = csv.field_size_limit(BOUNDS.largest)
-    try:
-        with input.text() as file:
-            text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-            try:
-                yield from _csv_objects(input, _CsvLines(input, text))
-            finally:
-                with contextlib.suppress(ValueError):
-                    text.detach()
-    finally:
-        csv.field_size_limit(before)
-
-
-def _csv_objects(input: Input, lines: _CsvLines) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    reader = csv.reader(lines, strict=True)
-    names: list[str] | None = None
-    first = 1
-    while True:
-        try:
-            cells = next(reader, None)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise _wrong(input, first, f"this is no CSV in UTF-8: {error}") from None
-        if cells is None:
-            return
-        if cells and names is None:
-            names = cells
-            for name in names:
-                if name not in _KNOWN:
-                    raise _wrong(
-                        input,
-                        first,
-                        f"the first line names the columns, and there is no column {name!r}; {_KNOWN_TEXT}",
-                    )
-                if names.count(name) > 1:
-                    raise _wrong(input, first, f"column {name!r} is named twice")
-        elif cells and names is not None:
-            if len(cells) != len(names):
-                raise _wrong(input, first, f"there are {len(cells)} fields, the first line names {len(names)} columns")
-            yield first, lines.size, _csv_object(input, first, dict(zip(names, cells, strict=True)))
-        first = lines.number = reader.line_num + 1
-        lines.size = 0
-
-
-def _csv_object(input: Input, number: int, cells: dict[str, str]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, text in cells.items():
-        if name in ("body", "body_stored"):
-            # Empty is a body without a byte, and no body at all where its encoding is missing too.
-            row[name] = text if text or cells.get(f"{name}_encoding", "utf-8") else None
-        elif text == "":
-            row[name] = None
-        elif name in _NUMBERS:
-            if not re.fullmatch("[+-]?[0-9]{1,19}", text):
-                raise _wrong(input, number, f"{name} is {text!r}, not a whole number")
-            row[name] = int(text)
-        elif name in _TIMES:
-            row[name] = int(text) if re.fullmatch("[+-]?[0-9]{1,19}", text) else text
-        elif name == "properties":
-            try:
-                row[name] = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise _wrong(input, number, f"properties are no JSON object: {error}") from None
-        elif name == "corrupt":
-            if text.lower() not in ("true", "false"):
-                raise _wrong(input, number, f"corrupt is {text!r}, not true or false")
-            row[name] = text.lower() == "true"
-        else:
-            row[name] = text
-    return row
-
-
 _KNOWN_TEXT = f"known columns are {', '.join(TABLE_COLUMNS)}, body_encoding, body_stored, and what an export adds"
 
 
 def row_chunks(input: Input) -> Iterator[Chunk]:
-    """Read a file of JSON lines or CSV, some rows at a time."""
+    """Read a file of JSON lines, some rows at a time."""
     pa = import_pyarrow()
-    rows = _json_rows(input) if input.format == "jsonl" else _csv_rows(input)
     numbers: list[int] = []
     gathered: list[dict[str, Any]] = []
     size = 0
-    for number, length, row in rows:
+    for number, length, row in _json_rows(input):
         value = _values(input, number, row)
-        # A body may be a file of its own.
-        length = max(length, len(value.get("body") or b"")) + 256
+        length += 256
         if gathered and (len(gathered) >= BOUNDS.rows or size + length > BOUNDS.size):
             yield Chunk(_table(pa, gathered), input.name, "line", numbers)
             numbers, gathered, size = [], [], 0
@@ -378,10 +240,6 @@ def _values(input: Input, number: int, row: dict[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"there is no column {name!r}; {_KNOWN_TEXT}")
             if name in ("body", "body_stored"):
                 values[name] = decoded(name, value, row)
-            elif name == "body_file":
-                if "body" in row:
-                    raise ValueError("there are both body and body_file")
-                values["body"] = _body_of_file(input.folder, value)
             elif name == "corrupt":
                 if value is not None and not isinstance(value, bool):
                     raise ValueError(f"corrupt is {value!r}, not true or false")
@@ -390,8 +248,6 @@ def _values(input: Input, number: int, row: dict[str, Any]) -> dict[str, Any]:
                 values[name] = None if value is None else _value(name, value)
     except (ValueError, TypeError, binascii.Error) as error:
         raise _wrong(input, number, str(error)) from None
-    except OSError as error:
-        raise _wrong(input, number, f"{error.strerror} [{error.filename}]") from None
     return values
 
 
@@ -460,22 +316,6 @@ def decoded(name: str, value: Any, row: dict[str, Any]) -> bytes | None:
         except binascii.Error as error:
             raise ValueError(f"{name} is not base64: {error}") from None
     raise ValueError(f"{name}_encoding is {encoding!r}, not utf-8, hex or base64")
-
-
-def _body_of_file(folder: str, name: Any) -> bytes:
-    if name is None:
-        raise ValueError("its body could not be decompressed when it was exported; leave such rows out")
-    if not isinstance(name, str) or "\0" in name:
-        raise ValueError(f"body_file is {name!r}, not the name of a file")
-    root = os.path.realpath(folder)
-    path = os.path.realpath(os.path.join(root, name))
-    if os.path.isabs(name) or os.path.commonpath([root, path]) != root:
-        raise ValueError(f"body_file is {name!r}, which leads out of the folder")
-    with open(open_regular(path), "rb") as file:
-        body = file.read(BOUNDS.largest + 1)
-    if len(body) > BOUNDS.largest:
-        raise ValueError(f"body_file {name!r} has more than {BOUNDS.largest >> 20} MiB")
-    return body
 
 
 def _types(pa: Any) -> dict[str, Any]:

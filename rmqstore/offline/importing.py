@@ -1,10 +1,9 @@
-"""Messages from files into a store: JSON lines, CSV, Arrow, Parquet, and the folders that an export of single bodies makes.
+"""Messages from files into a store: JSON lines, Arrow, Parquet.
 
-Owns the order of steps of an import; `import_rows` and `import_arrow` read the files.  It never decides whether a message may
-be stored: that are the rules of `MessageStore.put_table`.  Invariants:
+`import_rows` and `import_arrow` read the files; which messages may be stored is decided by `MessageStore.put_table`.
 
-- Every row of every file is read and checked before the first is put.  A file that cannot be taken changes nothing.
-- A store that is new has its name only when all rows are in it; until then it lies beside its place as ``….part``.
+- Every row of every file is read and checked before the first is put.
+- A new store has its name only when all rows are in it; until then the name ends in ``.part``.
 - Rows are put in the order of the files.  Memory does not grow with their number.
 """
 
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["IMPORT_FORMATS", "ImportOptions", "ImportReport", "import_files"]
 
-IMPORT_FORMATS = ("jsonl", "csv", "arrow", "parquet")
-"""The formats of files that can be imported; a folder of single bodies is one of JSON lines."""
+IMPORT_FORMATS = ("jsonl", "arrow", "parquet")
+"""The formats of files that can be imported."""
 
 _ROW = re.compile(r"row ([0-9]+):? (.*)", re.DOTALL)
 
@@ -97,7 +96,7 @@ def import_files(
     path : path
         Nobody else may write to the store.  Retention does not run meanwhile.
     files : sequence of path
-        ``-`` is standard input; a folder is an export of single bodies.
+        ``-`` is standard input.
     options : ImportOptions, optional
         By default everything is as the files say.
     progress : callable, optional
@@ -173,7 +172,7 @@ class _Import:
     def chunks(self, already: int, passes: int) -> Iterator[Chunk]:
         before = already * self.size
         for input in self.inputs:
-            for chunk in row_chunks(input) if input.format in ("jsonl", "csv") else arrow_chunks(input):
+            for chunk in row_chunks(input) if input.format == "jsonl" else arrow_chunks(input):
                 yield dataclasses.replace(chunk, table=reconciled(chunk.table, self.literals))
                 if self.progress is not None:
                     self.progress(before + input.done(), max(passes * self.size, 1))

@@ -128,12 +128,11 @@ def test_a_queue_of_more_than_32_bits_in_a_table(store):
 
 @pytest.mark.parametrize("cut", [10, 150])
 def test_a_zstd_file_that_was_cut_is_no_shorter_file(tmp_path, cut):
-    # The library's reader takes the place where a file was cut for its end.
     packed = zstandard.ZstdCompressor().compress(ROWS)
     assert cut < len(packed)
     (tmp_path / "rows.jsonl.zst").write_bytes(packed[:cut])
     done = run("import", tmp_path / "new", tmp_path / "rows.jsonl.zst", *SIZES)
-    assert done.exit_code == 3 and "ended before the end of its last frame" in done.stderr
+    assert done.exit_code == 3 and "cannot be unpacked" in done.stderr
     assert not (tmp_path / "new").exists()
 
 

@@ -133,7 +133,7 @@ OTHER = {
     "log": 12, "queue": 11, "journal": 7, "segment": 33, "message_file": 8, "qi": 12, "qs": 67, "checkpoint": 3,
     "dets": b"next_seq_id", "ets": b"file_summary",
     "index": 40 + 4 * readers.SLOTS + 20 + 11, "consumer_offset": b"2, ", "delay_offset": b"4,", "topics": b"4,",
-    "import_jsonl": b"3,", "import_csv": b"1,ORDER", "import_arrow": b"two",
+    "import_jsonl": b"3,", "import_arrow": b"two",
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Kinds of `fuzz.readers` whose files are texts or Arrow: a broker's settings, and files to import.
 
 Owns the targets of consumerOffset.json, delayOffset.json and topics.json beside Python's own JSON, and of imports from
-JSON lines, CSV and Arrow beside a reader of single rows.  A file is read, with the answer of the other reader, or it is
+JSON lines and Arrow beside a reader of single rows.  A file is read, with the answer of the other reader, or it is
 refused with its name; an import that is refused leaves nothing.  It reads no file of a user and writes below the folder
 that it is given.
 """
@@ -9,7 +9,6 @@ that it is given.
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import os
@@ -36,7 +35,7 @@ SMALL = StoreConfig(
     max_index_num=64,
     max_message_size=1 << 16,
 )
-#: What a mutator puts in: pieces of JSON, CSV, numbers and times.
+#: What a mutator puts in: pieces of JSON, numbers and times.
 WORDS = tuple(
     word.encode()
     for word in (
@@ -130,7 +129,6 @@ class Texts:
             ),
             "topics": kind(self.read_topics, self.check_topics, self.topics, words=WORDS),
             "import_jsonl": kind(self.reader("jsonl"), self.check_jsonl, self.jsonl, words=WORDS),
-            "import_csv": kind(self.reader("csv"), self.check_csv, self.csv, words=WORDS),
             "import_arrow": kind(self.reader("arrow"), self.check_arrow, self.arrow),
         }  # fmt: skip
 
@@ -230,12 +228,6 @@ class Texts:
             _compare([json.loads(line) for line in lines], found)
 
     @staticmethod
-    def check_csv(data: bytes, found: Any) -> None:
-        if not isinstance(found, Exception):
-            rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True) if row]
-            _compare([dict(zip(rows[0], row, strict=True)) for row in rows[1:]], found)
-
-    @staticmethod
     def check_arrow(data: bytes, found: Any) -> None:
         if not isinstance(found, Exception):
             opened = pa.ipc.open_file(data) if data.startswith(b"ARROW1") else pa.ipc.open_stream(data)
@@ -257,13 +249,6 @@ class Texts:
             {"topic": "Rest", "body": "aGFsbG8=", "body_encoding": "base64", "properties": {"a": "b"}},
         ]
         return [b"".join(json.dumps(row).encode() + b"\n" for row in rows), json.dumps(rows[0]).encode()]
-
-    @staticmethod
-    def csv() -> list[bytes]:
-        return [
-            b'topic,queue_id,keys,body,body_encoding\nOrders,1,ORDER-1,"a, ""b""",utf-8\nRest,,,00ff,hex\n',
-            b"topic,body\r\nOrders,hello to everyone who reads this\r\nOrders,\r\n",
-        ]
 
     @staticmethod
     def arrow() -> list[bytes]:
