@@ -12,7 +12,7 @@ import rocksdb_files
 from rmqstore import MessageStore, StoreConfig, describe
 from rmqstore.offline.layout import store_layout
 
-FILES = {"queues": "files", "settings": "JSON", "transactions": "half topic"}
+FILES = {"queues": "files", "settings": "JSON"}
 
 
 def layout_of(path: Path):
@@ -28,7 +28,7 @@ def layout_of(path: Path):
         ("4.9.7", FILES | {"index": "files without tags"}),
         ("5.1.4", FILES | {"index": "files without tags"}),
         ("5.3.3", FILES | {"queues": "files with an extension", "index": "files without tags"}),
-        ("broker", FILES | {"index": "files with tags", "timers": "file wheel"}),
+        ("broker", FILES | {"index": "files with tags"}),
     ],
 )
 def test_versions(name, parts, tmp_path):
@@ -39,9 +39,6 @@ ALL_ROCKSDB = {
     "queues": "RocksDB (consumequeue)",
     "index": "RocksDB",
     "settings": "RocksDB (three databases)",
-    "timers": "file wheel and RocksDB",
-    "transactions": "RocksDB",
-    "pop records": "RocksDB (kvStore)",
 }
 
 
@@ -59,8 +56,8 @@ def test_all_in_rocksdb(name, tmp_path):
     [
         ("double", {"queues": "files and RocksDB (consumequeue)", "index": "files with tags"}),
         ("killed-wal", {"queues": "RocksDB (consumequeue)", "index": "RocksDB"}),
-        ("timer-files", {"queues": "files", "settings": "JSON", "timers": "file wheel"}),
-        ("timer-snapshot", {"queues": "files", "settings": "JSON", "timers": "file wheel with snapshots"}),
+        ("timer-files", {"queues": "files", "settings": "JSON"}),
+        ("timer-snapshot", {"queues": "files", "settings": "JSON"}),
     ],
 )
 def test_variants(name, parts, tmp_path):
@@ -72,7 +69,7 @@ def test_variants(name, parts, tmp_path):
 def test_without_rocksdict(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     layout = layout_of(rocksdb_files.unpack("store", tmp_path))
-    assert layout["index"] == "maybe RocksDB (rocksdict is not installed)"
+    assert layout["index"] == "RocksDB"
     assert layout["settings"] == "RocksDB (three databases)"
 
 
