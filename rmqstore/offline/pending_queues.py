@@ -22,7 +22,6 @@ from rmqstore.offline.pending_search import (
     PendingSource,
     Records,
     Search,
-    Waiting,
     chosen_records,
     int32_property,
     records_at,
@@ -69,12 +68,12 @@ def search_delayed(search: Search) -> None:
     # A broker notes a level only after it found its queue.
     for records in search.records_of(SCHEDULE_TOPIC, begins, zero_is_noted=True):
         levels = records.numbers_of("queue_id") + 1
-        waiting = Waiting(
-            topic=records.properties.text("REAL_TOPIC"),
-            queue_id=int32_property(records, "REAL_QID"),
-            due=_due_by_level(search, records, levels),
-            level=np.minimum(levels, 2**31 - 1),
-        )
+        waiting = {
+            "topic": records.properties.text("REAL_TOPIC"),
+            "queue_id": int32_property(records, "REAL_QID"),
+            "due": _due_by_level(search, records, levels),
+            "level": np.minimum(levels, 2**31 - 1),
+        }
         search.take(source, records, waiting)
 
 
@@ -174,7 +173,7 @@ def _whole_queues(search: Search, source: PendingSource, begins: dict[int, int],
         real = pc.coalesce(
             properties.text("DLQ_ORIGIN_TOPIC"), properties.text("RETRY_TOPIC"), records.texts_of("topic")
         )
-        search.take(source, records, Waiting(topic=real, group=pa.repeat(group, len(records))))
+        search.take(source, records, {"topic": real, "group": pa.repeat(group, len(records))})
 
 
 _HALF, _OP = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -371,12 +370,12 @@ def _add(search: Search, source: PendingSource, kept: list[Records], checked: di
             known = np.array([offset in checked for offset in offsets.tolist()], bool)
         keep = ~np.isin(offsets, committed)
         source.came_out += int(np.count_nonzero(~keep))
-        waiting = Waiting(
-            topic=records.properties.text("REAL_TOPIC"),
-            queue_id=int32_property(records, "REAL_QID"),
-            group=records.properties.text("PGROUP"),
-            check_times=pa.array(np.clip(times, 0, 2**31 - 1), pa.int32(), mask=~known),
-        )
+        waiting = {
+            "topic": records.properties.text("REAL_TOPIC"),
+            "queue_id": int32_property(records, "REAL_QID"),
+            "group": records.properties.text("PGROUP"),
+            "check_times": pa.array(np.clip(times, 0, 2**31 - 1), pa.int32(), mask=~known),
+        }
         search.take(source, records, waiting, keep)
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder
@@ -78,10 +77,10 @@ class Search:
         return made
 
     def take(
-        self, source: PendingSource, records: Records, waiting: Waiting, keep: np.ndarray | None = None
+        self, source: PendingSource, records: Records, columns: dict[str, Any], keep: np.ndarray | None = None
     ) -> None:
-        """Take records that wait as rows of `source`; `keep` says which."""
-        batch = rows(records, source, self.now, waiting, keep)
+        """Take records that wait as rows of `source`, as `rows` does."""
+        batch = rows(records, source, self.now, columns, keep)
         source.pending += batch.num_rows
         self.add(batch)
 
@@ -196,20 +195,24 @@ class Search:
             self.tell(text, path, pos)
 
     def _of_queue(self, topic: str, queue_id: int, begin: int, body: bool) -> Iterator[Records]:
-        queue = self.store.queues.find(topic, queue_id)
+        store = self.store
+        queue = store.queues.find(topic, queue_id)
         if queue is None:
             return
-        low, high = queue.bounds(self.store.commit_log.min_offset)
+        low, high = queue.bounds(store.commit_log.min_offset)
         if begin > high:
             self.tell(
                 f"queue {queue_id} of {topic} ends at {high}, in front of the offset {begin} noted for it: a broker goes on "
                 "at the end, and none of its messages counts as waiting"
             )
         lost = 0
-        for records, missing in records_of_queue(self.store, queue, max(begin, low), body=body):
-            lost += missing
-            if records is not None:
-                yield records
+        columns = _columns(store, None, body)
+        source = LocalQueue(queue, store.commit_log)
+        for places in source.places(max(begin, low), _INT64_MAX):
+            batches, taken = rows_at(source.log, columns, places.phy_offsets, source, places)
+            lost += len(places) - len(taken)
+            if len(taken):
+                yield Records(_one(batches, columns), taken, source.resolved_codes(places.tags_codes[taken]))
         if lost:
             self.tell(f"{lost} units of queue {queue_id} of {topic} lead to no record; verify names them")
 
@@ -255,18 +258,6 @@ class PendingSource:
     pending: int = 0
     came_out: int = 0
     recalled: int = 0
-
-
-@dataclass
-class Waiting:
-    """What is known of records that wait, an array a column; None is what the record has, or nothing."""
-
-    topic: Any = None
-    queue_id: Any = None
-    group: Any = None
-    due: np.ndarray | None = None
-    level: np.ndarray | None = None
-    check_times: Any = None
 
 
 @functools.cache
@@ -399,19 +390,6 @@ def records_at(store: MessageStore, phy_offsets: np.ndarray, topic: str) -> Iter
             yield Records(_one(batches, columns), first + taken)
 
 
-def records_of_queue(
-    store: MessageStore, queue: AnyConsumeQueue, begin: int, *, body: bool = False, end: int = _INT64_MAX
-) -> Iterator[tuple[Records | None, int]]:
-    """The records of a queue from queue offset `begin`, with tags codes; and how many units pointed to no record."""
-    columns = _columns(store, None, body)
-    source = LocalQueue(queue, store.commit_log)
-    for places in source.places(begin, end):
-        batches, taken = rows_at(source.log, columns, places.phy_offsets, source, places)
-        codes = source.resolved_codes(places.tags_codes[taken])
-        records = Records(_one(batches, columns), taken, codes) if len(taken) else None
-        yield records, len(places) - len(taken)
-
-
 def records_in_log(
     store: MessageStore, topics: Iterable[str], begin: int | None, *, body: bool = False
 ) -> Iterator[Records]:
@@ -422,35 +400,25 @@ def records_in_log(
 
 
 def rows(
-    records: Records, source: PendingSource, now: int, waiting: Waiting, keep: np.ndarray | None = None
+    records: Records, source: PendingSource, now: int, columns: dict[str, Any], keep: np.ndarray | None = None
 ) -> pa.RecordBatch:
-    """Make rows of pending messages (`schema`) of the records that `keep` says, by default of all."""
+    """Make rows of pending messages (`schema`) of the records that `keep` chooses, by default of all.
+
+    `columns` has arrays by name; a column that is not in it is as in the record, null if the record has no such column.
+    """
     pa = import_pyarrow()
-    num = len(records)
-    batch = records.batch
-    due = waiting.due
-
-    def column(name: str, values: Any) -> Any:
-        field = schema().field(name)
+    num, batch = len(records), records.batch
+    made = {
+        "kind": pa.repeat(source.kind, num), "source": pa.repeat(source.name, num),
+        "stored_topic": batch.column("topic"), "stored_queue_id": batch.column("queue_id"), **columns,
+    }  # fmt: skip
+    if "due" in columns:
+        made |= {"due": pa.array(columns["due"], pa.int64()).view(schema().field("due").type), "overdue": columns["due"] < now}
+    arrays = []
+    for each in schema():
+        values = made.get(each.name)
         if values is None:
-            return pa.nulls(num, field.type)
-        return values if isinstance(values, pa.Array) else pa.array(values, field.type)
-
-    made = pa.RecordBatch.from_arrays(
-        [
-            pa.repeat(source.kind, num),
-            batch.column("topic") if waiting.topic is None else waiting.topic,
-            batch.column("queue_id") if waiting.queue_id is None else waiting.queue_id,
-            column("group", waiting.group),
-            *(batch.column(name) for name in ("keys", "tags", "unique_key", "born_timestamp", "store_timestamp")),
-            column("due", None) if due is None else pa.array(due, pa.int64()).view(schema().field("due").type),
-            column("overdue", None if due is None else due < now),
-            column("level", waiting.level),
-            column("check_times", waiting.check_times),
-            batch.column("reconsume_times"),
-            *(batch.column(name) for name in ("size", "topic", "queue_id", "queue_offset", "phy_offset")),
-            pa.repeat(source.name, num),
-        ],
-        schema=schema(),
-    )
-    return made if keep is None or keep.all() else made.filter(pa.array(keep))
+            values = batch.column(each.name) if each.name in batch.schema.names else pa.nulls(num, each.type)
+        arrays.append(values if isinstance(values, pa.Array) else pa.array(values, each.type))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema())
+    return batch if keep is None or keep.all() else batch.filter(pa.array(keep))

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rmqstore._core import java_string_hash
 from rmqstore.offline.pending_search import (
     PendingSource,
     Records,
     Search,
-    Waiting,
     int32_property,
     records_at,
     rows,
@@ -25,7 +23,7 @@ from rmqstore.offline.pending_search import (
 from rmqstore.rocksdb.waiting import StoredTimers, read_timers
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.texts import format_time
-from rmqstore.timer.timer_files import MAGIC_DELETE, MAGIC_ROLL, WaitingUnits, waiting_units
+from rmqstore.timer.timer_files import WaitingUnits, waiting_units
 
 __all__ = ["search_timers"]
 
@@ -55,8 +53,8 @@ class _Found:
             chosen = np.flatnonzero(is_recall & keep)
             self.recalls.update(zip(due[chosen].tolist(), deleted.take(import_pyarrow().array(chosen)).to_pylist()))
             keep = keep & ~is_recall
-        waiting = Waiting(properties.text("REAL_TOPIC"), int32_property(records, "REAL_QID"), due=due)
-        self.batches.append((source, rows(records, source, self.now, waiting, keep)))
+        real = {"topic": properties.text("REAL_TOPIC"), "queue_id": int32_property(records, "REAL_QID")}
+        self.batches.append((source, rows(records, source, self.now, {**real, "due": due}, keep)))
 
 
 def search_timers(search: Search) -> None:
@@ -114,7 +112,6 @@ def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, 
         own = units[records.numbers]
         led[records.numbers] = True
         out, has_out = records.properties.whole("TIMER_OUT_MS")
-        _compare(search, records, own, out, has_out)
         found.take(source, records, np.where(has_out, out, own["time"]), np.ones(len(records), bool))
     if not led.all():
         lost = units[~led]
@@ -126,22 +123,6 @@ def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, 
                 "the messages are deleted"
             )
         _tell_units(search, lost[~gone], f"leads to no record of {_TOPIC}")
-
-
-def _compare(search: Search, records: Records, units: np.ndarray, out: np.ndarray, has_out: np.ndarray) -> None:
-    # A unit whose record says otherwise is told, and the record counts.
-    is_recall = records.properties.text("TIMER_DEL_UNIQKEY").is_valid().to_numpy(zero_copy_only=False)
-    rolled = (units["magic"] & MAGIC_ROLL) != 0
-    wrong = records.numbers_of("size") != units["record_size"]
-    wrong |= ((units["magic"] & MAGIC_DELETE) != 0) != is_recall
-    wrong |= has_out & np.where(rolled, out <= units["time"], out != units["time"])
-    wrong |= ~has_out
-    codes = records.properties.text("REAL_TOPIC").dictionary_encode()
-    hashes = np.array([0, *(java_string_hash(topic) for topic in codes.dictionary.to_pylist())], np.int64)
-    numbers = codes.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    wrong |= hashes[numbers + 1] != units["topic_hash"]
-    if wrong.any():
-        _tell_units(search, units[wrong], "does not agree with its record, which counts")
 
 
 def _tell_units(search: Search, units: np.ndarray, what: str) -> None:
