@@ -3,8 +3,8 @@
 All of them take a path, and work next to a running broker or on the store of a dead one; only `rebuild` and `importing`
 write.
 
-- `describe`: a store in one look; rows of its queues and of the progress of consumer groups
-- `layout`: what it keeps where, and what nothing reads; `single_file`: one file of a store alone, recognised and read
+- `describe`: a store in one look, also what nothing reads of it; rows of its queues and of the progress of consumer groups
+- `single_file`: one file of a store alone, recognised and read
 - `key_search`: messages by key of all topics
 - `settings`: a broker's topics, groups, offsets and pop records
 - `verify`: what is wrong, with file, position and what to do, and the log itself; `verify_units` (queues),
@@ -12,8 +12,8 @@ write.
   `compared`: the log, queues and index that are compared, and what of them cannot be read
 - `rebuild`: queues and index, from the log alone; `rebuild_queue_database`: queues as a RocksDB database;
   `rebuild_swap`: how both take the place of the old ones
-- `export`: messages as files; `export_source`: which messages a selection means; `export_files`: options and files
-- `importing`: files into a store; `import_rows`: files of JSON lines and CSV as tables to put; `import_arrow`: those of
+- `export`: messages as files, and which a selection means; `export_files`: options and files
+- `importing`: files into a store; `import_rows`: files of JSON lines as tables to put; `import_arrow`: those of
   Arrow and Parquet, with the sizes of their rows before they are decoded
 - `pending`: what still waits, and for what; `pending_queues` (delay levels, retries, dead letters, transactions),
   `pending_timers`: where what waits begins; `pending_search`: records and rows, which they share

@@ -198,7 +198,7 @@ class _Checker:
         yield from settings_findings(self.compared, queues_known=self.database is None)
 
     def _unread(self, named: set[str]) -> Iterator[Finding]:
-        from rmqstore.offline.layout import unread_in
+        from rmqstore.offline.describe import unread_in
 
         for part in unread_in(self.root):
             if part.path not in named:

@@ -10,7 +10,7 @@ import pytest
 import rocksdb_files
 
 from rmqstore import MessageStore, StoreConfig, describe
-from rmqstore.offline.layout import store_layout
+from rmqstore.offline.describe import store_layout
 
 FILES = {"queues": "files", "settings": "JSON"}
 
