@@ -1,9 +1,7 @@
 """The demo: the main job on a real broker's store, then a million messages in a store of our own, every answer checked.
 
-Owns the order of the steps, their checks and rates, and the sample store of the package (`rmqstore/sample`), which
-``--unpack`` copies out.  It works below a temporary directory, which it removes.  Each step compares its result with the
-broker's files, the producers' account of what they sent, or the formula that made a message; a difference ends the demo
-with exit code 1.
+Each step compares its result with the broker's files, the producers' account of what they sent, or the formula that made a
+message; a difference ends the demo with exit code 1.  ``--unpack`` copies the sample store (`rmqstore/sample`).
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from rmqstore.cli.terminal import escape, format_number
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.message import Message, MessageExt
-from rmqstore.offline.describe import describe
 from rmqstore.offline.rebuild import rebuild
 from rmqstore.offline.verify import verify
 from rmqstore.store.message_store import MessageStore
@@ -92,16 +89,12 @@ def _digests(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def _masked_crc(body: bytes) -> int:
-    # RocketMQ clears the top bit of its CRCs.
-    return zlib.crc32(body) & 0x7FFFFFFF
-
-
 def _as_sent(message: MessageExt, sent: dict[str, Any]) -> bool:
     """Return whether a message is the one that was acknowledged to a producer."""
     return (
         len(message.body) == sent["body_len"]
-        and _masked_crc(message.body) == sent["body_crc"]
+        # RocketMQ clears the top bit of its CRCs.
+        and zlib.crc32(message.body) & 0x7FFFFFFF == sent["body_crc"]
         and (message.queue_id, message.queue_offset) == (sent["queue_id"], sent["queue_offset"])
         and (message.unique_key, message.msg_id) == (sent["msg_id"], sent["offset_msg_id"])
         and message.tags == sent.get("tags")
@@ -127,19 +120,15 @@ def unpack_sample(target: Path) -> None:
 
 
 def broker_store(root: Path) -> None:
-    """Describe, verify, rebuild and search the store that a real RocketMQ 5.5.0 broker wrote."""
+    """Verify, rebuild and search the store that a real RocketMQ 5.5.0 broker wrote."""
     with step("unpack it", "files") as row:
         unpack_sample(root)
         row.count = len(_digests(root))
     config = StoreConfig.infer(root, message_delay_level=SAMPLE_DELAY_LEVEL)
-    with step("describe it", "queues") as row:
-        description = describe(root, config)
-        row.count = len(description.queues)
-        check(description.clean and description.commit_log.min_offset == 0, "the sample store is whole and clean")
     with step("verify it, CRCs included", "bytes") as row:
         # Without the libraries of compression, verify names the bodies that it did not check.
         findings = [each for each in verify(root, config) if each.kind != "not_checked"]
-        row.count = description.commit_log.max_offset
+        row.count = sum(path.stat().st_size for path in (root / "commitlog").iterdir())
         check(not findings, f"the broker's store has no finding, but: {findings[:3]}")
     with step("rebuild its lost index and queues", "records") as row:
         log, queues, index = (_digests(root / folder) for folder in ("commitlog", "consumequeue", "index"))
@@ -156,32 +145,17 @@ def broker_store(root: Path) -> None:
         check(_digests(root / "commitlog") == log, "the commit log was not touched")
     with lzma.open(SAMPLE / "sent.jsonl.xz", "rt", encoding="utf-8") as file:
         sent = [json.loads(line) for line in file]
-    with MessageStore.open(root, config=config, read_only=True) as store:
-        _find_orders(store, [each for each in sent if each["kind"] == "plain" and each["topic"] == TOPIC])
-
-
-def _find_orders(store: MessageStore, orders: list[dict[str, Any]]) -> None:
+    orders = [each for each in sent if each["kind"] == "plain" and each["topic"] == TOPIC]
     check(len(orders) > 1000, "the producers' account has more than a thousand orders")
-    with step("find every sent order by key", "queries") as row:
+    with (
+        MessageStore.open(root, config=config, read_only=True) as store,
+        step("find every sent order by key", "queries") as row,
+    ):
         row.count = len(orders)
         for each in orders:
             hits = store.query_message(TOPIC, each["keys"].split()[0])
             hit = next((hit for hit in hits if hit.msg_id == each["offset_msg_id"]), None)
             check(hit is not None and _as_sent(hit, each), f"the message {each['msg_id']} is found as it was sent")
-    with step("find orders by time", "messages") as row:
-        times = sorted(message.store_timestamp for message in store.messages() if message.topic == TOPIC)
-        begin, end = times[len(times) // 4], times[len(times) // 2]
-        with row.timed():
-            for queue_id in store.queue_ids(TOPIC):
-                at = store.offset_by_time(TOPIC, queue_id, begin, "lower")
-                stop = store.offset_by_time(TOPIC, queue_id, end, "upper") + 1
-                while at < stop:
-                    got = store.get_message(TOPIC, queue_id, at, stop - at)
-                    # A clock that was set back may leave others between them.
-                    row.count += sum(begin <= each.store_timestamp <= end for each in got.messages)
-                    at = got.next_queue_offset
-        # Counted by a scan of the log, which uses neither queues nor index.
-        check(row.count == sum(begin <= each <= end for each in times), "as many as the log holds in that range")
 
 
 # ------------------------------------------------------------------------------------------------- a store of our own
