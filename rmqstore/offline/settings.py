@@ -1,7 +1,6 @@
 """settings: a broker's topics, subscription groups, consumer offsets and pop records, as plain values.
 
-Owns the answer and its shapes as JSON, which are those of RocketMQ's own tools.  It reads a store's ``config`` and ``kvStore``
-and nothing else: no log, no queue.  Where these are kept, and which of several sources counts, says
+Their shapes as JSON are those of RocketMQ's own tools.  Where they are kept, and which of several sources counts, is decided in
 `rmqstore.consumer.settings_sources`.
 
 Facts about the shapes (RocketMQ 5.5.0): ``mqadmin rocksDBConfigToJson`` prints ``dataVersion`` with ``topicConfigTable`` or
@@ -141,32 +140,18 @@ def settings(path: str | os.PathLike[str]) -> Settings:
             reasons[kind] = taken.reason
         for source in found:
             findings += source.findings
-            version = source.data_version
+            counter, timestamp = (source.data_version.get(name) for name in ("counter", "timestamp"))
             is_taken = any(source is each for each in taken.sources)
             sources.append(
-                SourceDescription(
-                    kind,
-                    source.form,
-                    source.path,
-                    version.get("counter"),
-                    version.get("timestamp"),
-                    source.entries,
-                    is_taken,
-                )
+                SourceDescription(kind, source.form, source.path, counter, timestamp, source.entries, is_taken)
             )
     records = _pop_records(root, sources, findings)
+    topics, groups, forbidden = (
+        _sorted(tables.get(name, {})) for name in ("topicConfigTable", "subscriptionGroupTable", "forbiddenTable")
+    )
+    offsets, pulled = (_by_group(tables.get(name, {})) for name in ("offsetTable", "pullOffsetTable"))
     return Settings(
-        root,
-        _sorted(tables.get("topicConfigTable", {})),
-        _sorted(tables.get("subscriptionGroupTable", {})),
-        _sorted(tables.get("forbiddenTable", {})),
-        _by_group(tables.get("offsetTable", {})),
-        _by_group(tables.get("pullOffsetTable", {})),
-        records,
-        versions,
-        tuple(sources),
-        reasons,
-        tuple(findings),
+        root, topics, groups, forbidden, offsets, pulled, records, versions, tuple(sources), reasons, tuple(findings)
     )
 
 
@@ -174,20 +159,17 @@ def _pop_records(root: str, sources: list[SourceDescription], findings: list[Fin
     if not has_pop_records(root):
         return ()
     path = os.path.join(root, "kvStore")
+    records: tuple[PopRecord, ...] = ()
     try:
         records = tuple(pop_records(root, findings))
-    except CorruptionError as error:
-        findings.append(Finding(path, 0, "damaged_database", f"pop records are not known: {error.message}"))
-        records = ()
     except MissingDependencyError:
         raise
     except StoreError as error:
-        findings.append(Finding(path, 0, "not_checked", f"pop records are not known: {error.message}"))
-        records = ()
+        kind = "damaged_database" if isinstance(error, CorruptionError) else "not_checked"
+        findings.append(Finding(path, 0, kind, f"pop records are not known: {error.message}"))
     except OSError as error:
         where = os.fsdecode(error.filename) if error.filename is not None else path
         findings.append(Finding(where, 0, "file", f"pop records are not known: {error.strerror or error}"))
-        records = ()
     sources.append(SourceDescription("pop_records", "kvStore", path, None, None, len(records), True))
     return records
 
