@@ -1,9 +1,7 @@
-"""What is wrong: the exceptions of the package under one root, `StoreError`, and `Finding`, the same as a value.
+"""The exceptions of the package under one root, `StoreError`, and `Finding`, the same as a value.
 
-Owns the exception tree, the fields of a finding and the wording of positions.  It never touches a file and imports
-only `rmqstore.remedies`, so every other module, the compiled core included, may raise from here.  Absence is not an error
-(a key without messages is an empty result); corruption is a value while scanning and an exception when one thing was
-asked for.
+Absence is not an error: a key without messages is an empty result.  Corruption is a value while scanning, and an exception when
+one thing was asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What to do about an error, as data: operations of the package with their arguments, and sentences that hold them.
+"""What to do about an error, as data: operations of the package with their arguments, and sentences that contain them.
 
-`str()` spells a remedy, and a sentence with remedies, for Python. Another face has spellings of its own: see
-`rmqstore.cli.errors`. Imports nothing of the package.
+`str()` spells a remedy for Python; `rmqstore.cli.errors` has the spellings of the command line.
 """
 
 from __future__ import annotations

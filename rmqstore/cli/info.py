@@ -1,8 +1,4 @@
-"""rmqstore info, topics and queues: what a store is, and what it holds of each topic and queue.
-
-Owns the order of the lines and their words; the figures are `rmqstore.offline.describe`'s.  It reads only, and checks no
-record.
-"""
+"""rmqstore info, topics and queues: what a store is, and what it contains of each topic and queue."""
 
 from __future__ import annotations
 

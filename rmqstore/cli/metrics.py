@@ -1,8 +1,4 @@
-"""rmqstore metrics: the numbers of stores as text for Prometheus.
-
-Owns labels and where the text goes; the numbers and their names are `rmqstore.offline.metrics`'.  It reads only.
-Invariant: a file that is written for the node exporter is replaced whole, and never lies inside a store.
-"""
+"""rmqstore metrics: the numbers of stores as text for Prometheus; a file for the node exporter is replaced as a whole."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """rmqstore offsets: consumer progress, shown and set.
 
-Owns which places of a queue a user may name (an offset, a time, an end).  `show` reads only; `set` writes the file of
-progress and nothing else, under the lock of the store, so that no broker runs meanwhile.  Invariant: all queues that were
-asked for are set at once, or none: a Ctrl-C before the end has changed nothing.
+`set` writes the file of progress alone, under the lock of the store: all queues that were asked for at once, or none.
 """
 
 from __future__ import annotations

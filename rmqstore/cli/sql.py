@@ -1,8 +1,4 @@
-"""rmqstore sql: questions to a store in SQL.
-
-Owns how a question is asked and how its answer is shown or written.  The tables, and what of a question saves reading,
-are `rmqstore.polars`; SQL itself is Polars', which is loaded when the command runs.
-"""
+"""rmqstore sql: questions to a store in SQL, by Polars over the tables of `rmqstore.polars`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A commit log, and the queues and index that are compared with it.
-
-Owns which files `verify` and a rebuild compare, and what is known of these files.  It compares nothing itself.
-"""
+"""The files that `verify` and a rebuild compare: a commit log, and queues and index; findings about what is unreadable."""
 
 from __future__ import annotations
 

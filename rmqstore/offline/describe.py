@@ -1,8 +1,7 @@
-"""describe: what a store is, as plain values.
+"""describe: what a store is, and rows of its queues and of consumer progress, as plain values.
 
-Owns the summary that the command line shows (geometry, bounds of the log, queues, index files, checkpoint, consumer
-progress), and the columns of a queue's row.  It only reads, and reads little: file lists, headers, the last segment, the
-first and last unit of each queue; every unit only where the bytes of a queue are asked for.
+It reads file lists, headers, the newest segment, and the first and last unit of each queue; every unit only for the bytes of a
+queue.
 """
 
 from __future__ import annotations
@@ -124,33 +123,28 @@ class StoreDescription:
 
     Attributes
     ----------
-    path : str
     clean : bool
-        There is no ``abort`` file: the last user closed the store in order, or none uses it now.
+        There is no ``abort`` file: the store was closed in order, and is not in use.
     config : StoreConfig
-        The geometry; what the files do not tell is listed in ``config.assumed``.
-    commit_log : CommitLogDescription
+        The geometry; what the files do not contain is listed in ``config.assumed``.
     queues : tuple of QueueDescription
         By topic and queue id.
     index_files : tuple of IndexFileDescription
         Oldest first.
-    checkpoint : CheckpointDescription
     consumer_offsets : dict of (str, str) to dict of int to int
         Next queue offset by (group, topic) and queue id.
     consumer_offsets_error : str or None
         What of them cannot be read: all, or some.
     damaged_files : tuple of (str, str)
         Path and what is wrong, of files that do not have their length: segments, queue files, index files.
-    undispatched, unserved : tuple of (int, int) or None
-        As of `MessageStore`.
-    queue_database : QueueDatabaseState or None
-        As of `MessageStore`.
+    undispatched, unserved, queue_database
+        See `MessageStore`.
     layout : dict of str to str
         Part to place, see `store_layout`.
     unseen_queues : tuple of str
-        Folders of queues that cannot be looked into, so that it is not known which queues are in them.
+        Folders that cannot be read, in which queues may be.
     unread : tuple of UnreadPart
-        What lies in the store and is not read: its path, the number of files and their bytes.
+        What is in the store and is not read.
     """
 
     path: str
@@ -171,7 +165,6 @@ class StoreDescription:
     unread: tuple[UnreadPart, ...] = ()
 
     def __repr__(self) -> str:
-        # As long for a store of many queues as for one of few; the fields have all of it.
         from rmqstore.texts import format_size, format_time
 
         log, topics = self.commit_log, self.topics
@@ -302,8 +295,8 @@ def _has_files(path: str) -> bool:
 def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
     """List the files and folders of a store that no reader knows.
 
-    In the root: logs of DLedger, ``compaction``, further folders.  In the folders of log, queues and index: what has no name of a
-    segment, topic, queue or file there.
+    In the root these are logs of DLedger, ``compaction`` and further folders; in the folders of log, queues and index what has no
+    name of a segment, topic, queue or file.
     """
     root = os.fspath(root)
     found = []
@@ -360,19 +353,19 @@ def queue_rows(
     with_bytes: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The queues of a store, or of one topic, as dicts: `QueueDescription`, and the store times of the first and last message.
+    """Yield the queues of a store, or of one topic, as dicts: `QueueDescription`, and first and last store time.
 
     Parameters
     ----------
     with_bytes : bool
-        Also ``size``, the bytes of its records in the log, which every unit is read for.
+        Also ``size``, the bytes of its records in the log; every unit is read for it.
     progress : callable, optional
-        Called with how many queues were read, and of how many.
+        Called with (queues read, queues in all).
 
     Raises
     ------
     OSError
-        No queue of `topic` is seen, and a folder in which they may be cannot be read.
+        There is no queue of `topic`, and a folder in which it may be cannot be read.
     """
     names = [name for name in store.queues.keys() if topic in (None, name[0])]
     if topic is not None and not names:
@@ -413,15 +406,11 @@ def _time_at(store: MessageStore, phy_offset: int) -> int | None:
 
 
 def consumer_rows(store: MessageStore, group: str | None = None, topic: str | None = None) -> Iterator[dict[str, Any]]:
-    """The queues of the topics that groups consume, ordered by group, topic and queue.
+    """Yield the queues of the topics that groups consume as dicts, by group, topic and queue.
 
-    Yields
-    ------
-    dict
-        ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress in other
-        queues of the topic only), ``max_queue_offset`` and ``lag``: None where the queue is gone or cannot be read, or, the lag,
-        where the offset is after the end of the queue.  ``waiting_since`` is when the next message was stored, ms since epoch, or
-        None; ``kind`` is that of `progress_kind`.
+    ``queue_offset`` is consumed next, -1 where the group has progress in other queues of the topic only.  ``max_queue_offset`` and
+    ``lag`` are None where the queue is gone or cannot be read; ``lag`` also where the offset is after the end of the queue.
+    ``waiting_since`` is when the next message was stored, ms since epoch, or None; ``kind`` is that of `progress_kind`.
     """
     # Imported where it is used, as few programs use it.
     from rmqstore.consumer.system_names import progress_kind

@@ -1,7 +1,4 @@
-"""The options of an export, and its files: JSON lines, CSV, Arrow, Parquet, or a file for each body.
-
-Owns which options fit together.  JSON lines, CSV and single files need no library; Arrow and Parquet need pyarrow.
-"""
+"""The options of an export, and its files: JSON lines, CSV, Arrow, Parquet (these two need pyarrow), or a file for each body."""
 
 from __future__ import annotations
 
@@ -74,8 +71,8 @@ class ExportOptions:
     columns : iterable of str or None
         Those of `MessageStore.scan`; None is all but those that repeat others.
     body : {"text", "hex", "base64", "raw", "none"} or None
-        How bodies are written.  None is ``raw`` for Arrow, Parquet and single files, ``text`` otherwise: bodies that are not
-        UTF-8 become base64, and ``body_encoding`` says so.
+        None is ``raw`` for Arrow, Parquet and single files, ``text`` otherwise: bodies that are not UTF-8 become base64, and
+        ``body_encoding`` says so.
     corrupt : {"fail", "report", "skip"}
         Damage ends the export, is written, or is skipped.  CRCs are checked for the columns ``body`` and ``corrupt`` only.
     compression : str or None
@@ -87,8 +84,7 @@ class ExportOptions:
     safe_csv : bool
         In CSV, put an apostrophe before each text that a spreadsheet would run as a formula.
     only_known_topics : bool
-        Make no output, and replace none, where the store has none of the selection's topics: a name that was mistyped leaves
-        nothing that looks like an answer.  Otherwise the output is there, without a row.
+        Make no output where the store has none of the selection's topics; otherwise the output has no row.
     config : StoreConfig or None
         None is `StoreConfig.infer`.
     tiered : path or None
@@ -124,12 +120,7 @@ class Layout:
 def layout_of(options: ExportOptions, path: str | None) -> Layout:
     """Return what these options mean for an output with this path, None for an open file.
 
-    Raises
-    ------
-    ValueError
-        A value that does not exist, or one that does not fit the format.
-    MissingDependencyError
-        The format needs a library that is not installed.
+    ValueError for a value that does not exist or does not fit the format; MissingDependencyError for a library.
     """
     said, compression = ("jsonl", None) if path is None else format_of(path)
     format = options.format or said
@@ -220,9 +211,9 @@ def _body(message: MessageExt, name: str) -> bytes:
 
 
 def message_row(message: MessageExt, columns: Sequence[str], form: str, zeros: bool = True) -> dict[str, Any]:
-    """dict: these columns of a message as values that JSON can hold; times are ms since epoch.
+    """Return these columns of a message as values that JSON can hold, times in ms since epoch.
 
-    After ``body`` stands ``body_encoding``: utf-8, hex or base64.  Bodies are those of `body_text`, which takes `zeros`.
+    After ``body`` comes ``body_encoding``: utf-8, hex or base64; `zeros` is for `body_text`.
     """
     row: dict[str, Any] = {}
     for name in columns:
@@ -375,7 +366,7 @@ class Files:
 
 
 class Sink(io.RawIOBase):
-    """What pyarrow writes to.  Its writers end a file properly even when they are thrown away; then nothing goes on."""
+    """The file that pyarrow writes to; its writers end a file also when they are thrown away, which `abandon` prevents."""
 
     def __init__(self, file: IO[bytes]):
         self.file: IO[bytes] | None = file

@@ -86,24 +86,22 @@ def import_files(
     progress: Callable[[int, int], None] | None = None,
     on_stop: Callable[[int, str], None] | None = None,
 ) -> ImportReport:
-    """Put the rows of files into the store at `path`, after what is there; a store that is not there is made.
+    """Put the rows of files into the store at `path`, after its messages; a new store is made.
 
-    The columns are those of `MessageStore.put_table`, with ``body_encoding`` beside a body that is text.  What an export wrote
-    can be imported as it is.
+    The columns are those of `MessageStore.put_table`, with ``body_encoding`` next to a body that is text.
 
     Parameters
     ----------
     path : path
-        Nobody else may write to the store.  Retention does not run meanwhile.
+        No other process may write to the store.
     files : sequence of path
         ``-`` is standard input.
     options : ImportOptions, optional
-        By default everything is as the files say.
     progress : callable, optional
         Called with (bytes done, bytes in all); every file counts twice, for checking and for putting.
     on_stop : callable, optional
-        Called with (number of messages, place of the last of them), if an import into a store that was there ends early: these
-        stay in it.
+        Called with (number of messages, place of the last of them) if an import into an existing store ends early: these stay in
+        it.
 
     Returns
     -------
@@ -114,12 +112,12 @@ def import_files(
     InvalidMessageError
         A row cannot be read or stored; the message names file and line (row for Arrow and Parquet).  Nothing was put.
     StoreError
-        A file is not what it should be, there is no store in a folder that is not empty, or the disk has no room for what the
-        rows of a small file stand for; nothing was put.
+        A file is not of its format, the folder is not empty and has no store, or the disk has no room for the rows; nothing was
+        put.
     StoreLockedError
         A broker or another process writes to the store; nothing was put.
     OSError, DiskFullError
-        The system failed.  A new store is not there then; one that was there keeps what `on_stop` was told.
+        A new store is not there then; an existing one keeps what `on_stop` was called with.
     MissingDependencyError
         pyarrow is not installed.
     """

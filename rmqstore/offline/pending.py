@@ -1,8 +1,7 @@
 """pending: the messages of a store that still wait, and for what.
 
-Owns the answer: rows, totals, what was looked at, and what could not be read.  Waiting are messages of delay levels and
-timers that are not due or not delivered, half messages that are not settled, retries that their group has not consumed,
-and dead letters.  It only reads, beside a running broker, on the store of one that was killed, or on a copy.
+Waiting are messages of delay levels and timers that are not due or not delivered, half messages that are not settled, retries
+that their group has not consumed, and dead letters.
 """
 
 from __future__ import annotations
@@ -46,13 +45,12 @@ _STEP = 4096
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """A message that waits; times in ms since epoch, None what it has not.
+    """A message that waits; times in ms since epoch.
 
     `topic`, `queue_id` are where it goes, or where a retry or a dead letter came from; `group` is the consumer group of these, the
-    producer group of a transaction.  `due` is when it is delivered, and `overdue` whether that was before now; transactions,
-    retries and dead letters have none.  `level` is its delay level, `check_times` how often the producer of a transaction was
-    asked.  `size` is in bytes; `stored_topic`, `stored_queue_id`, `queue_offset`, `phy_offset` are where the record that waits is,
-    and `source` is the `PendingSource.name` that says that it waits.
+    producer group of a transaction.  `due` is when it is delivered, `overdue` whether that was before now; transactions, retries
+    and dead letters have none.  `check_times` is how often the producer of a transaction was asked.  `stored_topic`,
+    `stored_queue_id`, `queue_offset`, `phy_offset` are the place of the record, `source` is the `PendingSource.name`.
     """
 
     kind: str
@@ -105,11 +103,11 @@ class PendingTotal:
 
 @dataclass
 class Pending:
-    """What waits in a store; iterate over it for the messages, those that are due first first.
+    """What waits in a store; an iterable of `PendingMessage`, those that are due first first.
 
-    `now` is when it was asked: what was due before is overdue, ms since epoch.  `unordered` is an Arrow table with a row a message
-    (`rmqstore.offline.pending_search.schema`), as they were found.  `sources` are the places that were read, and `problems` what
-    could not be read, or cannot be right, so that the answer may lack messages; `notes` is what else to know.
+    What was due before `now` (ms since epoch) is overdue.  `unordered` is an Arrow table with a row a message
+    (`rmqstore.offline.pending_search.schema`), as they were found.  `sources` are the places that were read, `problems` what could
+    not be read or cannot be right, so that messages may be missing.
     """
 
     path: str
@@ -178,7 +176,7 @@ def pending(
     config: StoreConfig | None = None,
     now: Moment | None = None,
 ) -> Pending:
-    """The messages of a store that still wait; nothing is changed, a running broker is not disturbed.
+    """Find the messages of a store that still wait; nothing is changed, a running broker is not disturbed.
 
     Parameters
     ----------
@@ -188,7 +186,7 @@ def pending(
     topic : str, optional
         Only what goes to this topic, or came from it.
     config : StoreConfig, optional
-        Of a path; by default what the files say.
+        Of a path; by default `StoreConfig.infer`.
     now : int or datetime, optional
         What is due before is overdue; by default the time of this machine.
 
@@ -263,10 +261,10 @@ def _ordered(table: pa.Table) -> pa.Table:
 
 
 def _without_delivered(search: Search, table: pa.Table, end: int) -> pa.Table:
-    """The rows without those whose message is on its topic already.
+    """Return the rows without those whose message is on its topic already.
 
-    How far a broker came it writes down from time to time.  After a kill that is out of date, and a message that the note
-    says to wait was delivered; so each message that was due before the log ends is looked for in the log.
+    A broker writes its progress from time to time.  After a kill that is out of date, so that each message that was due before the
+    log ends is looked for in the log.
     """
     import pyarrow.compute as pc
 

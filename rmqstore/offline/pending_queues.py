@@ -1,8 +1,7 @@
 """Pending messages of delay levels, retry and dead-letter topics, and transactions.
 
-Owns from where on messages of these wait: config/delayOffset.json, a group's progress, the offset of the service that checks
-transactions, less the half messages that an OP message names; in RocksDB the keys of its database, completed from the log.
-It only reads.
+They wait from where config/delayOffset.json, a group's progress, or the offset of the service that checks transactions says,
+less the half messages that an OP message names; in RocksDB by the keys of its database, completed from the log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A search for pending messages: how records are read, what was found, and what could not be read.
+"""A search for pending messages: the state and the rows that the searches of all kinds share.
 
-Owns the state and the rows that the searches of all kinds share: records of a topic by its queues, at places, or along the
-log for what no queue points to.  It decides nothing about what waits.  Records are decoded by the compiled core as columns;
-no Python object is made for one.
+Records of a topic are read by its queues, at places, or along the log for what no queue points to, as columns.
 """
 
 from __future__ import annotations
@@ -248,8 +246,8 @@ _INT64_MAX = 2**63 - 1
 class PendingSource:
     """A place that was read: a topic, directory or family `name`, from where its entries wait (`begin`), and how many do.
 
-    `came_out` counts entries that are on their topic already although the broker's note says that they wait (it was killed, or has
-    not written down how far it came); they are not pending.  `recalled` counts entries that were recalled.
+    `came_out` counts entries that the broker's progress says to wait and that are on their topic already; `recalled` those that
+    were recalled.  Neither are pending.
     """
 
     kind: str

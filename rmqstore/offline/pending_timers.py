@@ -1,8 +1,4 @@
-"""Pending timer messages: of the time wheel's files, of RocksDB, and of the timer topic beyond what either took in.
-
-Owns which timer records wait, recalls, and what the record says against its unit.  It only reads.  Units and records
-are arrays and columns throughout: a wheel may hold millions.
-"""
+"""Pending timer messages: of the time wheel's files, of RocksDB, and of the timer topic after what either has; less recalls."""
 
 from __future__ import annotations
 

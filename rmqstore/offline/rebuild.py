@@ -1,12 +1,10 @@
 """rebuild: the index and the consume queues of a store, rebuilt from its commit log alone.
 
-Owns building beside the old files, checking what was built against the log, and swapping it in by rename.  It never
-changes the commit log, and the old files stay in place until the new ones are complete, verified and on disk.  The bytes
-are those that the broker wrote (RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), file names of the index
-aside.
+The old files stay in place until the new ones are complete, verified and on disk.  The bytes are those that the broker wrote
+(RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), except for the file names of the index.
 
-A rebuild that was killed while building starts again; one that was killed while swapping goes on with the swap.  A database of
-queues (RocksDB) is never deleted: it is moved aside, and queue files take its place.
+A rebuild that was killed while building starts again; one that was killed while swapping continues the swap.  A database of
+queues (RocksDB) is moved aside, and queue files take its place.
 """
 
 from __future__ import annotations
@@ -66,11 +64,10 @@ _CORRUPT = (Verdict.BAD_BODY_CRC.name, Verdict.BAD_PROP_CRC.name)
 class RebuildReport:
     """What a rebuild did.
 
-    `output` is the directory with the new files, the store itself after a swap.  `records` were read, `units` and `index_entries`
-    written.  `damage` lists stretches of the log that could not be read (phy offset, size, verdict): nothing was built of them,
-    except of records that only fail their CRC.  `gone` counts, by topic, records without a unit as their topic, or their queue of
-    that name, was deleted.  `resumed`: an earlier rebuild was complete, and only the swap was left.  `moved_aside` are folders that
-    held the queues in RocksDB (or files that a database replaces), as they are called now.
+    `output` is the directory with the new files.  `damage` lists stretches of the log that could not be read (phy offset, size,
+    verdict); of these only records that fail their CRC have units and entries.  `gone` counts, by topic, records of deleted topics
+    or queues.  `resumed`: only the swap of an earlier rebuild was left.  `moved_aside` are the new names of folders that held the
+    queues before, if these are a database now or were one.
     """
 
     what: tuple[str, ...]
@@ -204,17 +201,17 @@ def rebuild(
     Parameters
     ----------
     path : path
-        The store's root.  Nobody else may have it open for writing.
+        The store's root.  No other process may write to it.
     what : iterable of {"index", "consumequeue"}
     config : StoreConfig, optional
-        The geometry; by default `StoreConfig.infer`.  Values that would change bytes and that the store does not tell
-        (`config.assumed`) must be given: slot and entry counts, queue file size, delay levels, whether tags are indexed.
+        The geometry; by default `StoreConfig.infer`.  Values that would change bytes must not be assumed (`config.assumed`): slot
+        and entry counts, queue file size, delay levels, whether tags are indexed.
     output : path, optional
-        Build into this directory, which must not hold them already, and leave the store as it is.
+        Build into this directory, which must not contain them already, and leave the store as it is.
     progress : callable, optional
-        Called with (bytes of log done, bytes of log in all), now and then and at the end.
+        Called with (bytes of log done, bytes of log in all).
     drop_units : int
-        How many queue units and index entries may go that lead outside the log; the error says how many there are.
+        Number of queue units and index entries that lead outside the log and may go, as the error says.
 
     Returns
     -------
@@ -223,9 +220,9 @@ def rebuild(
     Raises
     ------
     LostLogError
-        Segments are missing that the files to be replaced lead to; nothing was changed.
+        Segments that the old files lead to are missing; nothing was changed.
     GeometryError
-        A needed value is only assumed; the message names the option to give.
+        A needed value is only assumed; the message names the option.
     StoreLockedError
         A broker or another process has the store open.
     CorruptionError
@@ -248,13 +245,7 @@ def kinds_of(what: Iterable[str] | str) -> tuple[str, ...]:
 
 
 def free_output(output: str | os.PathLike[str], kinds: Iterable[str], root: str) -> str:
-    """Return the directory to build into, made if it is missing; StoreError if it holds what is to be built.
-
-    Parameters
-    ----------
-    root : str
-        The store, which the directory must not be in.
-    """
+    """Return the directory to build into, which is outside `root`; StoreError if it contains what is to be built."""
     target = os.fspath(output)
     check_outside(target, root)
     for folder in folders_of(kinds):
@@ -267,9 +258,9 @@ def free_output(output: str | os.PathLike[str], kinds: Iterable[str], root: str)
 def known_config(
     root: str, config: StoreConfig | None, kinds: tuple[str, ...], as_database: bool = False
 ) -> StoreConfig:
-    """The geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed.
+    """Return the geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed.
 
-    OSError where queues may be in a database that this user may not look into: it would be moved aside unseen.
+    OSError where a database of queues, which would be moved aside, cannot be read.
     """
     refuse_dledger(root)
     if "consumequeue" in kinds:
@@ -321,10 +312,7 @@ def refuse_lost_log(root: str, config: StoreConfig, kinds: tuple[str, ...], drop
 def check_config(
     path: str | os.PathLike[str], what: Iterable[str], config: StoreConfig | None = None, drop_units: int = 0
 ) -> None:
-    """Raise what `rebuild` would refuse (GeometryError, LostLogError, StoreLockedError), before anything is asked or built.
-
-    The names of queues and the first records tell most of it.  What only a later record needs, the rebuild itself says.
-    """
+    """Raise what `rebuild` would refuse (GeometryError, LostLogError, StoreLockedError), as far as the first records show it."""
     root = check_store_root(path)
     kinds = kinds_of(what)
     if is_held(root):

@@ -1,7 +1,6 @@
 """rebuild: the database of queues (RocksDB) of a broker with ``storeType=defaultRocksDB``, from its commit log alone.
 
-Owns building it and comparing it with the log; `RebuildJob` puts it in place, and keeps what was there under another name.
-The commit log is never changed.  So a broker gets back the units that a kill took from it.
+So a broker gets back the units that a kill took from it.  `RebuildJob` puts it in place, and keeps the old one.
 """
 
 from __future__ import annotations
@@ -41,13 +40,7 @@ def rebuild_queue_database(
     """Rebuild the queues as a database that a broker with ``storeType=defaultRocksDB`` opens (RocketMQ 5.5.0).
 
     Parameters and errors are those of `rebuild`; besides MissingDependencyError without rocksdict, and StoreError if the new
-    database cannot be written, of which nothing stays.  With `output`, ``consumequeue`` is made there.
-
-    Returns
-    -------
-    RebuildReport
-        `moved_aside` has the folder that held the queues before, whether files or a database; with `resumed` also those of
-        earlier rebuilds.
+    database cannot be written.  With `output`, ``consumequeue`` is made there.
     """
     job = RebuildJob(check_store_root(path), _WHAT, config, output, drop_units, as_database=True)
     return job.run(lambda known, work: _build(known, work, progress))

@@ -1,8 +1,4 @@
-"""Put rebuilt queues and index in the place of the old ones, by renames that a kill leaves repeatable.
-
-Owns the folders of what can be rebuilt, the marker of a complete build, and the swap.  A database of queues (RocksDB) is
-never deleted: it is moved aside.
-"""
+"""Put rebuilt queues and index in the place of the old ones, by renames that a kill leaves repeatable."""
 
 from __future__ import annotations
 
@@ -48,8 +44,7 @@ def move_built(work: str, target: str, kinds: Iterable[str]) -> None:
 
 
 def mark_complete(work: str, kinds: Iterable[str]) -> None:
-    """Say that the folders in `work` are whole, so that only the swap is left: whole or not there at all, also after a
-    power failure."""
+    """Write that the folders in `work` are whole, so that only the swap is left; a power failure leaves all of it or nothing."""
     marker = os.path.join(work, REBUILD_COMPLETE)
     with naming_errors(marker + ".new"), open(marker + ".new", "w", encoding="ascii") as file:
         file.write(" ".join(kinds))

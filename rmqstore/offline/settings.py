@@ -27,11 +27,11 @@ _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_o
 
 @dataclass(frozen=True, slots=True)
 class SourceDescription:
-    """A place that holds settings.
+    """A place that contains settings.
 
     `kind` is "topics", "subscription_groups", "consumer_offsets" or "pop_records"; `form` is "json", the layout of a RocksDB
-    ("separate", "single", "v2"), or "kvStore"; `path` is the file that was read, or the database's directory.  `counter` and
-    `timestamp` (ms since epoch) are of its data version, None without one.  `taken`: what it holds is in the answer.
+    ("separate", "single", "v2"), or "kvStore".  `counter` and `timestamp` (ms since epoch) are of its data version.  `taken`: its
+    contents are in the answer.
     """
 
     kind: str
@@ -107,11 +107,10 @@ class Settings:
 
 
 def settings(path: str | os.PathLike[str]) -> Settings:
-    """The settings of the broker whose store is at `path`, wherever it keeps them; nothing is changed.
+    """Return the settings of the broker whose store is at `path`; nothing is changed.
 
     Read are the JSON files of ``config``, its RocksDB databases (three of them, a single one, or that of
-    ``configManagerVersion=v2``), and the pop records of ``kvStore``.  A running broker is not disturbed; what it has not flushed
-    yet is not seen.  An entry that cannot be read hides no other.
+    ``configManagerVersion=v2``), and the pop records of ``kvStore``.
 
     Parameters
     ----------

@@ -1,8 +1,6 @@
-"""One file of a store, read alone: what it is, by its path or by what it holds, and what lies in it.
+"""One file of a store, read alone: a segment, a queue file, an index file or a checkpoint, recognised by its path or contents.
 
-Owns the recognition and the reading of a segment, a queue file, an index file or a checkpoint without the store around it:
-in a backup, in a crash report, or one that keeps a broker from starting.  It only reads, and names damage instead of stopping
-at it.
+It may be from a backup or a crash report, or keep a broker from starting.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How many messages and bytes came into a log when, estimated from some of its records; and those after a place, counted.
+"""Messages and bytes over time, estimated by sampling the log; and those after a place, counted.
 
-A log of up to 32 MiB is scanned, and the answer is exact.  Of a longer one at most 256 records are read, however long it
-is, at even distances.  Between two of them bytes are taken to have come evenly; how many messages that is follows from the
-sizes of the records at both.
+A log of up to 32 MiB is scanned.  Of a longer one at most 256 records are read, at even distances.  Between two of them bytes
+are taken to have come evenly, and messages by the sizes of the records at both.
 """
 
 from __future__ import annotations
@@ -70,10 +69,9 @@ class _Place:
 
 
 def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None) -> Timeline:
-    """Estimate messages and bytes by store time, in `bins` equally long times, fewer where the log spans fewer milliseconds.
+    """Estimate messages and bytes by store time, in at most `bins` (2 or more) equally long times.
 
-    `messages` is how many there are, where that is known: an estimate is scaled so that its sum is right.  ValueError for `bins`
-    below 2.
+    The estimate is scaled to `messages`, the number of all messages, where that is known.
     """
     if bins < 2:
         raise ValueError(f"bins is {bins}; give at least 2")

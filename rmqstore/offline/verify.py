@@ -1,8 +1,7 @@
-"""verify: everything in a store that is not as a writer leaves it, as values.
+"""verify: everything in a store that is not as a writer leaves it, as values; and the checks of the log itself.
 
-Owns the order in which a store is checked, the checks of the log itself, and which records are compared with which queue;
-`verify_units`, `verify_entries`, `verify_databases` and `verify_settings` check the parts.  It only reads, keeps a constant
-working set, never stops at the first finding, and answers with `Finding` values instead of exceptions.
+`verify_units`, `verify_entries`, `verify_databases` and `verify_settings` check the other parts.  It keeps a constant working set,
+and does not stop at a finding.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ def verify(
     path : path
         The store's root.
     config : StoreConfig, optional
-        Its geometry; by default `StoreConfig.infer`.  What cannot be told from the files alone (`config.assumed`: delay
-        levels for instance) is not held against them.
+        Its geometry; by default `StoreConfig.infer`.  What depends on an assumed value (`config.assumed`) is no finding.
     progress : callable, optional
         Called with (bytes of log done, bytes of log in all), now and then and at the end.
 
@@ -85,10 +83,7 @@ def verify(
 
 
 def verify_parts(compared: Compared, end: int) -> Iterator[Finding]:
-    """Compare queues and index with a log that ends at `end`; only what is wrong with the former.
-
-    Used by a rebuild on what it built, so the log's own damage is not a finding here.
-    """
+    """Compare queues and index, which a rebuild wrote, with a log that ends at `end`; damage of the log is no finding."""
     for finding in _Checker(compared).run_parts(end):
         if not finding.path.startswith(compared.commit_log.path):
             yield finding

@@ -1,8 +1,7 @@
-"""What is wrong in the queues and the index that a store keeps in RocksDB, as findings.
+"""What is wrong in the queues and the index that a store keeps in RocksDB, compared with the log, as findings.
 
-Owns the comparison of both databases with the log.  It only reads, and compares what is in a database itself: nothing is
-completed from the log.  What a broker leaves is not a finding: entries of records that the log no longer has (they go by the
-hour), and records after the last one that the index has, which a broker adds at its start.
+Nothing is completed from the log.  What a broker leaves is not a finding: entries of records that the log no longer has, and
+records after the last one that the index has, which a broker adds at its start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What is wrong in index files, as findings: entries that are missing, differ from their record, or are of none.
-
-Owns the comparison of entries with the keys of the records of a log, which come in order, and of headers, slots and
-chains with the entries.  It only reads, and opens no log.
-"""
+"""What is wrong in index files, compared with the keys of the records of a log in their order, as findings."""
 
 from __future__ import annotations
 
@@ -93,8 +89,7 @@ class IndexCheck:
         return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
 
     def _agreeing(self, columns: RecordColumns, total: int) -> int:
-        # Passes over all entries of the columns' keys, or those up to the end of a file, if there is nothing to tell of them; how
-        # many keys they are.
+        # Skips the entries that agree with the columns' keys, a file at a time; the number of these keys.
         done = 0
         while done < total and self.index is not None:
             left = min(self.index.index_count, self.index.index_num) - self.entry

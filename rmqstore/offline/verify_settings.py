@@ -1,7 +1,4 @@
-"""What is wrong in checkpoint and settings of a store, and in what waits (timer files, timers and transactions in RocksDB).
-
-It only reads.  Which messages wait is another question, see `rmqstore.offline.pending`.
-"""
+"""What is wrong in checkpoint and settings of a store, and in timer files, timers and transactions in RocksDB, as findings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is wrong in one queue's files, as findings: units that are missing, differ from their record, or lead nowhere.
-
-Owns the comparison of units with the records of a log, which come in order.  It only reads, and opens no log.
-"""
+"""What is wrong in one queue's files, compared with the records of a log in their order, as findings."""
 
 from __future__ import annotations
 
