@@ -152,9 +152,6 @@ class StoreChangedError(StoreError):
 class FlushDiskTimeoutError(StoreError, TimeoutError):
     """A message is stored, but whether it is on the disk was not known in time (RocketMQ's FLUSH_DISK_TIMEOUT)."""
 
-    def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None):
-        StoreError.__init__(self, message, path, pos)
-
 
 class DiskFullError(StoreError):
     """The disk is used above `disk_space_warning_level_ratio`; no writes until it falls below; reads go on."""
@@ -182,6 +179,3 @@ class InvalidMessageError(StoreError, ValueError):
 
 class MissingDependencyError(StoreError, ImportError):
     """An optional library is needed; the message names the extra that installs it."""
-
-    def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None):
-        StoreError.__init__(self, message, path, pos)

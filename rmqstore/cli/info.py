@@ -34,27 +34,21 @@ def info(path: str, every_queue: bool, given: Given) -> None:
     Of many queues the table has their sums by topic; --json always has every queue.
     """
     description = describe(path, given.config(path, read_only=True))
+    tiered, cluster = None, ""
+    if given.tiered:
+        with contextlib.closing(FlatStore(given.tiered, path)) as opened:
+            tiered, cluster = _tiered_object(opened, description), opened.cluster
     printer = Printer(given.as_json)
-    if not given.tiered:
-        if given.as_json:
-            printer.json_line(_info_object(description))
-        else:
-            _print_info(printer, description, every_queue)
+    if given.as_json:
+        printer.json_line(_info_object(description) | ({} if tiered is None else {"tiered": tiered}))
         return
-    with contextlib.closing(FlatStore(given.tiered, path)) as tiered:
-        if given.as_json:
-            printer.json_line({**_info_object(description), "tiered": _tiered_object(tiered, description)})
-        else:
-            _print_info(printer, description, every_queue)
-            _print_tiered(printer, tiered, description)
-
-
-def _gaps(tiered: FlatStore, description: StoreDescription) -> list[str]:
-    begins = {(queue.topic, queue.queue_id): queue.min_queue_offset for queue in description.queues}
-    return [gap.detail for gap in tiered.gaps(begins)]
+    _print_info(printer, description, every_queue)
+    if tiered is not None:
+        _print_tiered(printer, tiered, cluster)
 
 
 def _tiered_object(tiered: FlatStore, description: StoreDescription) -> dict[str, Any]:
+    begins = {(queue.topic, queue.queue_id): queue.min_queue_offset for queue in description.queues}
     return {
         "path": tiered.path,
         "broker": tiered.broker,
@@ -74,22 +68,21 @@ def _tiered_object(tiered: FlatStore, description: StoreDescription) -> dict[str
             for index in reversed(tiered.index.files)
         ],
         "notes": tiered.notes,
-        "gaps": _gaps(tiered, description),
+        "gaps": [gap.detail for gap in tiered.gaps(begins)],
         "damaged_files": [{"path": each.path, "detail": each.detail} for each in tiered.problems],
     }  # fmt: skip
 
 
-def _print_tiered(printer: Printer, tiered: FlatStore, description: StoreDescription) -> None:
-    queues, files, problems = list(tiered.queues()), tiered.index.files, tiered.problems
-    size = sum(queue.log.max_offset - queue.log.min_offset for queue in queues)
+def _print_tiered(printer: Printer, tiered: dict[str, Any], cluster: str) -> None:
+    size = sum(queue["log_bytes"] for queue in tiered["queues"])
     printer.fields(
         [
-            ("tiered storage", tiered.path),
-            ("  broker", f"{tiered.broker} of cluster {tiered.cluster}"),
+            ("tiered storage", tiered["path"]),
+            ("  broker", f"{tiered['broker']} of cluster {cluster}"),
             ("  records", f"{size} bytes ({format_size(size)})"),
-            *(("  note", escape(text)) for text in tiered.notes),
-            *(("  gap", escape(text)) for text in _gaps(tiered, description)),
-            *(("  damaged", f"{escape(each.path)}: {escape(each.detail)}") for each in problems),
+            *(("  note", escape(text)) for text in tiered["notes"]),
+            *(("  gap", escape(text)) for text in tiered["gaps"]),
+            *(("  damaged", f"{escape(each['path'])}: {escape(each['detail'])}") for each in tiered["damaged_files"]),
         ]
     )
     printer.table(
@@ -97,10 +90,10 @@ def _print_tiered(printer: Printer, tiered: FlatStore, description: StoreDescrip
         ("topic", "queue", "min", "max", "messages", "files"),
         [
             (
-                queue.topic, str(queue.queue_id), str(queue.min_queue_offset), str(queue.max_queue_offset),
-                queue.max_queue_offset - queue.min_queue_offset, len(queue.log) + len(queue.units),
+                queue["topic"], *(str(queue[name]) for name in ("queue_id", "min_queue_offset", "max_queue_offset")),
+                queue["max_queue_offset"] - queue["min_queue_offset"], queue["log_files"] + queue["unit_files"],
             )
-            for queue in queues
+            for queue in tiered["queues"]
         ],
         left=1,
     )  # fmt: skip
@@ -109,10 +102,10 @@ def _print_tiered(printer: Printer, tiered: FlatStore, description: StoreDescrip
         ("name", "kind", "made", "newest item", "items"),
         [
             (
-                os.path.basename(index.path), "compacted" if index.compacted else "unsealed",
-                printer.time(index.begin_timestamp), printer.time(index.end_timestamp), index.item_num,
+                os.path.basename(index["path"]), "compacted" if index["compacted"] else "unsealed",
+                printer.time(index["begin_timestamp"]), printer.time(index["end_timestamp"]), index["items"],
             )
-            for index in reversed(files)
+            for index in tiered["index_files"]
         ],
         left=4,
     )  # fmt: skip
@@ -360,7 +353,7 @@ def topics(path: str, topic: str | None, with_bytes: bool, sort: str, given: Giv
 
 
 def _sorted(values: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    """list of dict: the topics in the order of `sort`; those that are equal in it by name."""
+    # Those that are equal in it by name.
     values.sort(key=lambda value: str(value["topic"]))
     if sort != "name":
         name = {"messages": "messages", "bytes": "size", "time": "last_store_timestamp"}[sort]
@@ -369,10 +362,8 @@ def _sorted(values: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
 
 
 def _total(values: list[dict[str, Any]]) -> dict[str, Any]:
-    total: dict[str, Any] = {"topic": f"total of {len(values)}"}
-    for name in ("queues", "messages", "size"):
-        total[name] = sum(value.get(name, 0) for value in values)
-    return total
+    sums = {name: sum(value.get(name, 0) for value in values) for name in ("queues", "messages", "size")}
+    return {"topic": f"total of {len(values)}", **sums}
 
 
 @click.command()

@@ -156,7 +156,8 @@ def _sizes(array: Any) -> np.ndarray:
     if isinstance(kind, pa.BaseExtensionType):
         return _sizes(array.storage)
     if types.is_dictionary(kind):
-        return _taken(_sizes(array.dictionary), array.indices)
+        sizes, places = _sizes(array.dictionary), _filled(array.indices)
+        return sizes[places] + 4 if len(sizes) else np.zeros(num, np.int64)
     if types.is_run_end_encoded(kind):
         ends = np.asarray(array.run_ends.to_numpy(zero_copy_only=False), np.int64)
         runs = np.searchsorted(ends, np.arange(num) + array.offset, side="right")
@@ -172,17 +173,7 @@ def _sizes(array: Any) -> np.ndarray:
         return _in_lists(array, _sizes(array.keys) + _sizes(array.items))
     if types.is_list(kind) or types.is_large_list(kind):
         return _in_lists(array, _sizes(array.values))
-    if types.is_list_view(kind) or types.is_large_list_view(kind):
-        begins, counts = (
-            np.asarray(each.to_numpy(zero_copy_only=False), np.int64) for each in (array.offsets, array.sizes)
-        )
-        sums = np.concatenate([[0], np.cumsum(_sizes(array.values))])
-        return np.asarray(sums[begins[:num] + counts[:num]] - sums[begins[:num]] + 8)
-    if types.is_fixed_size_list(kind):
-        values = array.values.slice(array.offset * kind.list_size, num * kind.list_size)
-        return np.asarray(_sizes(values).reshape(num, kind.list_size).sum(axis=1)) + 8
-    if types.is_struct(kind):
-        return sum((_sizes(each) for each in array.flatten()), np.zeros(num, np.int64))
+    # Numbers; what else there is, the store refuses.
     return np.full(num, 16, np.int64)
 
 
@@ -194,11 +185,6 @@ def _compute() -> Any:
 
 def _filled(numbers: Any) -> np.ndarray:
     return np.asarray(_compute().fill_null(numbers, 0).to_numpy(zero_copy_only=False), np.int64)
-
-
-def _taken(sizes: np.ndarray, indices: Any) -> np.ndarray:
-    places = _filled(indices)
-    return sizes[places] + 4 if len(sizes) else np.zeros(len(places), np.int64)
 
 
 def _in_lists(array: Any, sizes: np.ndarray) -> np.ndarray:
@@ -226,15 +212,9 @@ def bounded_parts(
         before = int(ends[start - 1]) if start else 0
         end = min(max(int(np.searchsorted(ends, before + bounds.size, side="right")), start + 1), start + bounds.rows)
         part = batch.slice(start, end - start)
-        yield start, _with_columns(part, [_plain(column) for column in part.columns])
+        columns = [_plain(column) for column in part.columns]
+        yield start, type(part).from_arrays(columns, names=part.schema.names)
         start = end
-
-
-def _with_columns(batch: pa.RecordBatch, arrays: list[Any]) -> pa.RecordBatch:
-    pa = import_pyarrow()
-    if all(array.type == field.type for array, field in zip(arrays, batch.schema, strict=True)):
-        return batch
-    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
 def _plain(array: Any) -> Any:
