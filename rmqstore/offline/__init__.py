@@ -13,8 +13,7 @@ write.
 - `rebuild`: queues and index, from the log alone; `rebuild_queue_database`: queues as a RocksDB database;
   `rebuild_swap`: how both take the place of the old ones
 - `export`: messages as files, and which a selection means; `export_files`: options and files
-- `importing`: files into a store; `import_rows`: files of JSON lines as tables to put; `import_arrow`: those of
-  Arrow and Parquet, with the sizes of their rows before they are decoded
+- `importing`: files into a store; `import_rows`: the files as tables to put
 - `pending`: what still waits, and for what; `pending_queues` (delay levels, retries, dead letters, transactions),
   `pending_timers`: where what waits begins; `pending_search`: records and rows, which they share
 - `timeline`: messages and bytes over time, sampled, and those after a place

@@ -1,6 +1,6 @@
 """Messages from files into a store: JSON lines, Arrow, Parquet.
 
-`import_rows` and `import_arrow` read the files; which messages may be stored is decided by `MessageStore.put_table`.
+`import_rows` reads the files; which messages may be stored is decided by `MessageStore.put_table`.
 
 - Every row of every file is read and checked before the first is put.
 - A new store has its name only when all rows are in it; until then the name ends in ``.part``.
@@ -22,8 +22,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.listing import is_empty
 from rmqstore.files.output_file import OutputFolder
-from rmqstore.offline.import_arrow import arrow_chunks, reconciled
-from rmqstore.offline.import_rows import Chunk, Input, row_chunks
+from rmqstore.offline.import_rows import Chunk, Input, arrow_chunks, reconciled, row_chunks
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.opening import has_store

@@ -17,7 +17,7 @@ import pytest
 from small_store import tree_bytes
 
 from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, StoreError
-from rmqstore.offline import import_arrow, import_rows
+from rmqstore.offline import import_rows
 from rmqstore.offline.import_rows import Input
 from rmqstore.offline.importing import ImportOptions, import_files
 
@@ -36,14 +36,13 @@ def small_chunks(monkeypatch):
 
 
 def bounded_by(monkeypatch, **values):
-    for module in (import_arrow, import_rows):
-        monkeypatch.setattr(module, "BOUNDS", module.BOUNDS._replace(**values))
+    monkeypatch.setattr(import_rows, "BOUNDS", import_rows.BOUNDS._replace(**values))
 
 
 def chunks_of(path):
     input = Input(str(path), None)
     try:
-        yield from (import_rows.row_chunks if input.format == "jsonl" else import_arrow.arrow_chunks)(input)
+        yield from (import_rows.row_chunks if input.format == "jsonl" else import_rows.arrow_chunks)(input)
     finally:
         input.close()
 
@@ -201,7 +200,7 @@ def test_shared_values_arrive(tmp_path, monkeypatch, name, ending):
 
 
 def test_pages_of_zeros_are_refused_before_they_are_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_arrow, "_UNPACKED", 1 << 20)
+    monkeypatch.setattr(import_rows, "_UNPACKED", 1 << 20)
     table = pa.table({"topic": ["T"] * 64, "body": [bytes(1 << 17)] * 64})
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
     before = pa.total_allocated_bytes()
