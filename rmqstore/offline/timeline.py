@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmqstore import _core
 from rmqstore import _numpy as np
@@ -60,8 +60,7 @@ class Timeline:
         return {"bins": [dataclasses.asdict(each) for each in self.bins], "exact": self.exact, "places": self.places}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Place:
+class _Place(NamedTuple):
     phy_offset: int
     store_timestamp: int
     # Messages a byte, here.
@@ -100,15 +99,14 @@ def _exact(log: CommitLog, low: int, high: int, bins: int) -> Timeline:
     time, size = time[known], size[known]
     if not len(time):
         return Timeline()
-    first, last = int(time.min()), int(time.max())
-    edges = _edges(first, last, bins)
-    step = edges[1] - edges[0]
-    number = (time - first) // step
-    count = len(edges) - 1
-    messages = np.bincount(number, minlength=count)
-    total = np.zeros(count, np.int64)
-    np.add.at(total, number, size)
-    return Timeline(tuple(TimelineBin(edges[i], edges[i + 1], int(messages[i]), int(total[i])) for i in range(count)))
+    edges = _edges(int(time.min()), int(time.max()), bins)
+    messages, total = (np.histogram(time, edges, weights=weights)[0] for weights in (None, size))
+    return Timeline(_bins(edges, messages, total))
+
+
+def _bins(edges: list[int], messages: np.ndarray, sizes: np.ndarray) -> tuple[TimelineBin, ...]:
+    columns = zip(edges[:-1], edges[1:], messages.tolist(), sizes.tolist(), strict=True)
+    return tuple(TimelineBin(begin, end, int(num), int(size)) for begin, end, num, size in columns)
 
 
 def _edges(first: int, last: int, bins: int) -> list[int]:
@@ -138,7 +136,9 @@ def _at_or_after(log: CommitLog, phy_offset: int, gap: int) -> _Place | None:
     at = phy_offset - base
     found = _core.RecordSearch(region, base).find(at, min(at + min(gap, _SEARCH), region.size))
     if found < 0:
-        return None
+        # The end of a segment may have no record.
+        left = phy_offset + gap - (base + log.segment_size)
+        return _at_or_after(log, base + log.segment_size, left) if left > 0 else None
     begin = base + found
     time = log.store_timestamp_at(begin)
     end = min(begin + _RUN, base + log.segment_size, log.max_offset)
@@ -184,10 +184,7 @@ def _binned(places: Sequence[_Place], low: int, high: int, bins: int, messages: 
         came = (came - came[0]) * (messages / (came[-1] - came[0]))
     # Rounded before the differences are taken, so that the sums stay right.
     up_to, num = np.rint(reached).astype(np.int64), np.rint(came).astype(np.int64)
-    return tuple(
-        TimelineBin(edges[i], edges[i + 1], int(num[i + 1] - num[i]), int(up_to[i + 1] - up_to[i]))
-        for i in range(len(edges) - 1)
-    )
+    return _bins(edges, np.diff(num), np.diff(up_to))
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ __all__ = ["Finding", "verify"]
 
 logger = logging.getLogger(__name__)
 
-_INNER_BATCH = SysFlag.INNER_BATCH.value
+_INNER_BATCH, _COMPRESSED = SysFlag.INNER_BATCH.value, SysFlag.COMPRESSED.value
 
 
 def verify(
@@ -149,7 +149,9 @@ class _Checker:
     def __init__(self, compared: Compared, progress: Callable[[int, int], None] | None = None):
         self.compared, self.progress = compared, progress
         self.commit_log, self.queues, self.root = compared.commit_log, compared.queues, compared.root
-        self.log = LogCheck(compared)
+        self.end = 0
+        # Errors about missing libraries that were reported.
+        self.missing: set[str] = set()
         self.queue_checks: dict[tuple[str, int], QueueCheck] = {}
         # By name of a further queue the number after the one that a record named last.
         self.further_numbers: dict[str, int] = {}
@@ -186,10 +188,10 @@ class _Checker:
         self.database = QueueDatabaseCheck.of(self.root, self.compared.config, self.commit_log)
         self.tells_gone = True
         yield from self.run_parts()
-        yield from self.log.lost_end()
-        yield from verify_index_database(self.commit_log, self.root, self.log.end)
+        yield from self._lost_end()
+        yield from verify_index_database(self.commit_log, self.root, self.end)
         yield from verify_waiting(self.commit_log, self.root)
-        yield from checkpoint_findings(self.compared, self.log.end, self.last_timestamp)
+        yield from checkpoint_findings(self.compared, self.end, self.last_timestamp)
         yield from settings_findings(self.compared, queues_known=self.database is None)
 
     def _unread(self, named: set[str]) -> Iterator[Finding]:
@@ -203,7 +205,7 @@ class _Checker:
         """The log, queues and index."""
         problems: list[Finding] = []
         self.commit_log.files.load(lambda error: problems.append(finding_of(error, "file", self.commit_log.path)))
-        problems += self.log.leave_out_unread()
+        problems += self._leave_out_unread()
         if self.compared.has_queues:
             try:
                 self.queues.load()
@@ -224,7 +226,7 @@ class _Checker:
         unread_to = max((last for _, last in self.compared.unread), default=0)
         end = max(self.commit_log.find_end_behind_damage(), unread_to) if end is None else end
         self.commit_log.set_end(end)
-        self.log.end = end
+        self.end = end
         entries = IndexCheck(self.compared.index_service, self.commit_log)
         yield from entries.begin(end)
         if self.database is not None:
@@ -256,12 +258,12 @@ class _Checker:
     # ----------------------------------------------------------------------------------------------------------- log
 
     def _log(self, entries: IndexCheck) -> Iterator[Finding]:
-        begin, end = self.commit_log.min_offset, self.log.end
+        begin, end = self.commit_log.min_offset, self.end
         for stretch, columns in self.commit_log.scans(begin, end, check_crc=self.compared.check_crc):
             if self.progress is not None:
                 self.progress(stretch.begin - begin, end - begin)
             if stretch.verdict is Verdict.RECORD:
-                yield from self.log.records(columns, stretch.begin)
+                yield from self._log_records(columns, stretch.begin)
                 yield from self.records(columns)
                 yield from entries.records(columns)
                 if self.database is not None:
@@ -269,13 +271,13 @@ class _Checker:
             elif stretch.verdict is None and self.compared.is_unread(stretch.begin, stretch.end):
                 entries.pass_over_range(stretch.begin, stretch.end)
             else:
-                yield from self.log.no_record(stretch)
+                yield from self._no_record(stretch)
                 self._note_corrupt(stretch)
                 if stretch.verdict not in (Verdict.BLANK, None):
                     entries.pass_over_range(stretch.begin, stretch.end)
         if self.progress is not None:
             self.progress(end - begin, end - begin)
-        yield from self.log.tail()
+        yield from self._tail()
 
     def _note_corrupt(self, stretch: Stretch) -> None:
         # The unit of a record that only fails its CRC is right.
@@ -285,6 +287,111 @@ class _Checker:
             assert isinstance(record, tuple)  # Its lengths were found whole just before.
             if is_queued(record[7]):
                 self.check_of(record[15], record[3]).covered += 1
+
+    def _leave_out_unread(self) -> list[Finding]:
+        """Leave segments that cannot be read out of the log, and report them."""
+        problems: list[Finding] = []
+        files = self.commit_log.files
+        good = []
+        for base in files.offsets:
+            path = files.file(base).path
+            error = why_unreadable(path)
+            if error is None:
+                good.append(base)
+                continue
+            problems.append(unread_file(path, error, "what leads to its records is not compared with them"))
+            self.compared.unread.append((base, base + self.commit_log.segment_size))
+        if problems:
+            files.take(good, files.wrote_where)
+        return problems
+
+    def _no_record(self, stretch: Stretch) -> Iterator[Finding]:
+        """Report a stretch of the log that is not a sound record."""
+        log, at, verdict = self.commit_log, stretch.begin, stretch.verdict
+        mapped_file = log.files.find(at)
+        if mapped_file is None or verdict is None:
+            yield Finding(log.path, 0, "missing_segment", f"no segment holds phy offsets {at} to {stretch.end}")
+            return
+        region, path, pos = mapped_file.region, mapped_file.path, at - mapped_file.file_from_offset
+        if verdict == Verdict.BLANK:
+            return
+        if verdict == Verdict.BAD_SIZE and region.get_i32(pos + 4) == _core.MAGIC_BLANK:
+            detail = (
+                f"the blank says {region.get_i32(pos)} bytes, {region.size - pos} are left; {stretch.end - at} are not a "
+                "record"
+            )
+            yield Finding(path, pos, "bad_blank", detail)
+        elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
+            what = "body" if verdict == Verdict.BAD_BODY_CRC else "property"
+            detail = f"the record at phy offset {at} does not agree with its {what} CRC"
+            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
+        else:
+            detail = Sentence(f"{stretch.end - at} bytes from phy offset {at} are not a record (", verdict, ")")
+            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
+
+    def _log_records(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
+        """Check the records of a stretch that begins at `begin`."""
+        yield from self._missing_crcs(columns, begin)
+        yield from self._bodies(columns)
+
+    def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
+        if not self.compared.config.enabled_append_prop_crc:
+            return
+        mapped_file = self.commit_log.segment(begin)
+        path, base = mapped_file.path, mapped_file.file_from_offset
+        for row in np.flatnonzero(columns.prop_crc[: columns.count] == 0).tolist():
+            phy_offset = int(columns.phy_offset[row])
+            yield Finding(
+                path,
+                phy_offset - base,
+                "missing_prop_crc",
+                f"the record at phy offset {phy_offset} has no property CRC, which a broker with enabledAppendPropCRC always "
+                "writes; only its body is protected",
+            )
+
+    def _bodies(self, columns: RecordColumns) -> Iterator[Finding]:
+        for phy_offset in columns.phy_offset[: columns.count][columns.sys_flag[: columns.count] & _COMPRESSED != 0].tolist():
+            message = self.commit_log.look_up(phy_offset)
+            if message is not None:
+                mapped_file = self.commit_log.segment(phy_offset)
+                pos = phy_offset - mapped_file.file_from_offset
+                yield from body_findings(message, mapped_file.path, pos, self.missing)
+
+    def _tail(self) -> Iterator[Finding]:
+        """Look for bytes after the end of the log."""
+        for base in self.commit_log.files.offsets:
+            if base + self.commit_log.segment_size <= self.end:
+                continue
+            mapped_file = self.commit_log.files.file(base)
+            pos = max(self.end - base, 0)
+            last = mapped_file.last_nonzero(pos)
+            if last > pos:
+                yield Finding(
+                    mapped_file.path,
+                    pos,
+                    "stale_tail",
+                    f"{last - pos} bytes after the end of the log (phy offset {self.end}) are not zero; a later recovery of "
+                    "a real broker may take old records among them for new ones",
+                )
+
+    def _lost_end(self) -> Iterator[Finding]:
+        """Look for units and entries that lead behind the end of the log."""
+        # What a rebuild refuses to lose.  A gap in the middle is a finding of its own; segments that cannot be read are there.
+        if self.compared.unread:
+            return
+        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
+        clean = not os.path.lexists(os.path.join(self.root, "abort"))
+        end = end_of_known(self.commit_log, self.end, checkpoint, clean)
+        found = list(units_outside(self.commit_log, end, ("consumequeue", "index"), replaced=False))
+        if found:
+            first = min(found, key=lambda each: each.phy_offset)
+            yield Finding(
+                self.commit_log.path,
+                0,
+                "missing_segment",
+                f"{sum(each.num for each in found)} queue units and index entries lead behind the end of the log at phy offset "
+                f"{self.end}, the first to {first.phy_offset} ({first.path}): its newest segments are missing",
+            )
 
     # -------------------------------------------------------------------------------------------------------- queues
 
@@ -390,121 +497,3 @@ class _Checker:
                 gone[topic] = gone.get(topic, 0) + check.gone
         if gone and self.tells_gone:
             logger.warning("note: %s", gone_text(gone))
-
-
-_COMPRESSED = SysFlag.COMPRESSED.value
-
-
-class LogCheck:
-    """Checks a log, which ends at `end`, and its records."""
-
-    def __init__(self, compared: Compared):
-        self.compared = compared
-        self.end = 0
-        # Errors about missing libraries that were reported.
-        self.missing: set[str] = set()
-
-    def leave_out_unread(self) -> list[Finding]:
-        """Leave segments that cannot be read out of the log, and report them."""
-        problems: list[Finding] = []
-        files = self.compared.commit_log.files
-        good = []
-        for base in files.offsets:
-            path = files.file(base).path
-            error = why_unreadable(path)
-            if error is None:
-                good.append(base)
-                continue
-            problems.append(unread_file(path, error, "what leads to its records is not compared with them"))
-            self.compared.unread.append((base, base + self.compared.commit_log.segment_size))
-        if problems:
-            files.take(good, files.wrote_where)
-        return problems
-
-    def no_record(self, stretch: Stretch) -> Iterator[Finding]:
-        """Report a stretch of the log that is not a sound record."""
-        log, at, verdict = self.compared.commit_log, stretch.begin, stretch.verdict
-        mapped_file = log.files.find(at)
-        if mapped_file is None or verdict is None:
-            yield Finding(log.path, 0, "missing_segment", f"no segment holds phy offsets {at} to {stretch.end}")
-            return
-        region, path, pos = mapped_file.region, mapped_file.path, at - mapped_file.file_from_offset
-        if verdict == Verdict.BLANK:
-            return
-        if verdict == Verdict.BAD_SIZE and region.get_i32(pos + 4) == _core.MAGIC_BLANK:
-            detail = (
-                f"the blank says {region.get_i32(pos)} bytes, {region.size - pos} are left; {stretch.end - at} are not a "
-                "record"
-            )
-            yield Finding(path, pos, "bad_blank", detail)
-        elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
-            what = "body" if verdict == Verdict.BAD_BODY_CRC else "property"
-            detail = f"the record at phy offset {at} does not agree with its {what} CRC"
-            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
-        else:
-            detail = Sentence(f"{stretch.end - at} bytes from phy offset {at} are not a record (", verdict, ")")
-            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
-
-    def records(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
-        """Check the records of a stretch that begins at `begin`."""
-        yield from self._missing_crcs(columns, begin)
-        yield from self._bodies(columns)
-
-    def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
-        if not self.compared.config.enabled_append_prop_crc:
-            return
-        mapped_file = self.compared.commit_log.segment(begin)
-        path, base = mapped_file.path, mapped_file.file_from_offset
-        for row in np.flatnonzero(columns.prop_crc[: columns.count] == 0).tolist():
-            phy_offset = int(columns.phy_offset[row])
-            yield Finding(
-                path,
-                phy_offset - base,
-                "missing_prop_crc",
-                f"the record at phy offset {phy_offset} has no property CRC, which a broker with enabledAppendPropCRC always "
-                "writes; only its body is protected",
-            )
-
-    def _bodies(self, columns: RecordColumns) -> Iterator[Finding]:
-        for phy_offset in columns.phy_offset[: columns.count][columns.sys_flag[: columns.count] & _COMPRESSED != 0].tolist():
-            message = self.compared.commit_log.look_up(phy_offset)
-            if message is not None:
-                mapped_file = self.compared.commit_log.segment(phy_offset)
-                pos = phy_offset - mapped_file.file_from_offset
-                yield from body_findings(message, mapped_file.path, pos, self.missing)
-
-    def tail(self) -> Iterator[Finding]:
-        """Look for bytes after the end of the log."""
-        for base in self.compared.commit_log.files.offsets:
-            if base + self.compared.commit_log.segment_size <= self.end:
-                continue
-            mapped_file = self.compared.commit_log.files.file(base)
-            pos = max(self.end - base, 0)
-            last = mapped_file.last_nonzero(pos)
-            if last > pos:
-                yield Finding(
-                    mapped_file.path,
-                    pos,
-                    "stale_tail",
-                    f"{last - pos} bytes after the end of the log (phy offset {self.end}) are not zero; a later recovery of "
-                    "a real broker may take old records among them for new ones",
-                )
-
-    def lost_end(self) -> Iterator[Finding]:
-        """Look for units and entries that lead behind the end of the log."""
-        # What a rebuild refuses to lose.  A gap in the middle is a finding of its own; segments that cannot be read are there.
-        if self.compared.unread:
-            return
-        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.compared.root, "checkpoint"))
-        clean = not os.path.lexists(os.path.join(self.compared.root, "abort"))
-        end = end_of_known(self.compared.commit_log, self.end, checkpoint, clean)
-        found = list(units_outside(self.compared.commit_log, end, ("consumequeue", "index"), replaced=False))
-        if found:
-            first = min(found, key=lambda each: each.phy_offset)
-            yield Finding(
-                self.compared.commit_log.path,
-                0,
-                "missing_segment",
-                f"{sum(each.num for each in found)} queue units and index entries lead behind the end of the log at phy offset "
-                f"{self.end}, the first to {first.phy_offset} ({first.path}): its newest segments are missing",
-            )
