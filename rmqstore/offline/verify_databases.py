@@ -28,8 +28,6 @@ from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_lif
 
 __all__ = ["has_index_database", "verify_index_database"]
 
-_MASK = 2**64 - 1
-
 
 def has_index_database(root: str) -> bool:
     """bool: the store at `root` has its index in RocksDB, or may have: a damaged database does not tell."""
@@ -69,41 +67,15 @@ class _Comparison:
         self.last = min(database.last_offset, end - 1)
 
     def run(self) -> Iterator[Finding]:
-        entries = total = 0
-        beyond: list[tuple[bytes, bytes]] = []
+        yield from self._lacking()
         for key, value in self.database.entries():
-            phy = int.from_bytes(key[-8:], "big", signed=True)
-            entry = parse_entry(key, value)
-            if entry is None:
-                yield self._bad(key, "its bytes are not an entry's")
-            elif phy >= self.end:
-                yield self._bad(key, f"it leads to phy offset {phy}, and the log ends at {self.end}")
-            elif phy > self.last:
-                beyond.append((key, value))
-            elif phy >= self.low:
-                entries += 1
-                total += hash((key, value))
-        for key, value in beyond:
-            yield from self._entry(key, value)
-        for message in self._records():
-            value = message.store_timestamp.to_bytes(8, "big", signed=True)
-            for key in keys_of_message(message):
-                entries -= 1
-                total -= hash((key, value))
-        if entries or total & _MASK:
-            yield from self._one_by_one()
+            detail = self._problem(key, value)
+            if detail is not None:
+                name = key.decode("utf-8", "backslashreplace")
+                yield Finding(self.database.path, 0, "bad_index_entry", f"the entry {name!r} is wrong: {detail}")
 
-    def _records(self) -> Iterator[MessageExt]:
-        if self.last < self.low:
-            return
-        for page in self.log.pages(self.low, self.end):
-            for message in page if isinstance(page, list) else ():
-                if message.phy_offset > self.last:
-                    return
-                yield message
-
-    def _one_by_one(self) -> Iterator[Finding]:
-        # What is missing is told by runs of records: an index that was switched on late lacks all of the older ones.
+    def _lacking(self) -> Iterator[Finding]:
+        # By runs of records: an index that was switched on late lacks all of the older ones.
         first = last = -1
         missing = 0
         for message in self._records():
@@ -117,32 +89,38 @@ class _Comparison:
                 missing = 0
         if missing:
             yield self._missing(first, last, missing)
-        for key, value in self.database.entries():
-            if self.low <= int.from_bytes(key[-8:], "big", signed=True) <= self.last:
-                yield from self._entry(key, value)
 
-    def _entry(self, key: bytes, value: bytes) -> Iterator[Finding]:
-        # Whether an entry is one of the record that it leads to.
+    def _records(self) -> Iterator[MessageExt]:
+        if self.last < self.low:
+            return
+        for page in self.log.pages(self.low, self.end):
+            for message in page if isinstance(page, list) else ():
+                if message.phy_offset > self.last:
+                    return
+                yield message
+
+    def _problem(self, key: bytes, value: bytes) -> str | None:
+        # What is wrong with an entry; those of records that were deleted stay for a while.
         entry = parse_entry(key, value)
         if entry is None:
-            return
+            return "its bytes are not an entry's"
+        if entry.phy_offset >= self.end:
+            return f"it leads to phy offset {entry.phy_offset}, and the log ends at {self.end}"
+        if entry.phy_offset < self.low:
+            return None
         message = self.log.look_up(entry.phy_offset)
         if message is None:
-            yield self._bad(key, f"no record begins at phy offset {entry.phy_offset}")
-        elif key not in keys_of_message(message):
-            yield self._bad(key, f"the record at phy offset {entry.phy_offset} ({message.topic}) has no such entry")
-        elif entry.store_timestamp != message.store_timestamp:
-            detail = f"it says store time {entry.store_timestamp}, the record {message.store_timestamp}"
-            yield self._bad(key, detail)
+            return f"no record begins at phy offset {entry.phy_offset}"
+        if key not in keys_of_message(message):
+            return f"the record at phy offset {entry.phy_offset} ({message.topic}) has no such entry"
+        if entry.store_timestamp != message.store_timestamp:
+            return f"it says store time {entry.store_timestamp}, the record {message.store_timestamp}"
+        return None
 
     def _missing(self, first: int, last: int, number: int) -> Finding:
         where = f"the record at phy offset {first}" if first == last else f"records from phy offset {first} to {last}"
         detail = f"{number} entries of {where} are missing; exact queries find them in the log only if they look there"
         return Finding(self.database.path, 0, "missing_index_entry", detail)
-
-    def _bad(self, key: bytes, what: str) -> Finding:
-        name = key.decode("utf-8", "backslashreplace")
-        return Finding(self.database.path, 0, "bad_index_entry", f"the entry {name!r} is wrong: {what}")
 
 
 _STRAY = "rocksdict-config.json"
