@@ -199,8 +199,8 @@ def _print_info(printer: Printer, description: StoreDescription, every_queue: bo
         "checkpoint",
         ("field", "value"),
         [
-            (item.name, _checkpoint_value(printer, item.name, getattr(point, item.name)))
-            for item in dataclasses.fields(point)
+            (name, printer.time(value) if name.endswith("timestamp") and value else str(value))
+            for name, value in dataclasses.asdict(point).items()
         ],
         left=2,
     )  # fmt: skip
@@ -265,10 +265,6 @@ def _damaged_fields(description: StoreDescription) -> list[tuple[str, str]]:
     if len(damaged) > _DAMAGED_SHOWN:
         found.append(("", f"and {len(damaged) - _DAMAGED_SHOWN} more; --json has all"))
     return found
-
-
-def _checkpoint_value(printer: Printer, name: str, value: int) -> str:
-    return printer.time(value) if name.endswith("timestamp") and value else str(value)
 
 
 bytes_option = click.option(

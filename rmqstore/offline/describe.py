@@ -312,23 +312,15 @@ def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
     found += unread_parts(os.path.join(root, "index"), is_index_name)
     databases = queue_databases(root)
     for kind in QUEUE_FOLDERS:
-        found += _unread_beside_queues(os.path.join(root, kind), os.path.join(root, kind) in databases)
+        topics = listing(os.path.join(root, kind), os.DirEntry.is_dir)
+        if os.path.join(root, kind) not in databases:
+            found += unread_parts(os.path.join(root, kind), set(topics.names).__contains__)
+        for folder in topics.paths:
+            queues = [each for each in listing(folder, os.DirEntry.is_dir).names if is_queue_name(each)]
+            found += unread_parts(folder, queues.__contains__)
+            for queue in queues:
+                found += unread_parts(os.path.join(folder, queue), _is_segment)
     return tuple(found)
-
-
-def _unread_beside_queues(folder: str, is_database: bool) -> Iterator[UnreadPart]:
-    # A database is read as a whole.
-    topics = set(listing(folder, os.DirEntry.is_dir).names)
-    yield from unread_parts(folder, lambda name: is_database or name in topics)
-    for topic in topics:
-        yield from _unread_of_topic(os.path.join(folder, topic))
-
-
-def _unread_of_topic(folder: str) -> Iterator[UnreadPart]:
-    queues = [name for name in listing(folder, os.DirEntry.is_dir).names if is_queue_name(name)]
-    yield from unread_parts(folder, lambda name: name in queues)
-    for queue in queues:
-        yield from unread_parts(os.path.join(folder, queue), _is_segment)
 
 
 def _is_segment(name: str) -> bool:

@@ -97,7 +97,7 @@ def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
             folder not in kinds
             and os.path.isdir(place)
             and not os.path.exists(old)
-            and not _has_been_swapped(work, folder)
+            and not os.path.exists(os.path.join(work, "swapped-" + folder))
         ):
             # The log has no records for this kind of queue, so what lay there is stale.
             os.rename(place, old)
@@ -161,10 +161,6 @@ def moved_aside(root: str, kinds: tuple[str, ...] = ("rocksdb",)) -> tuple[str, 
         if folder in PLACES and kind in kinds and number.isdigit() and (kind == "files" or is_database(path)):
             found.append(path)
     return tuple(sorted(found))
-
-
-def _has_been_swapped(work: str, folder: str) -> bool:
-    return os.path.exists(os.path.join(work, "swapped-" + folder))
 
 
 def _raise_checkpoint(root: str) -> None:

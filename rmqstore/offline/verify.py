@@ -263,7 +263,8 @@ class _Checker:
             if self.progress is not None:
                 self.progress(stretch.begin - begin, end - begin)
             if stretch.verdict is Verdict.RECORD:
-                yield from self._log_records(columns, stretch.begin)
+                yield from self._missing_crcs(columns, stretch.begin)
+                yield from self._bodies(columns)
                 yield from self.records(columns)
                 yield from entries.records(columns)
                 if self.database is not None:
@@ -328,11 +329,6 @@ class _Checker:
         else:
             detail = Sentence(f"{stretch.end - at} bytes from phy offset {at} are not a record (", verdict, ")")
             yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
-
-    def _log_records(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
-        """Check the records of a stretch that begins at `begin`."""
-        yield from self._missing_crcs(columns, begin)
-        yield from self._bodies(columns)
 
     def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
         if not self.compared.config.enabled_append_prop_crc:
