@@ -12,25 +12,11 @@ from dataclasses import dataclass, field
 from rmqstore.remedies import Remedy, Sentence
 
 __all__ = [
-    "ChecksumError",
-    "CorruptionError",
-    "DiskFullError",
-    "Finding",
-    "FlushDiskTimeoutError",
-    "GeometryError",
-    "IndexFileError",
-    "InvalidMessageError",
-    "LostLogError",
-    "MissingDependencyError",
-    "OffsetOutOfRangeError",
-    "ReadOnlyError",
-    "StoreChangedError",
-    "StoreClosedError",
-    "StoreError",
-    "StoreLockedError",
-    "StorePoisonedError",
+    "ChecksumError", "CorruptionError", "DiskFullError", "Finding", "FlushDiskTimeoutError", "GeometryError",
+    "IndexFileError", "InvalidMessageError", "LostLogError", "MissingDependencyError", "OffsetOutOfRangeError",
+    "ReadOnlyError", "StoreChangedError", "StoreClosedError", "StoreError", "StoreLockedError", "StorePoisonedError",
     "UnsupportedFormatError",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

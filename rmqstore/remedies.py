@@ -10,17 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = [
-    "ChooseRecovery",
-    "DeclareQueue",
-    "DropUnits",
-    "GiveOptions",
-    "InferConfig",
-    "OpenReadOnly",
-    "Recover",
-    "Remedy",
-    "Sentence",
-    "UseBrokerConf",
-]
+    "ChooseRecovery", "DeclareQueue", "DropUnits", "GiveOptions", "InferConfig", "OpenReadOnly", "Recover", "Remedy",
+    "Sentence", "UseBrokerConf",
+]  # fmt: skip
 
 
 class Remedy:

@@ -30,16 +30,9 @@ if TYPE_CHECKING:
     from rmqstore.store.completion import QueueDatabaseState
 
 __all__ = [
-    "CheckpointDescription",
-    "CommitLogDescription",
-    "IndexFileDescription",
-    "QueueDescription",
-    "StoreDescription",
-    "describe",
-    "queue_rows",
-    "store_layout",
-    "unread_in",
-]
+    "CheckpointDescription", "CommitLogDescription", "IndexFileDescription", "QueueDescription", "StoreDescription",
+    "describe", "queue_rows", "store_layout", "unread_in",
+]  # fmt: skip
 
 _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
 _FORMS = {
