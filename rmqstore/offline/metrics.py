@@ -238,7 +238,7 @@ def collect(
             continue
         _add(samples, _bounded(samples, stats, labels, topics, top), store_host, labels, findings)
         if waiting is not None:
-            _add_pending(samples, waiting, labels)
+            _add_pending(samples, waiting, labels, topics)
     yield from samples.families()
 
 
@@ -351,8 +351,12 @@ def _add(
         seconds("rmqstore_verify_timestamp_seconds", findings.timestamp)
 
 
-def _add_pending(samples: _Samples, waiting: Pending, labels: Mapping[str, str]) -> None:
+def _add_pending(
+    samples: _Samples, waiting: Pending, labels: Mapping[str, str], topics: Collection[str] | None
+) -> None:
     for total in waiting.totals:
+        if topics is not None and total.topic not in topics:
+            continue
         where = _pairs(**labels, kind=total.kind, topic=total.topic or "")
         samples.add("rmqstore_pending_messages", total.messages, where)
         samples.add("rmqstore_pending_oldest_timestamp_seconds", total.first_born_timestamp / 1000, where)

@@ -488,6 +488,8 @@ def test_what_waits_is_in_it_when_asked(tmp_path):
     )
     assert value(found, "rmqstore_pending_problems", cluster="C") == 0
     assert ("rmqstore_pending_overdue_messages", (("cluster", "C"), ("kind", "transaction"), ("topic", "Payments"))) not in found
+    named = series(metrics.text(metrics.collect(root, with_pending=True, topics=["Reminders"])))
+    assert {dict(labels)["topic"] for name, labels in named if name == "rmqstore_pending_messages"} == {"Reminders"}
     several = series(metrics.text(metrics.collect([root, tmp_path / "nowhere"], with_pending=True)))
     assert value(several, "rmqstore_pending_messages", kind="transaction", topic="Payments", store=str(root)) == 20
     assert value(several, "rmqstore_up", store=str(tmp_path / "nowhere")) == 0
