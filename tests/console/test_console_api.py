@@ -766,6 +766,17 @@ def test_metrics_are_those_of_the_store_and_of_its_last_run(broker):
         assert time.monotonic() < deadline
 
 
+def test_metrics_are_of_the_topics_that_are_asked_for(asker):
+    pytest.importorskip("prometheus_client")
+    whole = asker.get("/metrics").text
+    for query, topics in (("top=1", 1), ("topic=Orders&topic=Payments", 2), ("topic=Orders&topic=Payments&top=1", 1)):
+        text = asker.get(f"/metrics?{query}").text
+        assert text.count("rocketmq_producer_offset{") == topics < whole.count("rocketmq_producer_offset{")
+        assert 'rmqstore_left_out{of="topics"} 0.0' not in text
+    for wrong in ("top=x", "top=-1", "pending=maybe"):
+        assert asker.get(f"/metrics?{wrong}").status_code == 400
+
+
 def test_a_reading_console_leaves_no_trace(golden_copy):
     root = golden_copy("broker")
     before = golden.tree(root)
