@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 from typing import Any
 
@@ -298,32 +299,13 @@ def topics(path: str, topic: str | None, with_bytes: bool, sort: str, given: Giv
     with given.open(path) as store:
         rows = _queue_objects(store, topic, with_bytes)
         advice = "" if topic is None else about_topic(store, topic)
-    merged: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        value = merged.setdefault(
-            row["topic"],
-            {
-                "topic": row["topic"],
-                "queues": 0,
-                "messages": 0,
-                "first_store_timestamp": None,
-                "last_store_timestamp": None,
-            }
-            | ({"size": 0} if with_bytes else {}),
-        )
-        value["queues"] += 1
-        value["messages"] += row["messages"]
-        if with_bytes:
-            value["size"] += row["size"]
-        for name, choose in zip(_TIMES, (min, max), strict=True):
-            times = [each for each in (value[name], row[name]) if each is not None]
-            value[name] = choose(times) if times else None
-    if not merged:
+    values = [_topic_sums(name, list(group), with_bytes) for name, group in itertools.groupby(rows, lambda row: row["topic"])]
+    if not values:
         _check_seen(store)
         if topic is not None:
             nothing(f"topic {topic} has no queue here{advice}")
         nothing("the store has no queues, so that no topic is known (rebuild makes them from the commit log)")
-    values = _sorted(list(merged.values()), sort)
+    values = _sorted(values, sort)
     if given.as_json:
         for value in values:
             printer.json_line({"type": "topic", **value})
@@ -346,6 +328,17 @@ def topics(path: str, topic: str | None, with_bytes: bool, sort: str, given: Giv
         ],
         left=3,
     )
+
+
+def _topic_sums(topic: str, queues: list[dict[str, Any]], with_bytes: bool) -> dict[str, Any]:
+    first, last = ([each[name] for each in queues if each[name] is not None] for name in _TIMES)
+    return {
+        "topic": topic,
+        "queues": len(queues),
+        "messages": sum(each["messages"] for each in queues),
+        "first_store_timestamp": min(first, default=None),
+        "last_store_timestamp": max(last, default=None),
+    } | ({"size": sum(each["size"] for each in queues)} if with_bytes else {})
 
 
 def _sorted(values: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
