@@ -22,7 +22,6 @@ from rmqstore.offline.pending_search import (
     Records,
     Search,
     chosen_records,
-    int32_property,
     records_at,
     records_in_log,
     taken_down,
@@ -69,7 +68,7 @@ def search_delayed(search: Search) -> None:
         levels = records.numbers_of("queue_id") + 1
         waiting = {
             "topic": records.properties.text("REAL_TOPIC"),
-            "queue_id": int32_property(records, "REAL_QID"),
+            "queue_id": records.properties.int32("REAL_QID"),
             "due": _due_by_level(search, records, levels),
             "level": np.minimum(levels, 2**31 - 1),
         }
@@ -170,7 +169,7 @@ def _whole_queues(search: Search, source: PendingSource, begins: dict[int, int],
     for records in search.records_of(source.name, begins):
         properties = records.properties
         real = pc.coalesce(
-            properties.text("DLQ_ORIGIN_TOPIC"), properties.text("RETRY_TOPIC"), records.texts_of("topic")
+            properties.text("DLQ_ORIGIN_TOPIC"), properties.text("RETRY_TOPIC"), records.batch.column("topic")
         )
         search.take(source, records, {"topic": real, "group": pa.repeat(group, len(records))})
 
@@ -233,7 +232,7 @@ def _settled_offsets(search: Search, halves: list[Records]) -> np.ndarray:
             begin = 0 if queue is None else queue.first_unit_at_or_after(first)
     found: list[int] = []
     for records in search.records_of(_OP, {0: begin}, body=True):
-        bodies = records.texts_of("body_stored").to_pylist()
+        bodies = records.batch.column("body_stored").to_pylist()
         for body, phy_offset in zip(bodies, records.numbers_of("phy_offset").tolist()):
             pieces = [piece.strip() for piece in body.split(b",")]
             numbers = [int(piece) for piece in pieces if piece.isdigit() and len(piece) < 19]
@@ -280,7 +279,7 @@ def _latest(found: list[Records]) -> np.ndarray:
 def _ids(records: Records) -> object:
     import pyarrow.compute as pc
 
-    return pc.coalesce(records.properties.text("__transactionId__"), records.texts_of("unique_key"))
+    return pc.coalesce(records.properties.text("__transactionId__"), records.batch.column("unique_key"))
 
 
 # -------------------------------------------------------------------------------------------------------------- RocksDB
@@ -317,7 +316,7 @@ def _in_rocksdb(search: Search) -> None:
     settled: list[np.ndarray] = []
     search.walk_from(begin)
     for records in records_in_log(search.store, (_ROCKSDB_HALF, _ROCKSDB_OP), begin):
-        is_half = np.asarray(records.texts_of("topic").to_numpy(zero_copy_only=False) == _ROCKSDB_HALF)
+        is_half = np.asarray(records.batch.column("topic").to_numpy(zero_copy_only=False) == _ROCKSDB_HALF)
         half, op = chosen_records(records, is_half), chosen_records(records, ~is_half)
         if half is not None:
             halves.append(half)
@@ -371,7 +370,7 @@ def _add(search: Search, source: PendingSource, kept: list[Records], checked: di
         source.came_out += int(np.count_nonzero(~keep))
         waiting = {
             "topic": records.properties.text("REAL_TOPIC"),
-            "queue_id": int32_property(records, "REAL_QID"),
+            "queue_id": records.properties.int32("REAL_QID"),
             "group": records.properties.text("PGROUP"),
             "check_times": pa.array(np.clip(times, 0, 2**31 - 1), pa.int32(), mask=~known),
         }

@@ -310,6 +310,12 @@ class Properties:
         """(int64 array, bool array): the property as a whole number, and where there is one."""
         return whole_numbers(self.text(name))
 
+    def int32(self, name: str) -> Any:
+        """pyarrow.Array of int32: the property as a number; null where it is not there, not a number, or does not fit."""
+        values, there = self.whole(name)
+        there &= (values >= -(2**31)) & (values < 2**31)
+        return self._pa.array(np.where(there, values, 0), self._pa.int32(), mask=~there)
+
 
 def whole_numbers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
     """(int64 array, bool array): texts as whole numbers, 0 for those that are none, and which are."""
@@ -352,17 +358,6 @@ class Records:
             column = column.view(import_pyarrow().int64())
         return np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
 
-    def texts_of(self, name: str) -> Any:
-        """pyarrow.Array: a column."""
-        return self.batch.column(name)
-
-
-def int32_property(records: Records, name: str) -> object:
-    """pyarrow.Array of int32: a property as a number; null where it is not there, not a number, or does not fit."""
-    pa = import_pyarrow()
-    values, there = records.properties.whole(name)
-    there &= (values >= -(2**31)) & (values < 2**31)
-    return pa.array(np.where(there, values, 0), pa.int32(), mask=~there)
 
 
 def _columns(store: MessageStore, topics: Iterable[str] | None, body: bool) -> Columns:

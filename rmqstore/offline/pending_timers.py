@@ -11,7 +11,6 @@ from rmqstore.offline.pending_search import (
     PendingSource,
     Records,
     Search,
-    int32_property,
     records_at,
     rows,
     taken_down,
@@ -49,7 +48,7 @@ class _Found:
             chosen = np.flatnonzero(is_recall & keep)
             self.recalls.update(zip(due[chosen].tolist(), deleted.take(import_pyarrow().array(chosen)).to_pylist()))
             keep = keep & ~is_recall
-        real = {"topic": properties.text("REAL_TOPIC"), "queue_id": int32_property(records, "REAL_QID")}
+        real = {"topic": properties.text("REAL_TOPIC"), "queue_id": records.properties.int32("REAL_QID")}
         self.batches.append((source, rows(records, source, self.now, {**real, "due": due}, keep)))
 
 
@@ -196,7 +195,7 @@ def _of_topic(search: Search, found: _Found, begin: int, units: WaitingUnits | N
 
 def _without_known(records: Records, out: np.ndarray, keep: np.ndarray, known: set[tuple[int, str | None]]) -> None:
     # Of messages with one key and time the first stands for all; a recall has a key of its own.
-    keys = records.texts_of("unique_key")
+    keys = records.batch.column("unique_key")
     for place in np.flatnonzero(keep & keys.is_valid().to_numpy(zero_copy_only=False)).tolist():
         named = int(out[place]), keys[place].as_py()
         keep[place] = named not in known
