@@ -55,7 +55,7 @@ class _Content:
     type=click.IntRange(min=0),
     default=TOP,
     show_default=True,
-    help="At most so many topics, and pairs of group and topic, have series: those with the largest lag.",
+    help="Limit the topics, and the pairs of group and topic, with series to those with the largest lag.",
 )
 @store_options
 @gathered(_Content, "content")

@@ -291,7 +291,7 @@ class Source:
 
     @property
     def is_scan(self) -> bool:
-        """bool: a pass over the log, whose rows the core chooses alone."""
+        """bool: the log is scanned, and the core alone chooses the rows."""
         return self.selection.keys is None and not self.selection.by_queue
 
     def tell(self, phy_offset: int) -> None:
@@ -335,7 +335,7 @@ class Source:
         for _ in self.fill(out, begin, end, lambda *stretch: stretches.append(stretch)):
             num, parts, _ = out.take()
             phy_offsets = np.frombuffer(parts["phy_offset"][0], np.int64)[:num].copy()
-            # What lies in front of damage is judged first, so that the first damage is the one that is told.
+            # Records before damage are judged before it, so that the first damage is reported.
             for stretch in stretches:
                 before = int(np.searchsorted(phy_offsets, stretch[0]))
                 yield phy_offsets[:before]
@@ -519,7 +519,7 @@ class Source:
                     ready.append(_sound_rows(made.take(), columns, self.damage, judged))
 
             def on_damage(begin: int, end: int, verdict: Verdict | None) -> None:
-                # What lies in front of it is judged first, so that the first damage is the one that is told.
+                # Records before damage are judged before it, so that the first damage is reported.
                 take()
                 self.damage.stretch(begin, end, verdict)
 

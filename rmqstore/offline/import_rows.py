@@ -391,7 +391,7 @@ def _arrow_batches(pa: Any, input: Input) -> Iterator[pa.RecordBatch]:
 
 
 def _with_bodies(pa: Any, batch: pa.RecordBatch, input: Input, first: int) -> pa.RecordBatch:
-    # Bodies that are text with their encoding beside become bytes again.
+    # Bodies that are text with an encoding become bytes again.
     names = batch.schema.names
     for name in ("body", "body_stored"):
         if names.count(f"{name}_encoding") == 1 == names.count(name):

@@ -1,6 +1,6 @@
 """rebuild: the database of queues (RocksDB) of a broker with ``storeType=defaultRocksDB``, from its commit log alone.
 
-So a broker gets back the units that a kill took from it.  `RebuildJob` puts it in place, and keeps the old one.
+It returns to a broker the units that a kill took from it.  `RebuildJob` puts it in place, and keeps the old one.
 """
 
 from __future__ import annotations
