@@ -88,21 +88,13 @@ class LogEnd(LogWalk):
                 return _core.check_record(self.files.file(base).region, last, base, 0)[2]
         return None
 
-    def find_end_behind_damage(self, reached: int = -1) -> int:
+    def find_end_behind_damage(self) -> int:
         """int: as `find_end`, but after damage in the newest segment if whole records follow it there.
 
         Old records that a truncation of RocketMQ left after the end do not count: they are older than the record before, and
         the checkpoint does not say that the log went so far.
-
-        - `reached`: where whole records that follow each other from the oldest one on came to nothing (`Verdict.EMPTY`), if
-          that is known: where no later segment holds any, this is what `find_end` would find once more.
         """
-        later = [base for base in self.files.offsets if base > reached]
-        if reached >= 0 and all(self._begins_empty(base) for base in later):
-            end = reached
-        else:
-            end = self.find_end()
-        return self._end_behind(end)
+        return self._end_behind(self.find_end())
 
     def _end_behind(self, end: int) -> int:
         # Where what follows `end` comes to an end, if whole records that are not older follow there or in a later segment, which
@@ -132,9 +124,6 @@ class LogEnd(LogWalk):
                 end = base + (region.size if verdict == Verdict.BLANK else pos)
                 after = end + (verdict != Verdict.BLANK)
         return end
-
-    def _begins_empty(self, base: int) -> bool:
-        return _core.check_record(self.files.file(base).region, 0, base, 0)[0] is Verdict.EMPTY
 
     def known_end(self) -> int:
         """int: the end for a reader that wants everything: after damage in the newest segment if records follow it there.

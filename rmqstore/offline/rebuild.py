@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
-from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig
 from rmqstore.config.places import refuse_dledger
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
@@ -389,16 +388,9 @@ class _Build:
                     queues.add_batch_topic(topic)
             dispatcher = LogDispatcher(self.root, log, queues, index_service)
             dispatcher.refuse_mixed_topics = True
-            begin = log.min_offset
-            if self.progress is None:
-                # Whole records are what they are; where the log ends is asked only when something else comes.
-                log.set_end(max((base + log.segment_size for base in log.files.offsets), default=0))
-                at, verdict = self._dispatch_whole(log, dispatcher)
-                end = log.find_end_behind_damage(at if verdict is Verdict.EMPTY else -1)
-            else:
-                at, end = begin, log.find_end_behind_damage()
+            begin, end = log.min_offset, log.find_end_behind_damage()
             log.set_end(end)
-            self._dispatch(log, dispatcher, at, end)
+            self._dispatch(log, dispatcher, begin, end)
             dispatcher.finish()
             counts = dispatcher.counts
             report.gone, report.records = counts.gone, counts.records
@@ -419,28 +411,15 @@ class _Build:
             # A store without such records has the folder anyway, so that the swap takes the old one away.
             make_directories(os.path.join(self.target, kind))
 
-    def _dispatch_whole(self, log: CommitLog, dispatcher: LogDispatcher) -> tuple[int, Verdict | None]:
-        # Dispatches the records up to the first damage; where that is, and what.
-        for stretch, columns in log.scans(log.min_offset, log.max_offset, resume=False):
-            if stretch.verdict is Verdict.RECORD:
-                self._dispatch_stretch(dispatcher, stretch, columns)
-            elif stretch.verdict is not Verdict.BLANK:
-                return stretch.begin, stretch.verdict
-        return log.max_offset, Verdict.LIMIT
-
     def _dispatch(self, log: CommitLog, dispatcher: LogDispatcher, begin: int, end: int) -> None:
-        # Dispatches the records from `begin` to `end`, past damage.
         for stretch, columns in log.scans(begin, end):
-            self._dispatch_stretch(dispatcher, stretch, columns)
+            if stretch.verdict is Verdict.RECORD:
+                refuse_assumed(columns, self.config, self.kinds, self.root)
+            dispatcher.dispatch_stretch(stretch, columns)
             if stretch.is_damage:
                 self.report.damage.append(stretch.as_damage)
             if self.progress is not None:
                 self.progress(stretch.end - begin, end - begin)
-
-    def _dispatch_stretch(self, dispatcher: LogDispatcher, stretch: Stretch, columns: RecordColumns) -> None:
-        if stretch.verdict is Verdict.RECORD:
-            refuse_assumed(columns, self.config, self.kinds, self.root)
-        dispatcher.dispatch_stretch(stretch, columns)
 
     def _verify(self, end: int, corrupt: bool, misplaced: frozenset[int]) -> None:
         log = CommitLog(self.root, self.config, MappedFilePool(self.config.max_mapped_files), read_only=True)
