@@ -343,11 +343,38 @@ def check_config(
         log.close()
 
 
+def dispatch_log(
+    job: RebuildJob,
+    log: CommitLog,
+    dispatcher: LogDispatcher,
+    report: RebuildReport,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Dispatch all records of a log that was loaded, note in `report` what they were, and return where the log ends."""
+    begin, end = log.min_offset, log.find_end_behind_damage()
+    log.set_end(end)
+    for stretch, columns in log.scans(begin, end, keys="index" in job.kinds):
+        if stretch.verdict is Verdict.RECORD:
+            refuse_assumed(columns, job.known_config, job.kinds, job.root)
+        dispatcher.dispatch_stretch(stretch, columns)
+        if stretch.is_damage:
+            report.damage.append(stretch.as_damage)
+        if progress is not None:
+            progress(stretch.end - begin, end - begin)
+    dispatcher.finish()
+    counts = dispatcher.counts
+    report.damage += counts.misplaced
+    report.gone, report.records = counts.gone, counts.records
+    report.units, report.index_entries = counts.units, counts.index_entries
+    report.log_bytes = end - begin
+    return end
+
+
 class _Build:
     """Builds index and queues of one store below a directory, and compares them with the log."""
 
     def __init__(self, job: RebuildJob, target: str, progress: Callable[[int, int], None] | None):
-        self.root, self.kinds, self.config = job.root, job.kinds, job.known_config
+        self.job, self.root, self.kinds, self.config = job, job.root, job.kinds, job.known_config
         self.target, self.progress = target, progress
         self.batch_topics = {topic for topic, _, _ in queue_directories(job.root, "batchconsumequeue")}
         self.report = RebuildReport(job.kinds, job.root)
@@ -388,21 +415,13 @@ class _Build:
                     queues.add_batch_topic(topic)
             dispatcher = LogDispatcher(self.root, log, queues, index_service)
             dispatcher.refuse_mixed_topics = True
-            begin, end = log.min_offset, log.find_end_behind_damage()
-            log.set_end(end)
-            self._dispatch(log, dispatcher, begin, end)
-            dispatcher.finish()
-            counts = dispatcher.counts
-            report.gone, report.records = counts.gone, counts.records
-            report.units, report.index_entries = counts.units, counts.index_entries
+            end = dispatch_log(self.job, log, dispatcher, report, self.progress)
             # Every CRC was compared just now, and is only once more if one of them was wrong.
             corrupt = any(verdict in _CORRUPT for _, _, verdict in report.damage)
-            report.damage += counts.misplaced
-            report.log_bytes = end - begin
             with ThreadPoolExecutor(1, "rmqstore-flush") as thread:
                 # The disk has time until the new files take their place.
                 flushed = thread.submit(lambda: [part.flush() for part in parts])
-                self._verify(end, corrupt, without_unit(counts.misplaced))
+                self._verify(end, corrupt, without_unit(dispatcher.counts.misplaced))
                 flushed.result()
         finally:
             for part in (log, *parts):
@@ -410,16 +429,6 @@ class _Build:
         for kind in self.kinds:
             # A store without such records has the folder anyway, so that the swap takes the old one away.
             make_directories(os.path.join(self.target, kind))
-
-    def _dispatch(self, log: CommitLog, dispatcher: LogDispatcher, begin: int, end: int) -> None:
-        for stretch, columns in log.scans(begin, end):
-            if stretch.verdict is Verdict.RECORD:
-                refuse_assumed(columns, self.config, self.kinds, self.root)
-            dispatcher.dispatch_stretch(stretch, columns)
-            if stretch.is_damage:
-                self.report.damage.append(stretch.as_damage)
-            if self.progress is not None:
-                self.progress(stretch.end - begin, end - begin)
 
     def _verify(self, end: int, corrupt: bool, misplaced: frozenset[int]) -> None:
         log = CommitLog(self.root, self.config, MappedFilePool(self.config.max_mapped_files), read_only=True)

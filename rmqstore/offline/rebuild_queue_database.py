@@ -19,7 +19,7 @@ from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.durable import fsync_tree
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import encode_java_utf8
-from rmqstore.offline.rebuild import RebuildJob, RebuildReport, refuse_assumed
+from rmqstore.offline.rebuild import RebuildJob, RebuildReport, dispatch_log
 from rmqstore.offline.verify_databases import QueueDatabaseCheck
 from rmqstore.rocksdb.queues import QueueDatabaseWriter, Units
 from rmqstore.store.dispatcher import LogDispatcher
@@ -55,25 +55,11 @@ def _build(job: RebuildJob, work: str, progress: Callable[[int, int], None] | No
     writer = QueueDatabaseWriter(target)
     try:
         commit_log.load()
-        begin, end = commit_log.min_offset, commit_log.find_end_behind_damage()
-        commit_log.set_end(end)
         queues = _WrittenQueues(root, config, MappedFilePool(1), writer)
         queues.load_topics(os.path.join(root, "config", "topics.json"))
         dispatcher = LogDispatcher(root, commit_log, queues, None)
-        for stretch, columns in commit_log.scans(begin, end, keys=False):
-            if stretch.verdict is Verdict.RECORD:
-                refuse_assumed(columns, config, _WHAT, root)
-            dispatcher.dispatch_stretch(stretch, columns)
-            if stretch.is_damage:
-                report.damage.append(stretch.as_damage)
-            if progress is not None:
-                progress(stretch.end - begin, end - begin)
-        dispatcher.finish()
+        end = dispatch_log(job, commit_log, dispatcher, report, progress)
         writer.finish(queues.last(), end)
-        report.damage += dispatcher.counts.misplaced
-        report.gone = dispatcher.counts.gone
-        report.records, report.units = dispatcher.counts.records, dispatcher.counts.units
-        report.log_bytes = end - begin
         _compare(root, commit_log, target, config, bool(dispatcher.counts.misplaced))
     finally:
         writer.close()
