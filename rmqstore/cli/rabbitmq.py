@@ -228,11 +228,10 @@ class _Missing:
     def look_at_stores(self, vhost: Vhost) -> None:
         """Note what cannot be read of the message stores."""
         for persistent in (True, False):
-            error = vhost.open_store(persistent)
-            if error is not None:
-                self.on_incomplete(unreadable_file(store_path(vhost.path, persistent), error))
+            store = vhost.open_store(persistent)
+            if isinstance(store, OSError):
+                self.on_incomplete(unreadable_file(store_path(vhost.path, persistent), store))
                 continue
-            store = vhost.store(persistent)
             for problem in store.problems if store is not None else ():
                 if problem.kind in (UNREADABLE, UNREAD_FORMAT):
                     self.on_incomplete(problem)
@@ -303,7 +302,7 @@ def info(path: str, given: _Given) -> None:
             "declared": None
             if vhost.definitions is None
             else sum(definition.vhost == vhost.name for definition in vhost.definitions.values()),
-            "unreferenced": None if vhost.open_store(True) is not None else count_unreferenced(vhost)[0],
+            "unreferenced": None if isinstance(vhost.open_store(True), OSError) else count_unreferenced(vhost)[0],
         }
         missing.look(vhost, vhost.queues(), all_queues=True)
         missing.look_at_stores(vhost)
