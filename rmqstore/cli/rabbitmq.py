@@ -141,6 +141,7 @@ class _Target:
 
 
 _path = click.argument("path", type=STORE_PATH)
+_queue_option = click.option("--queue", "queue_names", multiple=True, help="Only this queue; repeatable.")
 _vhost_option = click.option("--vhost", "vhost_name", help="Which vhost, where PATH has more than one.")
 _unreferenced_option = click.option(
     "--unreferenced",
@@ -416,12 +417,7 @@ def _found_line(found: FoundMessage) -> str:
 
 @main.command()
 @_path
-@click.option(
-    "--queue",
-    "queue_names",
-    callback=lambda ctx, param, value: () if value is None else (value,),
-    help="Only this queue.",
-)
+@_queue_option
 @_vhost_option
 @_unreferenced_option
 @click.option("--max-num", type=click.IntRange(min=1), help="At most so many messages a queue.")
@@ -595,7 +591,7 @@ def repair_command(path: str, output: str, vhost_name: str | None, given: _Given
 @click.option(
     "-O", "--output", default="-", metavar="FILE", help="The file to make; - is standard output, as by default."
 )
-@click.option("--queue", "queue_names", multiple=True, help="Only this queue; repeatable.")
+@_queue_option
 @_vhost_option
 @_unreferenced_option
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="By default what FILE's ending says, else jsonl.")
