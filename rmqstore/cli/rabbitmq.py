@@ -141,6 +141,7 @@ class _Target:
 
 
 _path = click.argument("path", type=STORE_PATH)
+_queue_option = click.option("--queue", "queue_names", multiple=True, help="Only this queue; repeatable.")
 _vhost_option = click.option("--vhost", "vhost_name", help="Which vhost, where PATH has more than one.")
 _unreferenced_option = click.option(
     "--unreferenced",
@@ -228,11 +229,10 @@ class _Missing:
     def look_at_stores(self, vhost: Vhost) -> None:
         """Note what cannot be read of the message stores."""
         for persistent in (True, False):
-            error = vhost.open_store(persistent)
-            if error is not None:
-                self.on_incomplete(unreadable_file(store_path(vhost.path, persistent), error))
+            store = vhost.open_store(persistent)
+            if isinstance(store, OSError):
+                self.on_incomplete(unreadable_file(store_path(vhost.path, persistent), store))
                 continue
-            store = vhost.store(persistent)
             for problem in store.problems if store is not None else ():
                 if problem.kind in (UNREADABLE, UNREAD_FORMAT):
                     self.on_incomplete(problem)
@@ -303,7 +303,7 @@ def info(path: str, given: _Given) -> None:
             "declared": None
             if vhost.definitions is None
             else sum(definition.vhost == vhost.name for definition in vhost.definitions.values()),
-            "unreferenced": None if vhost.open_store(True) is not None else count_unreferenced(vhost)[0],
+            "unreferenced": None if isinstance(vhost.open_store(True), OSError) else count_unreferenced(vhost)[0],
         }
         missing.look(vhost, vhost.queues(), all_queues=True)
         missing.look_at_stores(vhost)
@@ -417,12 +417,7 @@ def _found_line(found: FoundMessage) -> str:
 
 @main.command()
 @_path
-@click.option(
-    "--queue",
-    "queue_names",
-    callback=lambda ctx, param, value: () if value is None else (value,),
-    help="Only this queue.",
-)
+@_queue_option
 @_vhost_option
 @_unreferenced_option
 @click.option("--max-num", type=click.IntRange(min=1), help="At most so many messages a queue.")
@@ -596,7 +591,7 @@ def repair_command(path: str, output: str, vhost_name: str | None, given: _Given
 @click.option(
     "-O", "--output", default="-", metavar="FILE", help="The file to make; - is standard output, as by default."
 )
-@click.option("--queue", "queue_names", multiple=True, help="Only this queue; repeatable.")
+@_queue_option
 @_vhost_option
 @_unreferenced_option
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="By default what FILE's ending says, else jsonl.")

@@ -9,7 +9,7 @@ side of the package, and imports nothing else of it.
 - `layout`: names of directories and small files, locks and mappings
 - `node`: a node's data directory: which directories are nodes and vhosts, parts that are not read (quorum queues,
   streams), and the durable queues that its Mnesia tables know
-- `term`, `amqp`, `dets`: values of terms and their text; AMQP's types; the table of recovery terms
+- `term`, `amqp`, `dets`: values of terms and their text; AMQP's types and JSON of them; the table of recovery terms
 - `message`: a message, made with the bytes that a node writes, or read lazily; those that are lost
 - `problem`: what is wrong in a file, as a value
 - `queue_index`: one queue's index, version 1, over `index_directory` (loading and reading, and what both versions have)
@@ -22,7 +22,7 @@ side of the package, and imports nothing else of it.
 - `queue`: one directory below ``queues`` and its index; the messages of a queue
 - `unreferenced`: whole messages without an index: of one message file, or that no entry of a vhost refers to
 - `verify`, `repair`: what is wrong and what a node would do; a directory without it
-- `transfer`, `importing`: messages out, as files and as JSON (`json_values`); messages into a stopped node's queue
+- `transfer`, `importing`: messages out, as files and as JSON; messages into a stopped node's queue
 """
 
 from rmqstore.rabbitmq.importing import ImportReport, import_messages, node_process

@@ -19,8 +19,8 @@ from rmqstore._core import Region
 from rmqstore.errors import CorruptionError, MissingDependencyError
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._core import ENTRY_EMBEDDED, ENTRY_PERSISTENT
+from rmqstore.rabbitmq.amqp import header_text, utf8
 from rmqstore.rabbitmq.index_directory import JOURNAL, IndexColumns, IndexEntry
-from rmqstore.rabbitmq.json_values import header_text, utf8
 from rmqstore.rabbitmq.layout import QueueName, map_file
 from rmqstore.rabbitmq.message import LostMessage, LostMessages, Message, undecoded
 from rmqstore.rabbitmq.message_store import MessageStore

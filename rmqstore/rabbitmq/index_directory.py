@@ -1,4 +1,4 @@
-"""The index of a queue as its readers have it, and that of version 1 as it lies in its directory.
+"""The index of a queue as its readers have it, and that of version 1 as it is in its directory.
 
 Owns the values that both versions give (`IndexEntry`, `IndexColumns`, `LiveIndex`), the names of version 1's files, and
 the map of journal and segments (`JournalMap`): loading, and reading as rows and objects.  It never writes, locks nothing
@@ -197,7 +197,7 @@ class LiveIndex(NotCopied):
         return sizes
 
     def references(self) -> np.ndarray:
-        """ndarray (n, 16) of uint8: message ids of live persistent entries that lie in the message store, one an entry."""
+        """ndarray (n, 16) of uint8: message ids of live persistent entries that are in the message store, one an entry."""
         columns = self.columns()
         ids: np.ndarray = columns.msg_id[columns.flags & (ENTRY_PERSISTENT | ENTRY_EMBEDDED) == ENTRY_PERSISTENT]
         return ids

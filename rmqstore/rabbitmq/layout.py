@@ -119,7 +119,7 @@ def read_queue_name(directory: str) -> QueueName | None:
 def read_vhost_name(path: str, queues: Iterable[str]) -> str:
     """Return the name of the vhost in `path`, from ``.vhost``, else from the stubs in the directories of its queues.
 
-    A node before 3.7 wrote neither; the name is empty where nothing tells.
+    A node before 3.7 wrote neither; the name is empty where it is not known.
     """
     try:
         with open(open_regular(os.path.join(path, ".vhost")), "rb") as file:

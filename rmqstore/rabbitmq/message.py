@@ -1,7 +1,7 @@
 """A message as RabbitMQ stores it: one Erlang term, read lazily or made with the bytes that a node writes.
 
 Owns the rules for making a message (what a broker refuses, the parts of a payload, the persistent flag), the rule that
-decides between queue index and message store, and how messages that cannot be given are named.  Parsing and encoding are
+decides between queue index and message store, and how messages that cannot be read are named.  Parsing and encoding are
 the compiled `_term`'s; it opens no file.
 Invariants: a `Message` never changes; `term` of one that was read is the bytes that were read.
 
@@ -180,7 +180,7 @@ class LostMessage(NamedTuple):
     path : str
         The file of the index that knows it, or the message file.
     embedded : bool
-        Its bytes should stand in the queue's own files; otherwise in the vhost's message store.
+        Its bytes should be in the queue's own files; otherwise in the vhost's message store.
     pos : int
         Where in `path` its entry or its bytes begin.
     reason : str

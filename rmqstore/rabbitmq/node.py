@@ -337,7 +337,7 @@ def fate_of_expired(definition: QueueDefinition | None) -> str:
 
 
 def data_directory(vhost_path: str | os.PathLike[str]) -> str | None:
-    """str or None: the node's data directory that this vhost directory stands in (``<it>/msg_stores/vhosts/<vhost>``)."""
+    """str or None: the node's data directory that this vhost directory is in (``<it>/msg_stores/vhosts/<vhost>``)."""
     parts = os.path.abspath(os.fspath(vhost_path)).split(os.sep)
     return os.sep.join(parts[:-3]) if parts[-3:-1] == ["msg_stores", "vhosts"] else None
 

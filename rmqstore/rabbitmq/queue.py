@@ -61,7 +61,7 @@ class QueueDirectory(NotCopied):
     name : str
         The directory's own name.
     queue_name : QueueName or None
-        Whose it is; None where nothing tells.
+        Whose it is; None where that is not known.
     index_version : int
         1 or 2; 2 also while a node is half-way from one to the other.
     terms : dict or None
@@ -95,7 +95,7 @@ class QueueDirectory(NotCopied):
 
     @property
     def owner(self) -> str:
-        """str: the queue's name; the directory's in angle brackets where nothing tells."""
+        """str: the queue's name; the directory's in angle brackets where that is not known."""
         return self.queue_name.queue if self.queue_name else f"<{self.name}>"
 
     @property
@@ -183,7 +183,7 @@ class QueueDirectory(NotCopied):
 
     @property
     def incomplete(self) -> list[Problem]:
-        """list of Problem: those of `problems` behind which live entries may be that nobody can list."""
+        """list of Problem: those of `problems` that may hide live entries."""
         found = [problem for index in self.indexes for problem in index.problems if self._hides(index, problem)]
         name = self.queue_name
         # Of version 1 a node makes a journal along with the stub.
@@ -314,7 +314,7 @@ class Queue(NotCopied):
     Attributes
     ----------
     name : str
-        As declared; the directory's name in angle brackets where nothing tells.
+        As declared; the directory's name in angle brackets where that is not known.
     vhost : str
     directories : list of QueueDirectory
         One; of a priority queue one for each level that has been written to, the lowest first.
@@ -377,7 +377,7 @@ class Queue(NotCopied):
 
     @property
     def incomplete(self) -> list[Problem]:
-        """list of Problem: those of them behind which live messages may be that are neither given nor counted."""
+        """list of Problem: those of them that may hide live messages."""
         return [problem for each in self.directories for problem in each.incomplete]
 
     def messages(

@@ -42,7 +42,7 @@ MEMORY, SHARED, PER_QUEUE = 0, 1, 2
 
 _HEAD_SIZE = 64
 _ENTRY_SIZE = 32
-# Entries of one file, more than anybody configures: a damaged head may say any number.
+# Entries of one file, more than any node has: a damaged head may say any number.
 _MAX_COUNT = 1 << 20
 _VERSION = 2
 _QI_MAGIC, _QS_MAGIC = 0x52435149, 0x52435153
@@ -184,7 +184,7 @@ def _segment_of(data: bytes, size: int, path: str, number: int | None) -> Segmen
             problems.append(Problem(path, _HEAD_SIZE + _ENTRY_SIZE * row, kind, detail, first + row))
     entries = entries[live]
     own = entries["location"] == PER_QUEUE
-    # Beyond 2**63 nothing lies: -1 is not a place in a file.
+    # No file is that large; -1 is not a place in it.
     offset = np.where(entries["offset"] >> np.uint64(63), np.uint64(2**63 - 1), entries["offset"]).astype(np.int64)
     return SegmentV2(
         first,
@@ -342,7 +342,7 @@ class QueueIndexV2(LiveIndex):
             try:
                 segment = read_segment_v2(path)
             except OSError as error:
-                # The others are read; what this one has, nobody can tell.
+                # The others are read; what this one has is not known.
                 self._problems.append(unreadable_file(path, error))
                 continue
             self._problems += segment.problems

@@ -18,9 +18,9 @@ from typing import IO, Any
 
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.output_file import OutputFile, format_of
+from rmqstore.rabbitmq.amqp import from_json, json_value
 from rmqstore.rabbitmq.batches import Batches, pyarrow, schema
 from rmqstore.rabbitmq.index_directory import IndexEntry
-from rmqstore.rabbitmq.json_values import from_json, json_value
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import LostMessage, Message
 from rmqstore.rabbitmq.problem import Problem

@@ -1,8 +1,8 @@
 """Whole messages of message files, read without an index: of one file, or those of a vhost that no index entry refers to.
 
 Owns which records of `N.rdq`, `N.rdt` and `N.qs` no live entry leads to.  A healthy store has such records too: those of
-messages that were acknowledged, until the node frees their space.  Nothing on the disk tells them from messages whose
-index is lost, so that both are given.  It only reads.
+messages that were acknowledged, until the node frees their space.  The disk does not distinguish them from messages
+whose index is lost, so that both are read.  It only reads.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq.index_directory import IndexEntry, LiveIndex
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.node import STORES, find_vhosts, store_path
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, Problem
 from rmqstore.rabbitmq.queue import Queue, QueueDirectory, is_journal_end
@@ -87,7 +88,7 @@ class Finding(errors.Finding):
     messages: int = 0
 
 
-# What a segment's reader meets keeps the node from booting: the reader crashes, and the message store waits for it for ever.
+# What a segment's reader meets keeps the node from booting: the reader crashes, and the message store waits for it without end.
 _SEGMENT = {
     "nul_file": Consequence.REPAIRS,
     # It takes the mark for an ack.
@@ -187,7 +188,7 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
         yield Finding(problem.path, 0, problem.kind, problem.detail, Consequence.DROPS, messages=stated)
     for persistent in (True, False):
         error = vhost.open_store(persistent)
-        if error is None:
+        if not isinstance(error, OSError):
             continue
         place = os.fsdecode(error.filename) if error.filename is not None else store_path(vhost.path, persistent)
         detail = f"it cannot be read, so that no message of the store is known: {error.strerror}"
@@ -203,8 +204,8 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
             if progress is not None:
                 progress(done, total)
     for persistent in (True, False):
-        store = vhost.store(persistent) if vhost.open_store(persistent) is None else None
-        for problem in [] if store is None else store.problems:
+        store = vhost.open_store(persistent)
+        for problem in store.problems if isinstance(store, MessageStore) else ():
             # The transient store is deleted at every boot, whatever is in it.
             consequence = STORE_CONSEQUENCES.get(problem.kind, Consequence.DROPS)
             yield _finding(problem, consequence if persistent else Consequence.NONE)
@@ -286,7 +287,7 @@ def _index_consequence(index: QueueIndex | QueueIndexV2, problem: Problem) -> Co
     return _JOURNAL.get(problem.kind, Consequence.HANGS)
 
 
-# A node goes by the name: it does not find renamed entries where they were, and gives copied ones twice.
+# A node goes by the name: it does not find renamed entries where they were, and delivers copied ones twice.
 _VERSION_2 = {
     "nul_file": Consequence.REPAIRS,
     COPIED_SEGMENT: Consequence.REDELIVERS,

@@ -173,10 +173,9 @@ class Vhost(NotCopied):
         }
 
     def _store_summary(self, persistent: bool) -> dict[str, Any] | None:
-        error = self.open_store(persistent)
-        if error is not None:
-            return {"unreadable": str(error)}
-        store = self.store(persistent)
+        store = self.open_store(persistent)
+        if isinstance(store, OSError):
+            return {"unreadable": str(store)}
         if store is None:
             return None
         sizes = {"size": store.file_size, "valid_size": store.valid_size}
@@ -197,7 +196,7 @@ class Vhost(NotCopied):
 
     @cached_property
     def strays(self) -> list[Problem]:
-        """list of Problem: what lies below ``queues`` and is no directory, by name; or why that cannot be listed."""
+        """list of Problem: what is below ``queues`` and is no directory, by name; or why that cannot be listed."""
         folder = os.path.join(self.path, "queues")
         if not os.path.isdir(folder):
             return []
@@ -228,9 +227,9 @@ class Vhost(NotCopied):
     @cached_property
     def has_unused(self) -> bool:
         """bool: the persistent message store has, or may have, messages that no live entry refers to."""
-        store = self.store() if self.open_store(True) is None else None
+        store = self.open_store(True)
         # A clean state counts the references of the last stop.
-        return store is not None and any(
+        return isinstance(store, MessageStore) and any(
             each.file_size > (0 if store.clean else each.valid_size) for each in store.files.values()
         )
 
@@ -267,7 +266,7 @@ class Vhost(NotCopied):
 
     @cached_property
     def definitions(self) -> dict[tuple[str, str], QueueDefinition] | None:
-        """dict or None: the durable queues of the node that this vhost stands in, by vhost and name; None if not known."""
+        """dict or None: the durable queues of the node that this vhost is in, by vhost and name; None if not known."""
         folder = self.path if self.is_pre_3_7 else data_directory(self.path)
         try:
             return None if folder is None else durable_queues(folder)
@@ -334,7 +333,7 @@ class Vhost(NotCopied):
         return found
 
     def directory_of(self, vhost: str, queue: str, level: int | None = None) -> str:
-        """str: the name that a node gives the directory of a queue, or of a level of it."""
+        """str: the name that a node has for the directory of a queue, or of a level of it."""
         if not self.is_pre_3_7:
             return layout.queue_directory(vhost, queue, level)
         name = queue.encode("utf-8", "surrogateescape") + (b"" if level is None else bytes((0, level)))
@@ -383,7 +382,7 @@ class Vhost(NotCopied):
     # --------------------------------------------------------------------------------------------------- messages
 
     def references(self) -> np.ndarray:
-        """ndarray: message ids, ``(n, 16)`` uint8, of all live persistent entries whose message lies in the store."""
+        """ndarray: message ids, ``(n, 16)`` uint8, of all live persistent entries whose message is in the store."""
         self._check_open()
         parts = [index.references() for each in self.directories for index in each.indexes]
         return np.concatenate(parts) if parts else np.zeros((0, 16), np.uint8)
@@ -401,16 +400,20 @@ class Vhost(NotCopied):
         OSError
             Its directory cannot be read; of a file of it, that is one of its `problems`.  Every call says the same.
         """
+        found = self.open_store(persistent)
+        if isinstance(found, OSError):
+            raise found.with_traceback(None)
+        return found
+
+    def open_store(self, persistent: bool) -> MessageStore | OSError | None:
+        """Return what `store` does, or the error that it raises."""
         self._check_open()
         if persistent not in self._stores:
             try:
                 self._open_store(store_path(self.path, persistent), persistent)
             except OSError as error:
                 self._stores[persistent] = error
-        store = self._stores[persistent]
-        if isinstance(store, OSError):
-            raise store.with_traceback(None)
-        return store
+        return self._stores[persistent]
 
     def _open_store(self, path: str, persistent: bool) -> None:
         self._stores[persistent] = None
@@ -429,21 +432,13 @@ class Vhost(NotCopied):
                 path, read_only=True, references=references, client_refs=client_refs, scan="bytewise"
             )
 
-    def open_store(self, persistent: bool) -> OSError | None:
-        """OSError or None: why a message store cannot be read."""
-        try:
-            self.store(persistent)
-        except OSError as error:
-            return error
-        return None
-
     @cached_property
     def clean(self) -> bool:
         """bool: the last stop was clean, so that a node would keep numbers and redelivered flags of all queues."""
-        if not self.terms or self.open_store(True) is not None:
+        if not self.terms:
             return False
-        store = self.store()
-        return store is None or store.clean
+        store = self.open_store(True)
+        return not isinstance(store, OSError) and (store is None or store.clean)
 
     def term_of(self, entry: IndexEntry) -> tuple[bytes | None, CorruptionError | OSError | None]:
         """The term of the message that an entry leads to, or None and why it cannot be read; both None where it is lost.

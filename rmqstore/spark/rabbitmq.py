@@ -10,7 +10,6 @@ unclean one by going over the message files once.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from pyspark.sql.types import StructField, StructType
 
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, schema
+from rmqstore.rabbitmq.index_directory import SEGMENT_NAME
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.node import find_vhosts, store_path
@@ -41,7 +41,6 @@ RABBITMQ_FORMAT = "rabbitmq-queue"
 """The name under which Spark knows the data source."""
 
 _OPTIONS = {"path", "queue", "columns", "partition_bytes", "segment_entry_count"}
-_SEGMENT = re.compile(r"(\d+)\.idx")
 _LAST_SEGMENT = 1 << 62
 
 
@@ -102,14 +101,13 @@ class QueuePart(InputPartition):
     directory: str
     segment_entry_count: int
     terms: dict[str, Any] | None
-    client_refs: tuple[bytes, ...]
     first: int
     end: int
 
 
 def _ranges(directory: QueueDirectory, partition_bytes: int) -> Iterator[tuple[int, int]]:
     """Segments of about so many bytes together, from the first there could be to the last."""
-    numbers = sorted(int(match[1]) for match in map(_SEGMENT.fullmatch, directory.files) if match)
+    numbers = sorted(int(match[1]) for match in map(SEGMENT_NAME.fullmatch, directory.files) if match)
     first, size = 0, 0
     for number in numbers:
         here = os.path.getsize(os.path.join(directory.path, f"{number}.idx"))
@@ -121,7 +119,6 @@ def _ranges(directory: QueueDirectory, partition_bytes: int) -> Iterator[tuple[i
 
 
 def _parts(vhost: Vhost, queue: Queue, partition_bytes: int) -> Iterator[QueuePart]:
-    refs = tuple(vhost.client_refs())
     for directory in reversed(queue.directories):
         version_1 = directory.index_version == 1
         # Of version 2, and half-way to it, a directory is read as a whole.
@@ -135,7 +132,6 @@ def _parts(vhost: Vhost, queue: Queue, partition_bytes: int) -> Iterator[QueuePa
                 directory.name,
                 vhost.segment_entry_count,
                 directory.terms if directory.clean else None,
-                refs,
                 first,
                 end,
             )
@@ -169,7 +165,7 @@ def read_part(part: QueuePart, columns: tuple[str, ...]) -> Iterator[pa.RecordBa
                         path,
                         read_only=True,
                         references=directory.indexes[0].references if persistent else None,
-                        client_refs=part.client_refs if persistent else None,
+                        client_refs=vhost.client_refs() if persistent else None,
                     )
             return opened[persistent]
 

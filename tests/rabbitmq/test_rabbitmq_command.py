@@ -164,6 +164,13 @@ def test_hostile_queue_names(name, golden_vhost_copy, tmp_path):
         assert len(lines) == depth + 1 and json.loads(lines[-1])["queue"] == text
 
 
+def test_queues_of_several_names_are_printed(golden_vhost):
+    path = golden_vhost("13-clean-fanout-refcount")
+    for command in ("dump", "export"):
+        both = run(command, path, "--queue", "b", "--queue", "c", "--json")
+        assert both.exit_code == OK and {json.loads(line)["queue"] for line in both.stdout.splitlines()} == {"b", "c"}
+
+
 def test_strange_things_in_a_vhost(golden_vhost_copy, tmp_path):
     path = golden_vhost_copy("11-clean-small")
     queues = path / "queues"

@@ -21,9 +21,9 @@ from pyarrow import parquet
 from rmqstore import cli
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import Message, Vhost, amqp, export, import_messages, layout, verify
+from rmqstore.rabbitmq.amqp import json_value
 from rmqstore.rabbitmq.batches import COLUMNS
 from rmqstore.rabbitmq.dets import write_recovery_terms
-from rmqstore.rabbitmq.json_values import json_value
 from rmqstore.rabbitmq.layout import lock_directory
 from rmqstore.rabbitmq.transfer import message_object, object_message
 
