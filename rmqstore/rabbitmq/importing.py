@@ -30,8 +30,7 @@ from rmqstore.rabbitmq.message_store import DEFAULT_FILE_SIZE_LIMIT, MessageStor
 from rmqstore.rabbitmq.node import store_path
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue import QueueDirectory
-from rmqstore.rabbitmq.queue_index import QueueIndex
-from rmqstore.rabbitmq.transfer import checked_expiry
+from rmqstore.rabbitmq.queue_index import QueueIndex, checked_expiry
 from rmqstore.rabbitmq.vhost import Vhost
 from rmqstore.remedies import DeclareQueue, Sentence
 

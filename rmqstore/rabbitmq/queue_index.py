@@ -36,12 +36,14 @@ from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT, read_queue_name
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import Problem
 
-__all__ = ["DEFAULT_MAX_JOURNAL_ENTRIES", "QueueIndex"]
+__all__ = ["DEFAULT_MAX_JOURNAL_ENTRIES", "QueueIndex", "checked_expiry"]
 
 # A node's queue_index_max_journal_entries.
 DEFAULT_MAX_JOURNAL_ENTRIES = 32768
 # Bytes in memory: more than a node's journal reaches with its default limits of entries and of embedded messages.
 _MAX_JOURNAL_SIZE = 256 << 20
+# On disk it is in microseconds.
+_LAST_EXPIRY = (1 << 63) // 1000 - 1
 _VERSION_2 = re.compile(r"\d+\.q[is]")
 _REASONS: dict[int, tuple[type[StoreError], str]] = {
     -1: (OffsetOutOfRangeError, "is not in the queue: it was never published, or its segment is gone"),
@@ -546,7 +548,7 @@ def _new_entries(
     if expiries is not None:
         if len(expiries) != count:
             raise InvalidMessageError(f"{len(expiries)} expiries for {count} messages")
-        expiry_column[:] = [_microseconds(expiry) for expiry in expiries]
+        expiry_column[:] = [0 if expiry is None else 1000 * (checked_expiry(expiry) or 0) for expiry in expiries]
     if persistent is None or isinstance(persistent, (bool, np.bool_)):
         flag_column = np.full(count, 1 if persistent is None else int(persistent), np.uint8)
     else:
@@ -556,21 +558,19 @@ def _new_entries(
     return ids, size_column, expiry_column, flag_column, terms
 
 
-def _microseconds(milliseconds: int | None) -> int:
-    """An expiry as the files have it; 0 for None, which is never."""
-    if milliseconds is None:
-        return 0
-    if not 0 < milliseconds <= (1 << 63) // 1000 - 1:
-        raise InvalidMessageError(
-            f"expiry {milliseconds} is not a time in ms since the epoch; None means that it never expires"
-        )
-    return milliseconds * 1000
+def checked_expiry(expiry: Any) -> int | None:
+    """Return an expiry in ms since the epoch, or None for never; InvalidMessageError for anything else."""
+    if expiry is None:
+        return None
+    if type(expiry) is bool or not isinstance(expiry, (int, np.integer)) or not 0 < expiry <= _LAST_EXPIRY:
+        raise InvalidMessageError(f"expiry is {expiry!r}, not a time in ms since the epoch, nor None for never")
+    return int(expiry)
 
 
 def _expiry_field(milliseconds: int | None, in_microseconds: int | None) -> int:
     """Return the bits of an entry's field, which has no sign, as a signed number; `in_microseconds` goes first."""
     if in_microseconds is None:
-        in_microseconds = _microseconds(milliseconds)
+        in_microseconds = 1000 * (checked_expiry(milliseconds) or 0)
     elif not 0 <= in_microseconds < 1 << 64:
         raise InvalidMessageError(f"expiry_us is {in_microseconds}, which does not fit into 64 bits")
     return int(in_microseconds) - ((int(in_microseconds) >> 63) << 64)
