@@ -15,6 +15,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
@@ -55,8 +56,7 @@ _M32 = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# phash2
+# --------------------------------------------------------------------------------------------------------------- phash2
 
 
 def _mix(a: int, b: int, c: int) -> tuple[int, int, int]:
@@ -108,8 +108,7 @@ def phash2(key: list[int] | bytes) -> int:
     return number & (1 << 27) - 1
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Writing
+# -------------------------------------------------------------------------------------------------------------- Writing
 
 
 class _Buddies:
@@ -154,9 +153,8 @@ def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
     Returns
     -------
     bytes
-        What `dets` of OTP 25 leaves where all objects were inserted into a new table and written at once (the case for
-        `recovery.dets`) and there are no more than 256.  For more the table begins with as many slots as would be needed, as
-        one opened with `min_no_slots`.
+        Up to 256 objects, what `dets` of OTP 25 leaves where all were inserted into a new table at once.  For more the
+        table has as many slots as are needed, like one opened with `min_no_slots`.
 
     Raises
     ------
@@ -211,8 +209,7 @@ def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
     return bytes(data)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading
+# -------------------------------------------------------------------------------------------------------------- Reading
 
 
 class DetsProblem(NamedTuple):
@@ -223,8 +220,9 @@ class DetsProblem(NamedTuple):
     detail: str
 
 
+@dataclass
 class DetsTable:
-    """What a table's file holds.
+    """The contents of a table's file.
 
     Attributes
     ----------
@@ -237,13 +235,9 @@ class DetsTable:
         slots are damaged.
     """
 
-    def __init__(self) -> None:
-        self.objects: list[Any] = []
-        self.positions: list[int] = []
-        self.problems: list[DetsProblem] = []
-
-    def __repr__(self) -> str:
-        return f"<DetsTable {len(self.objects)} objects, {len(self.problems)} problems>"
+    objects: list[Any] = field(default_factory=list, repr=False)
+    positions: list[int] = field(default_factory=list, repr=False)
+    problems: list[DetsProblem] = field(default_factory=list)
 
 
 def _collection(data: bytes, at: int) -> tuple[list[Any], int] | None:
@@ -411,8 +405,7 @@ def read(path: str | os.PathLike[str]) -> DetsTable:
     return parse(read_present(os.fspath(path)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# recovery.dets
+# -------------------------------------------------------------------------------------------------------- recovery.dets
 
 
 def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:

@@ -30,8 +30,7 @@ from rmqstore.rabbitmq.message_store import DEFAULT_FILE_SIZE_LIMIT, MessageStor
 from rmqstore.rabbitmq.node import store_path
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue import QueueDirectory
-from rmqstore.rabbitmq.queue_index import QueueIndex
-from rmqstore.rabbitmq.transfer import checked_expiry
+from rmqstore.rabbitmq.queue_index import QueueIndex, checked_expiry
 from rmqstore.rabbitmq.vhost import Vhost
 from rmqstore.remedies import DeclareQueue, Sentence
 
@@ -107,12 +106,12 @@ def import_messages(
     queue : str
         The node must know it: that is looked up in its Mnesia tables.
     messages : iterable of Message, or of (Message, expiry in ms since epoch or None)
-        They become persistent; a transient one would not outlive the node's start.  All are taken before anything is changed;
-        many wait in a temporary file.  One whose ``msg_id`` another of them or another message of the vhost has gets a new one,
-        but for a stored message that the message store has already, with the same bytes: it is shared.
+        They become persistent; a node drops transient ones at its start.  All are read, some into a temporary file, before
+        anything is changed.  A message whose ``msg_id`` is in use gets a new one, unless the message store has the same
+        bytes under it: then both share them.
     state : {"auto", "exact", "dirty"}
-        ``"exact"`` keeps numbers and redelivered flags of all queues, and needs that the node was stopped cleanly; ``"dirty"``
-        lets it recover as after a crash, which marks all messages as redelivered.  By default exact where that is possible.
+        ``"exact"`` keeps numbers and redelivered flags of all queues, and needs a clean stop of the node.  With ``"dirty"``
+        the node recovers as after a crash, and marks all messages as redelivered.  By default exact where possible.
     level : int, optional
         The level of a priority queue; needed for one.
     declared : bool
@@ -130,12 +129,12 @@ def import_messages(
         2, or `state` is not possible; or a file of any queue, or of the message store, is damaged or cannot be read,
         so that the messages in use are not known.  Nothing was changed.
     InvalidMessageError
-        One of the messages is none; nothing was changed.
+        One of `messages` is not a message; nothing was changed.
     StoreLockedError
         The node runs, or another process writes; nothing was changed.
     OSError, KeyboardInterrupt
-        The system failed, or someone broke off while it was written.  What was there before is there, as after an unclean stop,
-        and perhaps the first of the messages.
+        Writing failed or was interrupted.  All earlier messages are there, as after an unclean stop, and perhaps the
+        first of the new ones.
     """
     if state not in ("auto", "exact", "dirty"):
         raise ValueError(f"state is {state!r}, not auto, exact or dirty")

@@ -75,11 +75,6 @@ class IndexWriter(NotCopied):
                 os.fsync(self._journal_fd)
             directory.journal_size = used
 
-    @property
-    def is_open(self) -> bool:
-        """bool: it holds the lock or the journal."""
-        return self._lock_fd >= 0 or self._journal_fd >= 0
-
     def close(self) -> None:
         """Give the directory back, without writing anything."""
         for fd in (self._journal_fd, self._lock_fd):

@@ -195,13 +195,8 @@ class MessageStore(ClosedAtExit, NotCopied):
         return self._closed
 
     @property
-    def current_file(self) -> int:
-        """int: the number of the file that is appended to; -1 in a read-only store without files."""
-        return self._files.current
-
-    @property
     def files(self) -> dict[int, FileSummary]:
-        """dict of int to FileSummary: by the number of the file, ascending."""
+        """dict of int to FileSummary: by the number of the file, ascending; writes go to the last one."""
         with self._lock:
             return {number: FileSummary(*sizes) for number, sizes in self._files.summaries.items() if not number & RDT}
 

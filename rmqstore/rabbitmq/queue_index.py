@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +36,14 @@ from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT, read_queue_name
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import Problem
 
-__all__ = ["DEFAULT_MAX_JOURNAL_ENTRIES", "QueueIndex"]
+__all__ = ["DEFAULT_MAX_JOURNAL_ENTRIES", "QueueIndex", "checked_expiry"]
 
 # A node's queue_index_max_journal_entries.
 DEFAULT_MAX_JOURNAL_ENTRIES = 32768
-# Above what a node's journal reaches with its default limits of entries and of embedded messages.
-_DEFAULT_MAX_JOURNAL_SIZE = 256 << 20
+# Bytes in memory: more than a node's journal reaches with its default limits of entries and of embedded messages.
+_MAX_JOURNAL_SIZE = 256 << 20
+# On disk it is in microseconds.
+_LAST_EXPIRY = (1 << 63) // 1000 - 1
 _VERSION_2 = re.compile(r"\d+\.q[is]")
 _REASONS: dict[int, tuple[type[StoreError], str]] = {
     -1: (OffsetOutOfRangeError, "is not in the queue: it was never published, or its segment is gone"),
@@ -64,14 +66,13 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     path : str
     segment_entry_count : int
     read_only : bool
-    max_journal_entries, max_journal_size : int
-        Actions, and bytes of the journal, above which a flush is due.
+    max_journal_entries : int
+        Actions above which a flush is due.
     recovered_clean : bool
         The queue was opened with terms of an orderly stop, which were good.
     """
 
     max_journal_entries: int
-    max_journal_size: int
 
     def __init__(self, *arguments: object, **options: object) -> None:
         raise TypeError("a queue index is made by opening it: use QueueIndex.open(path)")
@@ -97,7 +98,6 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         *,
         segment_entry_count: int | None = None,
         max_journal_entries: int = DEFAULT_MAX_JOURNAL_ENTRIES,
-        max_journal_size: int = _DEFAULT_MAX_JOURNAL_SIZE,
         read_only: bool = False,
         create: bool = False,
         terms: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
@@ -119,10 +119,8 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         segment_entry_count : int, optional
             By default that of the vhost's `.config` two directories above, else 16384.
         max_journal_entries : int
-            A flush is due when more actions than this wait for it (a node's queue_index_max_journal_entries), tested after
-            each publish and each call of `deliver` and `ack`.
-        max_journal_size : int
-            The same in bytes of the journal in memory, in the place of a node's flush under memory pressure.
+            A flush is due when more actions than this wait for it (a node's queue_index_max_journal_entries), or when
+            256 MiB of the journal are in memory; tested after each publish and each call of `deliver` and `ack`.
         read_only, create : bool
             `create`: make the directory if it is missing.
         terms : mapping or pairs, optional
@@ -150,8 +148,8 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             `segment_entry_count` is impossible.
         """
         folder = os.path.abspath(os.fspath(path))
-        if max_journal_entries < 0 or max_journal_size < 0:
-            raise ValueError("max_journal_entries and max_journal_size are not negative")
+        if max_journal_entries < 0:
+            raise ValueError("max_journal_entries is not negative")
         if segments is not None and not read_only:
             raise ValueError("a part of a queue can only be read: give read_only=True")
         if segment_entry_count is None:
@@ -179,7 +177,6 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             raise
         index.recovered_clean = clean is not None and store_clean
         index.max_journal_entries = max_journal_entries
-        index.max_journal_size = max_journal_size
         return index
 
     # ---------------------------------------------------------------------------------------------------------- writing
@@ -257,7 +254,6 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         msg_ids: Any = None,
         sizes: Any = None,
         expiries: Sequence[int | None] | None = None,
-        expiries_us: Any = None,
         persistent: bool | Sequence[bool] | np.ndarray | None = None,
         deliver: bool = False,
     ) -> range:
@@ -270,8 +266,8 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         msg_ids : ndarray (n, 16) of uint8, or sequence of bytes
         sizes : array of n integers
             Both may be left out for embedded messages.
-        expiries, expiries_us : sequence, optional
-            ms (None in it: never), or an array of microseconds (0: never).
+        expiries : sequence, optional
+            ms since the epoch (None: never).
         persistent : bool or array of bool, optional
         deliver : bool
             Follow each publish by its deliver, as a node of 3.10 does.
@@ -284,10 +280,9 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             A flush that was due failed; of these entries only what a new opening finds is in the queue.
         """
         with self._lock:
-            times = [_microseconds(expiry) for expiry in expiries] if expiries is not None else expiries_us
             self._check_writable()
-            new = _new_entries(messages, msg_ids, sizes, times, persistent)
-            first, count = self._next_seq_id, len(new.ids)
+            new = _new_entries(messages, msg_ids, sizes, expiries, persistent)
+            first, count = self._next_seq_id, len(new[0])
             # No entry has an id from the next one on, so that none is looked up.
             if first > MAX_SEQ_ID - count + 1:
                 raise InvalidMessageError(f"sequence ids from {first} on do not fit into 62 bits", self.path)
@@ -295,7 +290,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             while done < actions:
                 try:
                     done = self._journal.publish(
-                        first, count, *new, deliver, done, self.max_journal_entries, self.max_journal_size
+                        first, count, *new, deliver, done, self.max_journal_entries, _MAX_JOURNAL_SIZE
                     )
                 finally:
                     # Where memory runs out in the middle, the entries before it are in the queue.
@@ -334,7 +329,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             self._flush_if_due()
 
     def _flush_if_due(self) -> None:
-        if self._journal.dirty_count > self.max_journal_entries or self._journal.used > self.max_journal_size:
+        if self._journal.dirty_count > self.max_journal_entries or self._journal.used > _MAX_JOURNAL_SIZE:
             self._writer.flush()
 
     def idle(self) -> None:
@@ -421,7 +416,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     def __del__(self) -> None:
         super().__del__()
         # A half-made object has no lock.
-        if hasattr(self, "_writer") and self._writer.is_open:
+        if hasattr(self, "_writer"):
             self.abandon()
 
     # ---------------------------------------------------------------------------------------------------------- reading
@@ -529,18 +524,10 @@ def _check_version_1(folder: str) -> None:
 # -------------------------------------------------------------------------------------------------- what callers give
 
 
-class _NewEntries(NamedTuple):
-    """Entries that may be published: a row each; embedded ones in `terms`."""
-
-    ids: np.ndarray
-    sizes: np.ndarray
-    expiries: np.ndarray
-    persistent: np.ndarray
-    terms: list[bytes] | None
-
-
-def _new_entries(messages: Any, msg_ids: Any, sizes: Any, expiries: Any, persistent: Any) -> _NewEntries:
-    """The arguments of `QueueIndex.publish_many` as columns; `expiries` are in microseconds."""
+def _new_entries(
+    messages: Any, msg_ids: Any, sizes: Any, expiries: Sequence[int | None] | None, persistent: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[bytes] | None]:
+    """Return ids, sizes, expiries in microseconds, persistent and embedded terms of `publish_many`, a row an entry."""
     terms: list[bytes] | None = None
     size_column: np.ndarray | None = None
     ids = None if msg_ids is None else _as_ids(msg_ids)
@@ -556,35 +543,34 @@ def _new_entries(messages: Any, msg_ids: Any, sizes: Any, expiries: Any, persist
         persistent = flags if persistent is None else persistent
     count = len(ids)
     if size_column is None:
-        size_column = _column(sizes, count, "sizes", 0xFFFFFFFF)
-    # The field has no sign; the column has its bits as they are.
+        size_column = _size_column(sizes, count)
     expiry_column = np.zeros(count, np.int64)
     if expiries is not None:
-        expiry_column = _column(expiries, count, "expiries", (1 << 64) - 1)
+        if len(expiries) != count:
+            raise InvalidMessageError(f"{len(expiries)} expiries for {count} messages")
+        expiry_column[:] = [0 if expiry is None else 1000 * (checked_expiry(expiry) or 0) for expiry in expiries]
     if persistent is None or isinstance(persistent, (bool, np.bool_)):
         flag_column = np.full(count, 1 if persistent is None else int(persistent), np.uint8)
     else:
         flag_column = np.ascontiguousarray(np.asarray(persistent, dtype=bool), dtype=np.uint8)
         if flag_column.shape != (count,):
             raise InvalidMessageError(f"persistent has shape {flag_column.shape} for {count} messages")
-    return _NewEntries(ids, size_column, expiry_column, flag_column, terms)
+    return ids, size_column, expiry_column, flag_column, terms
 
 
-def _microseconds(milliseconds: int | None) -> int:
-    """An expiry as the files have it; 0 for None, which is never."""
-    if milliseconds is None:
-        return 0
-    if not 0 < milliseconds <= (1 << 63) // 1000 - 1:
-        raise InvalidMessageError(
-            f"expiry {milliseconds} is not a time in ms since the epoch; None means that it never expires"
-        )
-    return milliseconds * 1000
+def checked_expiry(expiry: Any) -> int | None:
+    """Return an expiry in ms since the epoch, or None for never; InvalidMessageError for anything else."""
+    if expiry is None:
+        return None
+    if type(expiry) is bool or not isinstance(expiry, (int, np.integer)) or not 0 < expiry <= _LAST_EXPIRY:
+        raise InvalidMessageError(f"expiry is {expiry!r}, not a time in ms since the epoch, nor None for never")
+    return int(expiry)
 
 
 def _expiry_field(milliseconds: int | None, in_microseconds: int | None) -> int:
     """Return the bits of an entry's field, which has no sign, as a signed number; `in_microseconds` goes first."""
     if in_microseconds is None:
-        in_microseconds = _microseconds(milliseconds)
+        in_microseconds = 1000 * (checked_expiry(milliseconds) or 0)
     elif not 0 <= in_microseconds < 1 << 64:
         raise InvalidMessageError(f"expiry_us is {in_microseconds}, which does not fit into 64 bits")
     return int(in_microseconds) - ((int(in_microseconds) >> 63) << 64)
@@ -620,16 +606,13 @@ def _seq_id_column(seq_ids: Any) -> np.ndarray:
         raise OffsetOutOfRangeError("sequence ids are integers from 0 to 2**62 - 1") from None
 
 
-def _column(values: Any, count: int, name: str, high: int) -> np.ndarray:
-    try:
-        array = np.asarray(values)
-        if array.shape != (count,) or (count and array.dtype.kind not in "iu"):
-            raise InvalidMessageError(f"{name} are {count} integers, not an array of {array.dtype} {array.shape}")
-        if count and not 0 <= int(array.min()) <= int(array.max()) <= high:
-            raise InvalidMessageError(f"one of {name} is not between 0 and {high}")
-        return np.ascontiguousarray(array, dtype=np.int64)
-    except OverflowError:
-        raise InvalidMessageError(f"one of {name} is not between 0 and {high}") from None
+def _size_column(sizes: Any, count: int) -> np.ndarray:
+    array = np.asarray(sizes)
+    if array.shape != (count,) or (count and array.dtype.kind not in "iu"):
+        raise InvalidMessageError(f"sizes are {count} integers, not an array of {array.dtype} {array.shape}")
+    if count and not 0 <= int(array.min()) <= int(array.max()) <= 0xFFFFFFFF:
+        raise InvalidMessageError("a size is not between 0 and 2**32 - 1")
+    return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def _terms_of(messages: Sequence[Message | bytes]) -> list[bytes]:

@@ -25,16 +25,15 @@ from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import LostMessage, Message
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue import Queue, QueuedMessage
+from rmqstore.rabbitmq.queue_index import checked_expiry
 from rmqstore.rabbitmq.unreferenced import FoundMessage, file_messages, is_message_file, unreferenced_messages
 from rmqstore.rabbitmq.vhost import Vhost
 
-__all__ = ["FORMATS", "checked_expiry", "export", "found_object", "message_object", "object_message"]
+__all__ = ["FORMATS", "export", "found_object", "message_object", "object_message"]
 
 logger = logging.getLogger(__name__)
 
 FORMATS = ("jsonl", "arrow", "parquet")
-# On disk it is in microseconds; what `QueueIndex` takes.
-_LAST_EXPIRY = (1 << 63) // 1000 - 1
 
 
 # ----------------------------------------------------------------------------------------------------------------- JSON
@@ -126,15 +125,6 @@ def object_message(value: Mapping[str, Any]) -> tuple[Message, int | None]:
         if isinstance(error, StoreError):
             raise
         raise InvalidMessageError(f"this is not a message: {error or type(error).__name__}") from None
-
-
-def checked_expiry(expiry: Any) -> int | None:
-    """The expiry of a message in ms since the epoch, or None; anything else is an `InvalidMessageError`."""
-    if expiry is None:
-        return None
-    if isinstance(expiry, bool) or not isinstance(expiry, int) or not 0 < expiry <= _LAST_EXPIRY:
-        raise InvalidMessageError(f"expiry is {expiry!r}, not a time in ms since the epoch")
-    return int(expiry)
 
 
 # --------------------------------------------------------------------------------------------------------------- export

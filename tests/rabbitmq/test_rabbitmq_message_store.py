@@ -221,7 +221,7 @@ def test_files_roll_after_the_message_that_reaches_the_limit(tmp_path):
     record = len(term_of(0)) + 25
     with filled(tmp_path, 10, limit=2 * record + 1) as store:
         assert [size.file_size for size in store.files.values()] == [3 * record] * 3 + [record]
-        assert store.current_file == 3
+        assert max(store.files) == 3
         for n in range(10):
             assert store.read_term(message_id(n)) == term_of(n)
     with filled(tmp_path / "exact", 4, limit=2 * record) as store:
@@ -266,7 +266,7 @@ def test_a_file_without_messages_goes_and_what_was_in_it_is_written_again(tmp_pa
         assert store.write(first[0], term_of(0)) and store.read_term(first[0]) == term_of(0)
         # The current file stays, whatever is in it.
         store.remove_many(list(store))
-        assert list(store.files) == [store.current_file] == [int(name[:-4]) for name in os.listdir(tmp_path)]
+        assert list(store.files) == [max(store.files)] == [int(name[:-4]) for name in os.listdir(tmp_path)]
 
 
 def test_merging_puts_records_together_in_their_order(tmp_path):
@@ -673,7 +673,7 @@ def test_read_only_changes_nothing(tmp_path):
         MessageStore.open(tmp_path / "none", read_only=True)
     assert not os.listdir(tmp_path)
     with MessageStore.open(tmp_path, read_only=True) as store:
-        assert len(store) == 0 and store.current_file == -1 and store.dirty_reason == "the store is empty"
+        assert len(store) == 0 and not store.files and store.dirty_reason == "the store is empty"
         for call in (
             lambda: store.write(message_id(0), term_of(0)),
             lambda: store.remove(message_id(0)),
@@ -1063,7 +1063,7 @@ def test_model(tmp_path_factory, steps, limit):
         # The tables agree with the files.
         sizes = {int(name[:-4]): (path / name).stat().st_size for name in os.listdir(path)}
         assert {number: summary.file_size for number, summary in store.files.items()} == sizes
-        assert max(sizes) == store.current_file
+        assert max(sizes) == max(store.files)
         assert (store.valid_size, store.file_size) == tuple(map(sum, zip(*store.files.values(), strict=True)))
         valid = collections.Counter({number: 0 for number in sizes})
         for file, size, count in zip(
@@ -1071,6 +1071,6 @@ def test_model(tmp_path_factory, steps, limit):
         ):
             valid[file] += size if count else 0
         assert dict(valid) == {number: summary.valid_size for number, summary in store.files.items()}
-        assert all(valid[number] for number in sizes if number != store.current_file)
+        assert all(valid[number] for number in sizes if number != max(store.files))
     store.abandon()
     shutil.rmtree(path)

@@ -628,8 +628,9 @@ def test_flush_by_actions(queue):
         assert files_of(queue) == model.files()
 
 
-def test_flush_by_bytes(queue):
-    with QueueIndex.open(queue, segment_entry_count=COUNT, max_journal_size=1000) as index:
+def test_flush_by_bytes(queue, monkeypatch):
+    monkeypatch.setattr(queue_index, "_MAX_JOURNAL_SIZE", 1000)
+    with QueueIndex.open(queue, segment_entry_count=COUNT) as index:
         put(index, publish_of(0, b"x" * 700))
         assert index.journal_size > 700 and not index.segments == {}
         put(index, publish_of(1, b"x" * 700))
@@ -682,11 +683,10 @@ def test_forms_of_publishing_write_the_same(tmp_path):
             sizes = None if form == 1 else np.array([pub.size for pub in embedded], np.uint32)
             ids = [pub.msg_id for pub in embedded] if form == 2 else None
             flags = None if form == 1 else [pub.persistent for pub in embedded]
-            if form == 3:
-                expiries = {"expiries_us": np.array([pub.expiry for pub in embedded])}
-            else:
-                expiries = {"expiries": [pub.expiry // 1000 or None for pub in embedded]}
-            answer = index.publish_many(terms, msg_ids=ids, sizes=sizes, persistent=flags, deliver=True, **expiries)
+            expiries = [pub.expiry // 1000 or None for pub in embedded]
+            answer = index.publish_many(
+                terms, msg_ids=ids, sizes=sizes, expiries=expiries, persistent=flags, deliver=True
+            )
             assert answer == range(20)
             ids = np.frombuffer(b"".join(pub.msg_id for pub in stored), np.uint8).reshape(-1, 16)
             assert index.publish_many(msg_ids=ids, sizes=[pub.size for pub in stored], deliver=True) == range(20, 24)
