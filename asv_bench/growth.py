@@ -5,6 +5,8 @@
     queues    opening a store of 1 to 100 000 queues, in a process of its own: seconds and memory
     segments  opening a store of 1 to 10 000 segments of 1 GiB, which are sparse
 
+``--axis`` measures commands and calls at three sizes, ten and a hundred times apart, of one number (`AXES`).
+
 Owns what is measured there, the plots, and their place in docs/benchmarks.md.  The figures are of one machine and one run; the
 shapes are what counts.
 """
@@ -12,7 +14,9 @@ shapes are what counts.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import statistics
 import struct
@@ -21,16 +25,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+from click.testing import CliRunner
 
-from rmqstore import IndexFile, MessageStore, StoreConfig
+from rmqstore import IndexFile, Message, MessageStore, StoreConfig
 from rmqstore._core import MAGIC_BLANK, Region
 from rmqstore._dispatch import TopicTable
 from rmqstore._rows import RowBatch
+from rmqstore.cli import main as cli
 from rmqstore.index.index_service import IndexService
 
 from . import document, machine
@@ -38,6 +46,7 @@ from .peers import data
 
 FOLDER = document.DOCS / "growth"
 RESULT = FOLDER / "growth.json"
+AXES_RESULT = FOLDER / "axes.json"
 NAME = "growth"
 CHUNK = 1_000_000
 HOST = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
@@ -318,6 +327,165 @@ def segments(scratch: str, quick: bool) -> Iterator[tuple[str, Point]]:
     yield from openings(scratch, numbers, make_segments, config)
 
 
+# -------------------------------------------------------------------------------------------------------------- axes
+
+
+def command(*arguments: str) -> Callable[[str, int], object]:
+    """A command on the store of an axis, in this process: the start of an interpreter does not grow."""
+
+    def work(path: str, number: int) -> object:
+        result = CliRunner().invoke(cli, [*arguments[:1], path, *arguments[1:]])
+        if result.exit_code:
+            raise RuntimeError(f"rmqstore {' '.join(arguments)} failed: {result.output[-500:]}{result.exception!r}")
+        return result
+
+    return work
+
+
+def call(ask: Callable[[MessageStore, int], object]) -> Callable[[str, int], object]:
+    """A call on the store of an axis, opened for reading; the opening is part of it."""
+
+    def work(path: str, number: int) -> object:
+        with MessageStore.open(path, read_only=True) as store:
+            return ask(store, number)
+
+    return work
+
+
+def ten_per_topic(path: str, number: int) -> None:
+    """A store of this number of queues, with small queue files."""
+    make_queues(path, number, SMALL)
+
+
+def progress(path: str, groups: int, entries: int) -> None:
+    """A thousand queues, and this number of groups with this number of entries of progress each."""
+    ten_per_topic(path, 1000)
+    table = {
+        f"Topic{entry:05d}@group{group:05d}": dict.fromkeys(range(10), 0)
+        for group in range(groups)
+        for entry in range(entries)
+    }
+    names = {f"group{group:05d}": {"groupName": f"group{group:05d}"} for group in range(groups)}
+    config = Path(path, "config")
+    config.mkdir(exist_ok=True)
+    # A broker does not quote the numbers of queues.
+    text = re.sub(r'"(\d+)":', r"\1:", json.dumps({"offsetTable": table}))
+    (config / "consumerOffset.json").write_text(text, encoding="utf-8")
+    (config / "subscriptionGroup.json").write_text(json.dumps({"subscriptionGroupTable": names}), encoding="utf-8")
+
+
+def keyed(path: str, number: int, key: str, config: StoreConfig) -> None:
+    """A queue of this number of messages with a key each."""
+    with MessageStore.open(path, config=config) as store:
+        for first in range(0, number, 10_000):
+            numbers = range(first, min(first + 10_000, number))
+            store.put_messages([Message("Orders", b"x" * 8, keys=[key.format(i)]) for i in numbers])
+
+
+def hot(path: str, number: int) -> None:
+    """100 000 messages of one key."""
+    keyed(path, 100_000, "hot", replace(SMALL, max_index_num=400_000))
+
+
+def index_files(path: str, number: int) -> None:
+    """This number of full index files, of 400 entries each."""
+    keyed(path, number * 400, "key{}", replace(SMALL, max_hash_slot_num=100, max_index_num=401))
+
+
+def sparse_segments(path: str, number: int) -> None:
+    """This number of sparse segments of 1 MiB."""
+    make_segments(path, number, replace(SMALL, mapped_file_size_commit_log=2**20))
+
+
+SMALL = StoreConfig(
+    mapped_file_size_commit_log=2**26,
+    mapped_file_size_consume_queue=4000,
+    max_hash_slot_num=1000,
+    max_index_num=400_000,
+    index_tags=False,
+)
+# The fixture, its smallest size, and what is asked of it.
+AXES: dict[str, tuple[Callable[[str, int], None], int, dict[str, Callable[[str, int], object]]]] = {
+    "queues": (
+        ten_per_topic,
+        100,
+        {
+            "open": call(lambda store, n: store),
+            "info": command("info"),
+            "queues": command("queues"),
+            "metrics": command("metrics"),
+            "tail": command("tail"),
+            "tail TOPIC": command("tail", "Topic00000"),
+        },
+    ),
+    "groups": (
+        lambda path, n: progress(path, n, 10),
+        10,
+        {"offsets": command("offsets"), "metrics": command("metrics")},
+    ),
+    "entries of progress": (
+        lambda path, n: progress(path, 10, n),
+        1,
+        {"offsets": command("offsets"), "query --key": command("query", "--key", "key1")},
+    ),
+    "hot keys": (
+        hot,
+        1,
+        {"query_table, max_num=1": call(lambda store, n: store.query_table(["hot"] * n, "Orders", max_num=1))},
+    ),
+    "index files": (
+        index_files,
+        10,
+        {
+            "query_message": call(lambda store, n: store.query_message("Orders", "key7")),
+            "query_table, 1000 keys": call(
+                lambda store, n: store.query_table([f"key{i}" for i in range(1000)], "Orders", max_num=1)
+            ),
+        },
+    ),
+    "segments": (
+        sparse_segments,
+        10,
+        {
+            "open": call(lambda store, n: store),
+            "scan of a second without messages": call(
+                lambda store, n: list(
+                    store.scan(columns=["topic"], begin=data.TIME + 10**6, end=data.TIME + 10**6 + 999)
+                )
+            ),
+        },
+    ),
+}
+
+
+def measure_axis(axis: str, scratch: str) -> list[dict[str, Any]]:
+    """A row for each question of an axis: sizes, seconds (the better of two), and the exponent of the last tenfold."""
+    make, smallest, questions = AXES[axis]
+    sizes = [smallest, 10 * smallest, 100 * smallest]
+    seconds: dict[str, list[float]] = {name: [] for name in questions}
+    for size in sizes:
+        path = os.path.join(scratch, "store")
+        make(path, size)
+        for name, work in questions.items():
+            seconds[name].append(min(seconds_of(partial(work, path, size)) for _ in range(2)))
+        shutil.rmtree(path)
+    rows = []
+    for name, took in seconds.items():
+        exponent = math.log10(took[2] / took[1])
+        rows.append({"axis": axis, "question": name, "sizes": sizes, "seconds": took, "exponent": exponent})
+    return rows
+
+
+def table_of_axes(rows: list[dict[str, Any]]) -> str:
+    """The table of the axes that were measured."""
+    lines = ["| number of | question | sizes | seconds | exponent |", "|---|---|---|---|---|"]
+    for row in rows:
+        sizes = ", ".join(f"{size:,}".replace(",", " ") for size in row["sizes"])
+        took = ", ".join(f"{seconds:.2g}" for seconds in row["seconds"])
+        lines.append(f"| {row['axis']} | {row['question']} | {sizes} | {took} | {row['exponent']:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
 # ------------------------------------------------------------------------------------------------ plots and document
 
 PARTS: dict[str, tuple[Callable[[str, bool], Iterator[tuple[str, Point]]], str, str, str]] = {
@@ -403,13 +571,26 @@ def write(result: dict[str, Any]) -> None:
 @click.option(
     "--only", multiple=True, type=click.Choice(list(PARTS)), help="Only this part (may be given more than once)."
 )
+@click.option("--axis", "axes", multiple=True, type=click.Choice(list(AXES)), help="Only this axis; repeatable.")
 @click.option("--quick", is_flag=True, help="Small sizes: shows that everything runs.")
 @click.option("--scratch", type=click.Path(exists=True, file_okay=False), help="A folder on the disk to measure.")
 @click.option("--document", "documented", is_flag=True, help="Write docs/growth and its place in docs/benchmarks.md.")
-def main(only: tuple[str, ...], quick: bool, scratch: str | None, documented: bool) -> None:
+def main(only: tuple[str, ...], axes: tuple[str, ...], quick: bool, scratch: str | None, documented: bool) -> None:
     """Measure how cost grows with size, write build/growth.json, and with --document the plots of the documentation."""
     if quick and documented:
         raise click.UsageError("the sizes of a quick run are too small; leave --quick or --document out")
+    if axes:
+        rows = json.loads(AXES_RESULT.read_text(encoding="utf-8")) if AXES_RESULT.exists() else []
+        for axis in axes:
+            with tempfile.TemporaryDirectory(prefix="rmqstore-growth-", dir=scratch) as folder:
+                measured = measure_axis(axis, folder)
+            click.echo(table_of_axes(measured))
+            rows = [row for row in rows if row["axis"] != axis] + measured
+            if documented:
+                rows.sort(key=lambda row: list(AXES).index(row["axis"]))
+                AXES_RESULT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+                document.write_block("axes", table_of_axes(rows), document.PERFORMANCE)
+        return
     result: dict[str, Any] = {
         "command": " ".join(["python -m asv_bench.growth", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),

@@ -84,7 +84,7 @@ bench-full: venv
 	$(ASV_MACHINE)
 	$(ASV_RUN) --show-stderr --set-commit-hash $$(git rev-parse HEAD) $(ASV_ARGS)
 
-# Growth of cost with keys, chains, queues, segments; plots with GROWTH_ARGS=--document.
+# Growth of cost with keys, chains, queues, segments; plots with GROWTH_ARGS=--document; one axis with --axis NAME.
 bench-growth: venv $(VENV)/.stamp-bench
 	$(BIN)/python -m asv_bench.growth $(GROWTH_ARGS)
 

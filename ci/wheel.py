@@ -1,7 +1,7 @@
 """Looks at a wheel that was built: what is in it, and whether it works where it is installed.
 
 ``wheel.py contents WHEEL`` compares its files with those of the tree that git knows, and reads its metadata.
-``wheel.py use [docs/start.md]`` runs with the Python into whose environment the wheel was installed: the main calls of
+``wheel.py use docs/start.md`` runs with the Python into whose environment the wheel was installed: the main calls of
 both sides of the package, the demo on the sample store that the wheel brings along, and then every session (``pycon``
 block) of the document.  It reads the document only; all files lie
 in a folder that is removed again.  It needs nothing but the wheel's own requirements, so cibuildwheel runs it on every platform.
@@ -123,9 +123,9 @@ def sessions(document: Path) -> None:
     print(f"{runner.tries} calls of {document.name} answer as shown")
 
 
-def use(document: Path | None) -> None:
+def use(document: Path) -> None:
     """Try the installed package in a folder of its own."""
-    document = document.resolve() if document else None
+    document = document.resolve()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         import rmqstore
@@ -135,8 +135,7 @@ def use(document: Path | None) -> None:
         assert rmqstore.__version__ == version("rmqstore"), (rmqstore.__version__, version("rmqstore"))
         main_calls()
         demo()
-        if document:
-            sessions(document)
+        sessions(document)
         os.chdir("/")
 
 
@@ -144,8 +143,6 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["contents", wheel]:
             contents(wheel)
-        case ["use"]:
-            use(None)
         case ["use", document]:
             use(Path(document))
         case _:

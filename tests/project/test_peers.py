@@ -194,6 +194,15 @@ def test_the_documented_key_stores_are_those_of_its_result():
     assert {"LMDB", "rocksdict", "SQLite"} < {line.split("|")[1].strip() for line in block.splitlines() if "/s" in line}
 
 
+def test_the_documented_axes_are_those_of_their_result():
+    from asv_bench import document, growth
+
+    rows = json.loads(growth.AXES_RESULT.read_text(encoding="utf-8"))
+    assert list(dict.fromkeys(row["axis"] for row in rows)) == list(growth.AXES)
+    block = document.block_of(document.PERFORMANCE.read_text(encoding="utf-8"), "axes")
+    assert block == growth.table_of_axes(rows)
+
+
 def test_the_documented_growth_is_that_of_its_result():
     from asv_bench import document, growth
 
