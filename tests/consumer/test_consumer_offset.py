@@ -18,10 +18,11 @@ import time
 
 import golden
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rmqstore.consumer.consumer_offset
+from rmqstore.consumer import json_files
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.json_files import parse_fastjson
 from rmqstore.errors import CorruptionError, ReadOnlyError
@@ -102,6 +103,27 @@ def test_any_text_fails_cleanly(text):
         parse_fastjson(text)
     except CorruptionError as error:
         assert error.pos is not None and 0 <= error.pos <= len(text.encode())
+
+
+@given(st.text(alphabet=st.sampled_from('{}[],:".012-\n 订'), max_size=30))
+@example('{\n\t"a5:":{0:1,-7\t:2,10:{0:3},0:4}}')
+@example('{"a,5:b":{5:1}}')
+def test_names_that_are_numbers_are_read_as_token_by_token(text):
+    def value(text):
+        try:
+            return repr(parse_fastjson(text))
+        except CorruptionError:
+            return "damaged"
+
+    # JSON has no comments.
+    assert value(text) == value("/**/" + text)
+
+
+def test_a_brokers_file_is_not_read_token_by_token(monkeypatch):
+    monkeypatch.setattr(json_files, "_json_parts", None)
+    queues = ",".join(f"{queue}:{7 * queue}" for queue in range(1000))
+    document = parse_fastjson(f'{{\n\t"offsetTable":{{\n\t\t"T@g":{{{queues}\n\t\t}}\n\t}}\n}}')
+    assert document == {"offsetTable": {"T@g": {str(queue): 7 * queue for queue in range(1000)}}}
 
 
 # ------------------------------------------------------------------------------------------------ ConsumerOffsets
