@@ -88,6 +88,14 @@ class LogEnd(LogWalk):
                 return _core.check_record(self.files.file(base).region, last, base, 0)[2]
         return None
 
+    def last_record(self) -> int:
+        """Return the phy offset of the last record that `find_end` passes in the newest segment with records, -1 for none."""
+        for base in reversed(self.files.offsets):
+            _, _, num, last = self._walk_from_start(base)
+            if num:
+                return base + last
+        return -1
+
     def find_end_behind_damage(self) -> int:
         """int: as `find_end`, but after damage in the newest segment if whole records follow it there.
 

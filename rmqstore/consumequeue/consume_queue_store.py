@@ -316,6 +316,16 @@ class ConsumeQueueStore(NotCopied):
         queue = self.find(topic, queue_id)
         return None if queue is None else look_at_queue(queue, min_phy_offset, sizes=sizes)
 
+    def folder_mark(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """Return inode and time of change of the folder that has a queue's only files; None where there is no such folder."""
+        if self._extended:
+            return None
+        try:
+            status = os.stat(self._plain_directory(topic, queue_id))
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns
+
     def unit(self, topic: str, queue_id: int, queue_offset: int) -> Unit | None:
         """The unit that holds a queue offset, None if there is none; as by `look`, no queue is opened for it."""
         if queue_offset >= 0 and self._is_in_files(topic, queue_id):

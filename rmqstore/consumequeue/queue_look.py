@@ -74,6 +74,12 @@ def _read(fd: int, size: int, pos: int) -> bytes:
     return data
 
 
+def _stop_read_ahead(fd: int) -> None:
+    # Pages that are read ahead, of each of many queues, would fill the memory of a container.
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+
 class _Files:
     """The files of one simple queue, read by `pread` and closed at the end of a look; what each begins with is read once."""
 
@@ -90,9 +96,7 @@ class _Files:
             self._open[base] = fd, b""
             if os.fstat(fd).st_size != self.file_size:
                 raise GeometryError("the file is not whole", self.directory)
-            if hasattr(os, "posix_fadvise"):
-                # What the system reads ahead, of each of many queues, would fill the memory of a container.
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            _stop_read_ahead(fd)
             opened = self._open[base] = fd, _read(fd, min(_READ_UNITS, self.units_per_file) * _UNIT_SIZE, 0)
         return opened
 
@@ -303,6 +307,7 @@ def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | N
     try:
         if os.fstat(fd).st_size != file_size:
             raise GeometryError("the file is not whole", directory)
+        _stop_read_ahead(fd)
         data = os.pread(fd, _UNIT_SIZE, at - base)
     finally:
         os.close(fd)

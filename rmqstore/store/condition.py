@@ -96,7 +96,8 @@ class StoreCondition:
         """Read the plain numbers of this store: sizes, bounds, queues, index files, consumer progress, what is not flushed.
 
         Nothing is counted while messages are put or read.  The cost grows with the number of queues (the ends of each and the
-        header of one record are read), not with the number of messages.
+        header of one record are read), not with the number of messages.  While the log does not grow, the next call reads only
+        queues whose folder changed and groups whose progress changed.
 
         Parameters
         ----------

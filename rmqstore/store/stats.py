@@ -2,6 +2,9 @@
 
 Every number is in the files or follows from what the store knows, so that nothing is spent on a put or a get.  It changes
 nothing, opens no queue that can be read in its files, and reads no more than headers, the ends of queues and one record for each.
+
+While neither the log nor the folder of a queue changes, the queue is not read again: the log grows before a queue does, and
+retention changes the folder.  This holds once the newest record is in its queue, the last of all.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from rmqstore.errors import OffsetOutOfRangeError
@@ -204,7 +208,15 @@ def _numbers(state: StoreState, flushing: Flushing) -> StoreStats:
     low, high = commit_log.min_offset, commit_log.max_offset
     checkpoint, (progress, progress_error) = state.checkpoint_now(), state.progress.list()
     undispatched = state.undispatched.served or state.undispatched.left_out
-    queues = _queues(state)
+    # Until the newest record is in its queue, queues grow while the log does not.
+    dispatched_to = _dispatched_to(state)
+    known = state.known_numbers
+    if known is None or known.log != (low, high) or undispatched is not None:
+        known = KnownNumbers((low, high), {}, {})
+    queues = _queues(state, known.queues)
+    queue_stats = [queue.stats for queue in queues.found.values()]
+    pairs = _pairs(state, queue_stats, progress, {} if queues.unread else known.pairs, queues.known_topics)
+    state.known_numbers = KnownNumbers((low, high), queues.found, pairs) if dispatched_to == high else None
     index_files = [] if state.index_service is None else _index_files(state.index_service)
     first = commit_log.store_timestamp_at(low)
     return StoreStats(
@@ -218,22 +230,22 @@ def _numbers(state: StoreState, flushing: Flushing) -> StoreStats:
         segments=len(commit_log.files),
         segment_size=commit_log.segment_size,
         first_store_timestamp=first if first >= 0 else None,
-        last_store_timestamp=_newest(state, queues.stats),
+        last_store_timestamp=_newest(state, queue_stats),
         dispatched_phy_offset=queues.dispatched if undispatched is None else min(queues.dispatched, undispatched[0]),
         unflushed_size=max(high - max(flushing.flushed_where, low), 0) if own else None,
         checkpoint=checkpoint.as_dict(),
-        queues=tuple(queues.stats),
+        queues=tuple(queue_stats),
         index_files=tuple(index_files),
-        consumers=tuple(_consumers(state, queues.stats, progress)),
+        consumers=tuple(chain.from_iterable(pair.consumers for pair in pairs.values())),
         disk=_disk(state.path),
         files={
             "commitlog": len(commit_log.files),
-            "consumequeue": sum(each.files for each in queues.stats),
+            "consumequeue": sum(each.files for each in queue_stats),
             "index": len(index_files),
         },
         sizes={
             "commitlog": len(commit_log.files) * commit_log.segment_size,
-            "consumequeue": sum(each.size for each in queues.stats),
+            "consumequeue": sum(each.size for each in queue_stats),
             "index": sum(each.size for each in index_files),
         },
         consumer_offsets_error=progress_error,
@@ -242,42 +254,87 @@ def _numbers(state: StoreState, flushing: Flushing) -> StoreStats:
     )
 
 
+def _dispatched_to(state: StoreState) -> int:
+    # The end of the newest record if its queue has it, else -1.
+    newest = state.commit_log.look_up(state.commit_log.last_record())
+    if newest is None:
+        return -1
+    try:
+        unit = state.queues.unit(newest.topic, newest.queue_id, newest.queue_offset)
+    except (OffsetOutOfRangeError, OSError):
+        return -1
+    return newest.phy_offset + newest.size if unit is not None and unit.phy_offset == newest.phy_offset else -1
+
+
+class _Queue(NamedTuple):
+    # Numbers of one queue, its folder's inode and time of change, and where its newest record ends.
+    stats: QueueStats
+    folder: tuple[int, int] | None
+    end: int
+
+
+class _Pair(NamedTuple):
+    # Numbers of a group in a topic, and the offsets that they are of.
+    offsets: Mapping[int, int]
+    consumers: list[ConsumerStats]
+
+
+class KnownNumbers(NamedTuple):
+    """Numbers of queues and groups as of a log with these bounds."""
+
+    log: tuple[int, int]
+    queues: dict[tuple[str, int], _Queue]
+    pairs: dict[tuple[str, str], _Pair]
+
+
 class _Queues(NamedTuple):
-    # Numbers of all queues, which could not be read, and where the newest record that one points to ends.
-    stats: list[QueueStats]
+    # Numbers of all queues, topics of which all numbers were known, which queues could not be read, and where the newest record
+    # that one points to ends.
+    found: dict[tuple[str, int], _Queue]
+    known_topics: set[str]
     unread: list[tuple[str, int]]
     dispatched: int
 
 
-def _queues(state: StoreState) -> _Queues:
-    commit_log, queues = state.commit_log, state.queues
-    low, high = commit_log.min_offset, commit_log.max_offset
-    found, unread, dispatched = [], [], low
-    for topic, queue_id in queues.keys():
-        try:
-            look = queues.look(topic, queue_id, low)
-        except OSError as error:
-            queues.leave_out(topic, queue_id, error)
-            unread.append((topic, queue_id))
-            continue
-        if look is None:
-            continue
-        unit, time = look.last, -1
-        if unit is not None:
-            dispatched = max(dispatched, min(unit.phy_offset + max(unit.size, 0), high))
-            time = commit_log.store_timestamp_at(unit.phy_offset)
-        found.append(
-            QueueStats(
-                topic,
-                queue_id,
-                look.min_queue_offset,
-                look.max_queue_offset,
-                look.files + look.ext_files,
-                look.size + look.ext_size,
-                time if time >= 0 else None,
-            )
-        )
-    return _Queues(found, unread, dispatched)
+def _queues(state: StoreState, known: Mapping[tuple[str, int], _Queue]) -> _Queues:
+    low, high = state.commit_log.min_offset, state.commit_log.max_offset
+    found, unread, dispatched = {}, [], low
+    keys = state.queues.keys()
+    changed = {topic for topic, _ in known.keys() - keys}
+    for topic, queue_id in keys:
+        folder = state.queues.folder_mark(topic, queue_id)
+        queue = known.get((topic, queue_id))
+        if queue is None or folder is None or queue.folder != folder or queue.end > high:
+            changed.add(topic)
+            try:
+                queue = _look(state, topic, queue_id, folder)
+            except OSError as error:
+                state.queues.leave_out(topic, queue_id, error)
+                unread.append((topic, queue_id))
+                continue
+            if queue is None:
+                continue
+        dispatched = max(dispatched, min(queue.end, high))
+        found[topic, queue_id] = queue
+    return _Queues(found, {topic for topic, _ in keys} - changed, unread, dispatched)
+
+
+def _look(state: StoreState, topic: str, queue_id: int, folder: tuple[int, int] | None) -> _Queue | None:
+    look = state.queues.look(topic, queue_id, state.commit_log.min_offset)
+    if look is None:
+        return None
+    unit = look.last
+    time = -1 if unit is None else state.commit_log.store_timestamp_at(unit.phy_offset)
+    stats = QueueStats(
+        topic,
+        queue_id,
+        look.min_queue_offset,
+        look.max_queue_offset,
+        look.files + look.ext_files,
+        look.size + look.ext_size,
+        time if time >= 0 else None,
+    )
+    return _Queue(stats, folder, 0 if unit is None else unit.phy_offset + max(unit.size, 0))
 
 
 def _newest(state: StoreState, queue_stats: list[QueueStats]) -> int | None:
@@ -311,32 +368,46 @@ def _index_files(index_service: IndexService) -> list[IndexFileStats]:
     return result
 
 
-def _consumers(
-    state: StoreState, queue_stats: list[QueueStats], progress: Mapping[tuple[str, str], Mapping[int, int]]
-) -> list[ConsumerStats]:
+def _pairs(
+    state: StoreState,
+    queue_stats: list[QueueStats],
+    progress: Mapping[tuple[str, str], Mapping[int, int]],
+    known: Mapping[tuple[str, str], _Pair],
+    known_topics: set[str],
+) -> dict[tuple[str, str], _Pair]:
     of_topic: dict[str, dict[int, QueueStats]] = {}
     for each in queue_stats:
         of_topic.setdefault(each.topic, {})[each.queue_id] = each
-    result = []
+    pairs = {}
     for (group, topic), offsets in sorted(progress.items()):
-        there = of_topic.get(topic, {})
-        # As a broker counts: a queue in which the group has no progress is consumed from its start.
-        for queue_id in sorted({*there, *offsets}):
-            offset = offsets.get(queue_id, -1)
-            stats = there.get(queue_id)
-            if stats is not None and not stats.files and not stats.max_queue_offset and offset > 0:
-                # Only its folder is left.
-                stats = None
-            result.append(
-                ConsumerStats(
-                    group,
-                    topic,
-                    queue_id,
-                    offset,
-                    None if stats is None else stats.max_queue_offset,
-                    None if stats is None else _next_timestamp(state, stats, offset),
-                )
+        pair = known.get((group, topic))
+        if pair is None or pair.offsets != offsets or topic not in known_topics:
+            pair = _Pair(offsets, _consumers(state, group, topic, offsets, of_topic.get(topic, {})))
+        pairs[group, topic] = pair
+    return pairs
+
+
+def _consumers(
+    state: StoreState, group: str, topic: str, offsets: Mapping[int, int], there: Mapping[int, QueueStats]
+) -> list[ConsumerStats]:
+    result = []
+    # As a broker counts: a queue in which the group has no progress is consumed from its start.
+    for queue_id in sorted({*there, *offsets}):
+        offset = offsets.get(queue_id, -1)
+        stats = there.get(queue_id)
+        if stats is not None and not stats.files and not stats.max_queue_offset and offset > 0:
+            # Only its folder is left.
+            stats = None
+        result.append(
+            ConsumerStats(
+                group,
+                topic,
+                queue_id,
+                offset,
+                None if stats is None else stats.max_queue_offset,
+                None if stats is None else _next_timestamp(state, stats, offset),
             )
+        )
     return result
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rmqstore.message._read import KeyQuery, QueueGets
     from rmqstore.store.placed_columns import AskedKeys
     from rmqstore.store.results import QueryResult
+    from rmqstore.store.stats import KnownNumbers
 
 __all__ = ["LOOK_INTERVAL", "Arrivals", "GroupProgress", "Older", "StoreState"]
 
@@ -285,6 +286,7 @@ class StoreState(StateFields):
         self.key_query = None
         self.queue_gets = None
         self.older = Older(self)
+        self.known_numbers: KnownNumbers | None = None
         self.last_store_timestamp = 0
         self.waiting = 0
         # When the log was looked at last for queues in RocksDB (`time.monotonic`).

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from click.testing import CliRunner
 
 from rmqstore import Message, MessageStore, StoreConfig, StoreError, describe
 from rmqstore.cli import main
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.errors import MissingDependencyError
 
 pytest.importorskip("prometheus_client")
@@ -204,6 +206,67 @@ def test_latency_is_the_age_of_what_is_next(tmp_path):
     assert [(each.group, each.queue_id, each.lag) for each in stats.consumers] == [
         ("done", 0, 0), ("done", 1, -96), ("g", 0, 2), ("g", 1, 1)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_what_did_not_change_is_not_asked_again(tmp_path, monkeypatch, read_only):
+    config = StoreConfig(**SMALL)
+    looks, units = [], []
+    look, unit = ConsumeQueueStore.look, ConsumeQueueStore.unit
+    monkeypatch.setattr(ConsumeQueueStore, "look", lambda self, *key: (looks.append(key[:2]), look(self, *key))[1])
+    monkeypatch.setattr(ConsumeQueueStore, "unit", lambda self, *key: (units.append(key), unit(self, *key))[1])
+
+    def asked(store):
+        looks.clear(), units.clear()
+        stats = store.stats()
+        # The one unit is that of the newest record.
+        counts = len(looks), max(len(units) - 1, 0)
+        store._state.known_numbers = None
+        anew = store.stats()
+        assert (stats.queues, stats.consumers) == (anew.queues, anew.consumers)
+        assert (stats.dispatched_phy_offset, stats.sizes) == (anew.dispatched_phy_offset, anew.sizes)
+        return counts
+
+    with MessageStore.open(tmp_path / "s", config=config) as writer:
+        for topic in ("A", "B"):
+            writer.put_messages([Message(topic, b"x") for _ in range(6)], queue_id=[0, 1, 2] * 2)
+        progress = writer.consumer_offsets
+        for group in ("g", "h"):
+            for queue_id in (0, 1, 2):
+                progress.commit(group, "A", queue_id, 1)
+        writer.flush()
+        with MessageStore.open(tmp_path / "s", config=config, read_only=True) as reader:
+            store = reader if read_only else writer
+            assert asked(store) == (6, 6)
+            assert asked(store) == (0, 0)
+            # A group went on: its numbers in the topic are read again.
+            progress.commit("g", "A", 0, 2)
+            progress.persist()
+            assert asked(store) == (0, 2)
+            # The log went on.
+            writer.put_message(Message("B", b"y"), queue_id=2)
+            assert asked(store) == (6, 5)
+            assert store.stats().queues[-1].max_queue_offset == 3
+            # Retention took a file, or somebody a queue.
+            if read_only:
+                shutil.rmtree(tmp_path / "s" / "consumequeue" / "A" / "2")
+                assert asked(store) == (0, 3)
+                assert [(each.topic, each.queue_id) for each in store.stats().queues] == [
+                    ("A", 0), ("A", 1), ("B", 0), ("B", 1), ("B", 2)
+                ]  # fmt: skip
+
+
+def test_queues_that_lag_behind_the_log_are_asked_again(tmp_path):
+    config = StoreConfig(**SMALL)
+    with MessageStore.open(tmp_path / "s", config=config) as writer:
+        writer.put_messages([Message("T", b"x"), Message("U", b"x")])
+        queue = tmp_path / "s" / "consumequeue" / "U" / "0" / ("0" * 20)
+        units = queue.read_bytes()
+        with MessageStore.open(tmp_path / "s", config=config, read_only=True) as reader:
+            queue.write_bytes(bytes(len(units)))
+            assert [each.max_queue_offset for each in reader.stats().queues] == [1, 0]
+            queue.write_bytes(units)
+            assert [each.max_queue_offset for each in reader.stats().queues] == [1, 1]
 
 
 def test_stats_of_a_store_that_is_written(tmp_path):
