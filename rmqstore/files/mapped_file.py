@@ -83,7 +83,7 @@ class MappedFilePool(NotCopied):
     """Bounds the number of mapped files of a store; the least recently used ones are let go (second chance).
 
     Files that are read are at most `max_mapped_files`.  The newest file of each queue that is written stays mapped as long as
-    the system allows (`vm.max_map_count`): to map it anew for each put takes a hundred times as long as the put.
+    the system allows (`vm.max_map_count`): mapping it for each put takes a hundred times as long as the put.
 
     - `sparse`: files are made as holes, and only the pages that something is written to get space on disk, before the write:
       for a rebuild, after which nobody writes to most files.  Whoever opens such a file to write on allocates the rest.
@@ -117,8 +117,8 @@ class MappedFilePool(NotCopied):
             if self._evict(self._appended, self.max_appended_files, mapped_file) and not self._warned:
                 self._warned = True
                 logger.warning(
-                    "more than %d queues are written, which is as many files as are kept mapped: from now on a put may map "
-                    "its file anew, which is slow; raise vm.max_map_count (sysctl) and open the store again",
+                    "more than %d queues are written, and no more of their files are kept mapped: a put may have to map its "
+                    "file first, which is slow; raise vm.max_map_count (sysctl) and open the store again",
                     self.max_appended_files,
                 )
 
@@ -139,7 +139,7 @@ class MappedFilePool(NotCopied):
         return len(kept) < begin
 
     def let_half_go(self) -> bool:
-        """Keep at most half as many files mapped as now, as the system allows no more; False where there is none to let go."""
+        """Let half of the mapped files go, as the system refuses another; False if all are in use or only one is left."""
         with self.lock:
             before = len(self)
             self.max_appended_files = max(len(self._appended) // 2, 1)
@@ -294,7 +294,7 @@ class MappedFile(NotCopied):
         try:
             return Region.map(fd, self.size, not self.read_only, self.padded)
         except OSError as error:
-            # The process has as many mappings as the system allows it; what was let go leaves room.
+            # The process has as many mappings as the system allows.
             if error.errno != errno.ENOMEM or not self.pool.let_half_go():
                 raise
             return Region.map(fd, self.size, not self.read_only, self.padded)
