@@ -253,7 +253,7 @@ class StoreConfig:
     clock: Callable[[], int] = field(default=system_clock, repr=False, compare=False, metadata=_OWN)
     generate_unique_key: bool = field(default=False, metadata=_OWN)
     max_mapped_files: int = field(default=1024, metadata=_OWN)
-    """Bound on the number of files that are mapped at the same time."""
+    """Bound on the number of files that are mapped at the same time, besides the newest file of each queue that is written."""
     populate_ahead_size: int = field(default=33_554_432, metadata=_OWN)
     """Up to so many bytes ahead of each end that grows fast are made ready by a thread of the store; 0 = none, no thread."""
     assumed: tuple[str, ...] = field(default=(), metadata=_OWN)

@@ -36,14 +36,14 @@ _NUMBER_AS_NAME = re.compile(r"([{,]\s*-?[0-9]+)\s*:")
 # Each run of blanks is taken whole and each comment ends at one place: a text can be split in one way only, in linear time.
 _BLANK = r"[ \t\r\n\f\b\ufeff]"
 _SPACE = rf"(?:{_BLANK}+(?!{_BLANK})|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/|//[^\n]*(?![^\n]))+"
-# A token behind space, and whether it is a name: a colon follows.
+# A token behind space, and whether it is a name: a colon follows.  What begins no token matches without one.
 _TOKEN = re.compile(
     rf"""(?:{_SPACE})?
     (?P<token>"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'
     |[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
     |[A-Za-z_$][A-Za-z0-9_$]*
     |[{{}}\[\]:,])
-    (?:(?<=[0-9.])[LSBFD])?(?P<name>(?=(?:{_SPACE})?:))?""",
+    (?:(?<=[0-9.])[LSBFD])?(?P<name>(?=(?:{_SPACE})?:))?|.""",
     re.DOTALL | re.VERBOSE,
 )
 _ONLY_SPACE = re.compile(rf"(?:{_SPACE})?", re.DOTALL)
@@ -118,9 +118,11 @@ def _json_parts(text: str, path: str | None) -> list[tuple[re.Match[str], str]]:
     parts: list[tuple[re.Match[str], str]] = []
     end = depth = 0
     before = ""
-    while match := _TOKEN.match(text, end):
-        begin, end = match.span()
+    for match in _TOKEN.finditer(text):
         part = match["token"]
+        if part is None:
+            break
+        begin, end = match.span()
         first, is_name = part[0], match["name"] is not None
         if first in "{[":
             depth += 1

@@ -12,11 +12,12 @@ so that writers never wait for a disk.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import IO, NoReturn, SupportsIndex
 
@@ -81,6 +82,9 @@ class NotCopied:
 class MappedFilePool(NotCopied):
     """Bounds the number of mapped files of a store; the least recently used ones are let go (second chance).
 
+    Files that are read are at most `max_mapped_files`.  The newest file of each queue that is written stays mapped as long as
+    the system allows (`vm.max_map_count`): mapping it for each put takes a hundred times as long as the put.
+
     - `sparse`: files are made as holes, and only the pages that something is written to get space on disk, before the write:
       for a rebuild, after which nobody writes to most files.  Whoever opens such a file to write on allocates the rest.
     - `dirty`: those that were written since a flush took note of it.
@@ -91,44 +95,80 @@ class MappedFilePool(NotCopied):
         if max_mapped_files < 1:
             raise ValueError(f"max_mapped_files is {max_mapped_files}, it must be at least 1")
         self.max_mapped_files = max_mapped_files
+        self.max_appended_files = _appended_limit()
         self.sparse = sparse
         self.lock = threading.RLock()
         self.dirty: set[MappedFile] = set()
         self.on_create: Callable[[], object] | None = None
-        self._mapped: deque[MappedFile] = deque()
+        # In the order of their last look; a file is in one of them.
+        self._read: OrderedDict[MappedFile, None] = OrderedDict()
+        self._appended: OrderedDict[MappedFile, None] = OrderedDict()
+        self._warned = False
 
     def __len__(self) -> int:
-        return len(self._mapped)
+        return len(self._read) + len(self._appended)
 
     def admit(self, mapped_file: MappedFile) -> None:
-        """Count `mapped_file`, which was just mapped, and let others go while there are too many."""
+        """Count `mapped_file`, which is mapped, and let others go while there are too many."""
         with self.lock:
-            self._mapped.append(mapped_file)
-            # Twice round at most: the first round may find every file used since it was last looked at.
-            for _ in range(2 * len(self._mapped)):
-                if len(self._mapped) <= self.max_mapped_files:
-                    return
-                oldest = self._mapped.popleft()
-                if oldest is mapped_file or oldest.used:
-                    oldest.used = False
-                    self._mapped.append(oldest)
-                else:
-                    oldest.let_go()
+            self.forget(mapped_file)
+            (self._appended if mapped_file.appended else self._read)[mapped_file] = None
+            self._evict(self._read, self.max_mapped_files, mapped_file)
+            if self._evict(self._appended, self.max_appended_files, mapped_file) and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "more than %d queues are written, and no more of their files are kept mapped: a put may have to map its "
+                    "file first, which is slow; raise vm.max_map_count (sysctl) and open the store again",
+                    self.max_appended_files,
+                )
+
+    def _evict(self, kept: OrderedDict[MappedFile, None], limit: int, newest: MappedFile | None = None) -> bool:
+        # Whether a file was let go.  Twice round at most: the first round may find each used since it was last looked at.
+        begin = len(kept)
+        for _ in range(2 * begin):
+            if len(kept) <= limit:
+                break
+            oldest, _none = kept.popitem(last=False)
+            if oldest.appended and kept is self._read:
+                self._appended[oldest] = None
+            elif oldest is newest or oldest.used:
+                oldest.used = False
+                kept[oldest] = None
+            else:
+                oldest.let_go()
+        return len(kept) < begin
+
+    def let_half_go(self) -> bool:
+        """Let half of the mapped files go, as the system refuses another; False if all are in use or only one is left."""
+        with self.lock:
+            before = len(self)
+            self.max_appended_files = max(len(self._appended) // 2, 1)
+            self._evict(self._read, len(self._read) // 2)
+            self._evict(self._appended, self.max_appended_files)
+            return len(self) < before
 
     def forget(self, mapped_file: MappedFile) -> None:
         """Take `mapped_file` out of the count; nothing happens if it is not in it."""
         with self.lock:
-            try:
-                self._mapped.remove(mapped_file)
-            except ValueError:
-                pass
+            self._read.pop(mapped_file, None)
+            self._appended.pop(mapped_file, None)
 
     def let_go(self) -> None:
         """Let every mapping go, those of files that no list has any more too: the store is closed."""
         with self.lock:
-            for mapped_file in self._mapped:
-                mapped_file.let_go()
-            self._mapped.clear()
+            for kept in (self._read, self._appended):
+                for mapped_file in kept:
+                    mapped_file.let_go()
+                kept.clear()
+
+
+def _appended_limit() -> int:
+    # A quarter of the mappings that Linux allows a process is left to readers, other stores and libraries.
+    try:
+        with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
+            return max(int(file.read()) * 3 // 4, 1)
+    except (OSError, ValueError):
+        return 49_152
 
 
 class MappedFile(NotCopied):
@@ -139,11 +179,12 @@ class MappedFile(NotCopied):
     - `padded`: a file of another length is read anyway: it was cut short, and its missing end reads as zeros, or it is too
       long, and nothing after `size` is read.  Only read-only.
     - `advice`: how it will be read, as of `Region.advise`; told to the system before the first touch.
+    - `appended`: it is the file that its queue writes to.
     """
 
     __slots__ = (
         "__weakref__", "_allocated", "_allocated_to", "_closed", "_deleted", "_inode", "_region", "_taken", "advice",
-        "file_from_offset", "padded", "path", "pool", "read_only", "size", "used",
+        "appended", "file_from_offset", "padded", "path", "pool", "read_only", "size", "used",
     )  # fmt: skip
 
     def __init__(
@@ -162,7 +203,7 @@ class MappedFile(NotCopied):
         self.file_from_offset = file_from_offset
         self.read_only = read_only
         self.pool = pool if pool is not None else MappedFilePool(1)
-        self.used = False
+        self.used = self.appended = False
         self._region: Region | None = None
         self._closed = False
         self._deleted = False
@@ -239,7 +280,7 @@ class MappedFile(NotCopied):
                         min(length, self.size),
                     )
                 with naming_errors(self.path):
-                    region = Region.map(fd, self.size, not self.read_only, self.padded)
+                    region = self._mapping(fd)
                     region.path = self.path
                 if self.advice != "normal":
                     region.advise(self.advice)
@@ -248,6 +289,15 @@ class MappedFile(NotCopied):
             self._region = region
             self.pool.admit(self)
             return region
+
+    def _mapping(self, fd: int) -> Region:
+        try:
+            return Region.map(fd, self.size, not self.read_only, self.padded)
+        except OSError as error:
+            # The process has as many mappings as the system allows.
+            if error.errno != errno.ENOMEM or not self.pool.let_half_go():
+                raise
+            return Region.map(fd, self.size, not self.read_only, self.padded)
 
     def is_current(self) -> bool:
         """bool: the file that was mapped last still bears its name, and none of its mapped pages was found gone."""

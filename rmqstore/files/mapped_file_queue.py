@@ -287,7 +287,9 @@ class MappedFileQueue(NotCopied, FileStream):
         if self.file_offsets:
             if self.wrote_where < self.file_offsets[-1] + self.mapped_file_size:
                 if not self.in_memory:
-                    return self.file(self.file_offsets[-1])
+                    last = self.file(self.file_offsets[-1])
+                    last.appended = True
+                    return last
                 # Empty files may follow on disk, which a writer that died had made.
                 held = self.find(self.wrote_where) or self.file(self.file_offsets[-1])
                 return held if isinstance(held, MemoryFile) else self._in_memory(held)
@@ -331,7 +333,13 @@ class MappedFileQueue(NotCopied, FileStream):
             return created
         if self.read_only:
             raise ReadOnlyError("the store was opened read-only", self.path)
+        full = self._files.get(self.file_offsets[-1]) if self.file_offsets else None
         mapped_file = self.prepared.create(self._path_of(offset), file_from_offset=offset, pool=self.pool)
+        mapped_file.appended = True
+        if full is not None and full.appended:
+            full.appended = False
+            if full.mapped:
+                self.pool.admit(full)
         self._files[offset] = mapped_file
         self.file_offsets.append(offset)
         self.wrote_where = offset

@@ -323,7 +323,7 @@ class Writing:
                 self.after_put,
                 self.index_service is not None,
                 config.index_tags,
-                config.max_mapped_files,
+                self.state.pool.max_appended_files,
             )
         taken = (
             self.rows is not None and not self.state.disk_full and not self.state.closing and self.state.poison is None

@@ -5,15 +5,18 @@ Owns also the agreement of the short look at a queue (`plain_queue`) with what l
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 
 import pytest
 
 from rmqstore import GeometryError, Message, MessageStore, StoreConfig
+from rmqstore._core import Region
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.queue_look import PlainQueue, plain_queue
 from rmqstore.errors import LostLogError
+from rmqstore.files import mapped_file
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 
 # Without (macOS, `make test-portable`) the short look gives up, and the queue is opened.
@@ -319,3 +322,73 @@ def test_the_names_of_many_folders_are_forced_together(tmp_path, monkeypatch):
     assert len(forced) == 301
     monkeypatch.undo()
     durable.fsync_tree(str(tmp_path / "7"))
+
+
+# -------------------------------------------------------------------------------------------------- many written queues
+
+
+def put_into_each(store, laps):
+    for lap in range(laps):
+        for number in range(QUEUES):
+            store.put_message(Message(f"Topic{number // 4}", b"%d" % lap), queue_id=number % 4)
+        messages = [Message(f"Topic{number // 4}", b"%d" % lap) for number in range(QUEUES)]
+        store.put_messages(messages, [number % 4 for number in range(QUEUES)])
+
+
+def queue_files(paths):
+    return [path for path in paths if "consumequeue" in path]
+
+
+def test_written_queues_keep_their_newest_file_mapped(store_path, mapped):
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        put_into_each(store, 1)
+        mapped.clear()
+        put_into_each(store, 2)
+        assert QUEUES > CONFIG.max_mapped_files and queue_files(mapped) == []
+        # Readers have the bound that they had before.
+        for number in range(0, 300, 9):
+            assert len(store.get_message("Busy", 0, number, 1).messages) == 1
+        assert len(store._state.pool) <= QUEUES + 2 + CONFIG.max_mapped_files
+        # A file that became full counts as read.
+        put_into_each(store, 20)
+        assert len(store._state.pool) <= QUEUES + 2 + CONFIG.max_mapped_files
+
+
+def test_more_written_queues_than_may_be_mapped(store_path, mapped, caplog):
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        pool = store._state.pool
+        pool.max_appended_files = 10
+        put_into_each(store, 3)
+        assert len(pool) <= 10 + CONFIG.max_mapped_files and len(queue_files(mapped)) > QUEUES
+        assert [record.message.count("vm.max_map_count") for record in caplog.records] == [1]
+        for number in range(QUEUES):
+            assert len(store.get_message(f"Topic{number // 4}", number % 4, 0, 32).messages) == 7
+
+
+def test_a_system_without_room_for_a_mapping_leaves_fewer_mapped(store_path, monkeypatch):
+    class FullRegion:
+        @staticmethod
+        def map(*arguments):
+            if len(pool) >= 20:
+                raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            return Region.map(*arguments)
+
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        pool = store._state.pool
+        monkeypatch.setattr(mapped_file, "Region", FullRegion)
+        put_into_each(store, 3)
+        assert len(pool) <= 20
+        for number in range(QUEUES):
+            assert len(store.get_message(f"Topic{number // 4}", number % 4, 0, 32).messages) == 7
+        # Where nothing can be let go, it is an error.
+        store.commit_log.files.let_go()
+        for queue in store.queues:
+            queue.files.let_go()
+        monkeypatch.setattr(FullRegion, "map", staticmethod(no_room))
+        with pytest.raises(OSError, match="Cannot allocate"):
+            store.get_message("Topic0", 0, 0, 1)
+        monkeypatch.undo()
+
+
+def no_room(*arguments):
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")

@@ -446,6 +446,7 @@ def test_a_flush_takes_no_note_of_later_writes(tmp_path, disk, threads):
 def test_a_file_that_the_pool_let_go_is_forced_all_the_same(system, tmp_path, disk):
     config = QUIET.replace(max_mapped_files=1, message_index_enable=False)
     with MessageStore.open(tmp_path / "store", config=config) as store:
+        store._state.pool.max_appended_files = 1
         puts = [store.put_message(Message("Orders", b"x" * 2500), number % 3) for number in range(12)]
         store.flush()
         assert all(disk.has_record(store, put) for put in puts)
