@@ -32,7 +32,7 @@ from rmqstore.remedies import GiveOptions, Sentence
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig
 
-__all__ = ["AssumedSizes", "infer", "is_usual_size", "own_size"]
+__all__ = ["AssumedSizes", "has_no_entry", "infer", "is_usual_size", "own_size"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
     except GeometryError as error:
         if not read_only:
             raise
-        logger.warning("the index is passed over, and no key is found by it: %s", error)
+        if not all(has_no_entry(file.path) for file in index_files):
+            logger.warning("the index is passed over, and no key is found by it: %s", error)
         assumed += [name for name in ("max_hash_slot_num", "max_index_num") if name not in found]
     for name in ("message_delay_level", "index_tags"):
         if name not in found:
@@ -433,6 +434,18 @@ def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], 
         text = f"an index file of {size} bytes fits many numbers of slots and its contents do not tell which (empty or damaged)"
         raise _cannot_tell(files[-1].path, f"{text}: give ", "max_hash_slot_num")
     found["max_hash_slot_num"], found["max_index_num"] = slots, (words - slots) // 5
+
+
+def has_no_entry(path: str) -> bool:
+    """Return True for an index file that a writer made and put no key into: nothing after its header, and no count in it."""
+    descriptor = open_regular(path)
+    try:
+        header = _read(descriptor, INDEX_HEADER_SIZE, 0)
+        if len(header) < INDEX_HEADER_SIZE or INDEX_HEADER.unpack(header)[-1] > 1:
+            return False
+        return _last_nonzero(descriptor, os.fstat(descriptor).st_size) < INDEX_HEADER_SIZE
+    finally:
+        os.close(descriptor)
 
 
 def _fitting_slot_counts(path: str, words: int) -> list[int]:

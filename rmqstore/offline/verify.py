@@ -252,7 +252,7 @@ class _Checker:
                 self.compared.index_service.path,
                 0,
                 "missing_index",
-                f"there is no index file, but the log holds {entries.total} keys to index; `rebuild` makes it again",
+                f"no index file has an entry, but the log holds {entries.total} keys to index; `rebuild` makes it again",
             )
 
     # ----------------------------------------------------------------------------------------------------------- log

@@ -10,6 +10,7 @@ from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config.infer import has_no_entry
 from rmqstore.errors import Finding, OffsetOutOfRangeError, finding_of
 from rmqstore.files.listing import listing
 from rmqstore.files.open_file import why_unreadable
@@ -324,6 +325,9 @@ def load_index(service: IndexService) -> tuple[list[Finding], bool]:
         if error is not None:
             is_unread = True
             problems.append(finding_of(service.not_given_out(error, path), "file", path))
+            continue
+        if "max_index_num" in service.config.assumed and has_no_entry(path):
+            # It does not tell its numbers, and has no key that could be missed.
             continue
         length = os.path.getsize(path)
         if length != service.config.index_file_size:

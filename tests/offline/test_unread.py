@@ -85,3 +85,34 @@ def test_files_of_a_database_of_queues_are_read(root):
 
     rebuild_queue_database(root, CONFIG.replace(message_delay_level="1s"))
     assert describe(root, CONFIG).unread == ()
+
+
+@pytest.fixture
+def without_defaults(tmp_path):
+    """A closed store whose index file is not of RocketMQ's size, with one message, and that file's path."""
+
+    def make(**fields):
+        path = tmp_path / "store"
+        with MessageStore.open(path, config=CONFIG) as store:
+            store.put_message(Message("T", b"x", **fields))
+        (index,) = (path / "index").iterdir()
+        return path, index
+
+    return make
+
+
+def test_an_index_file_without_an_entry_is_no_finding(without_defaults, caplog):
+    # Its length fits many numbers of slots, and it has nothing that tells which.
+    path, _ = without_defaults()
+    for exit_code, *arguments in ((0, "verify", path), (0, "topics", path), (1, "query", path, "T", "--key", "k")):
+        done = CliRunner().invoke(main, list(map(str, arguments)))
+        assert (done.exit_code, "passed over" in done.stderr) == (exit_code, False), (arguments, done.output)
+    assert not [record for record in caplog.records if "passed over" in record.message]
+
+
+def test_an_index_file_that_lost_its_entries_is_a_finding(without_defaults):
+    path, index = without_defaults(keys=["k"])
+    index.write_bytes(bytes(index.stat().st_size))
+    assert [each.kind for each in verify(path)] == ["missing_index"]
+    with MessageStore.open(path, read_only=True) as store:
+        assert [message.body for message in store.query_message("T", "k")] == [b"x"]
