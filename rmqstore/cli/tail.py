@@ -163,14 +163,15 @@ def _newest(store: MessageStore, end: int, selection: Selection) -> list[Message
         return []
     any_topic = selection.topics is None
     by_key = selection.keys is not None and _has_index(store) and not (any_topic and store.queues.unseen)
-    last_units = [queue.last_record() for queue in _readable(store, Selection())]
+    if not any_topic:
+        # Takes down those that cannot be read.
+        deque(_readable(store, selection), maxlen=0)
     # Where not every queue can be read the log tells more than the others.
     if not by_key and (any_topic or store.queues.unseen or store.queues.unread):
         return _newest_of_log(store, end, selection)
     log = store.commit_log
     # What no queue has yet (a broker dispatches a little later, a lost queue never) is read from the log.
-    dispatched = max((unit.phy_offset + unit.size for unit in last_units if unit is not None), default=log.min_offset)
-    dispatched = min(max(dispatched, log.min_offset), end)
+    dispatched = min(max(_dispatched_to(store), log.min_offset), end)
     with Progress("reading the log", "bytes") as progress:
         undispatched = deque(_messages(store, dispatched, end, selection, progress), maxlen=max_num)
     older = _by_key(store, selection) if by_key else _by_queue(store, selection)
@@ -181,6 +182,22 @@ def _newest(store: MessageStore, end: int, selection: Selection) -> list[Message
         if message.phy_offset < dispatched:
             found.append(message)
     return found[::-1]
+
+
+def _dispatched_to(store: MessageStore) -> int:
+    """int: where the newest record ends that a queue has, -1 if there is none."""
+    # Records are dispatched in their order, so that the queue of the last one tells for all of them.
+    newest = store.commit_log.look_up(store.commit_log.last_record())
+    if newest is not None:
+        try:
+            unit = store.queues.unit(newest.topic, newest.queue_id, newest.queue_offset)
+        except OSError as error:
+            store.queues.leave_out(newest.topic, newest.queue_id, error)
+        else:
+            if unit is not None and unit.phy_offset == newest.phy_offset:
+                return newest.phy_offset + newest.size
+    units = [queue.last_record() for queue in _readable(store, Selection())]
+    return max((unit.phy_offset + unit.size for unit in units if unit is not None), default=-1)
 
 
 def _newest_of_log(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:

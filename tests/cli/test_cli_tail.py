@@ -17,6 +17,7 @@ import pytest
 from test_cli import HOSTILE, assert_harmless, environment, json_lines, run, utc  # noqa: F401
 
 from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 
 GEOMETRY = StoreConfig(
     mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=2000, max_hash_slot_num=100, max_index_num=1000
@@ -334,3 +335,20 @@ def test_a_store_that_is_open_in_this_process(tmp_path):
         assert [message["keys"][0] for message in json_lines(run("tail", root, "-n", 2, "--json"))] == ["k2", "k3"]
         put(store, range(4, 5))
         assert [message["keys"][0] for message in json_lines(run("tail", root, "T", "-n", 2, "--json"))] == ["k3", "k4"]
+
+
+def test_the_tail_of_a_topic_opens_no_other_queue(tmp_path, monkeypatch):
+    with MessageStore.open(tmp_path / "store", config=GEOMETRY) as store:
+        for number in range(60):
+            store.put_message(Message(f"T{number % 20}", b"%d" % number), queue_id=number % 2)
+    opened = []
+    inner = ConsumeQueueStore._open
+
+    def counted(self, topic, queue_id):
+        opened.append((topic, queue_id))
+        return inner(self, topic, queue_id)
+
+    monkeypatch.setattr(ConsumeQueueStore, "_open", counted)
+    done = run("tail", tmp_path / "store", "T7", "--json")
+    assert [each["body"] for each in json_lines(done)] == ["7", "27", "47"]
+    assert opened == [("T7", 1)]
