@@ -236,7 +236,9 @@ def _header(data: bytes | memoryview, path: str) -> tuple[dict[str, Any], int]:
     if bytes(data[:8]) != _ETS_HEAD:
         raise CorruptionError("the file is not a table that was closed", path, 0)
     item, at = _item_at(data, 8, path)
-    if not isinstance(item, tuple) or not all(isinstance(one, tuple) and len(one) == 2 for one in item):
+    if not isinstance(item, tuple) or not all(
+        isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], Atom) for one in item
+    ):
         raise CorruptionError("the header of the table is not a list of names and values", path, 8)
     return {str(name): value for name, value in item}, at
 
