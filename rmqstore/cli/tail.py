@@ -163,18 +163,16 @@ def _newest(store: MessageStore, end: int, selection: Selection) -> list[Message
         return []
     any_topic = selection.topics is None
     by_key = selection.keys is not None and _has_index(store) and not (any_topic and store.queues.unseen)
-    if not any_topic:
-        # Takes down those that cannot be read.
-        deque(_readable(store, selection), maxlen=0)
-    # Where not every queue can be read the log tells more than the others.
+    queues = [] if any_topic else list(_readable(store, selection))
+    # If some queues cannot be read, the log has more than the others.
     if not by_key and (any_topic or store.queues.unseen or store.queues.unread):
         return _newest_of_log(store, end, selection)
     log = store.commit_log
     # What no queue has yet (a broker dispatches a little later, a lost queue never) is read from the log.
-    dispatched = min(max(_dispatched_to(store), log.min_offset), end)
+    dispatched = min(max(_dispatched_end(store), log.min_offset), end)
     with Progress("reading the log", "bytes") as progress:
         undispatched = deque(_messages(store, dispatched, end, selection, progress), maxlen=max_num)
-    older = _by_key(store, selection) if by_key else _by_queue(store, selection)
+    older = _by_key(store, selection) if by_key else _by_queue(store, selection, queues)
     found = list(undispatched)[::-1]
     for message in older:
         if len(found) >= max_num:
@@ -184,18 +182,11 @@ def _newest(store: MessageStore, end: int, selection: Selection) -> list[Message
     return found[::-1]
 
 
-def _dispatched_to(store: MessageStore) -> int:
-    """int: where the newest record ends that a queue has, -1 if there is none."""
-    # Records are dispatched in their order, so that the queue of the last one tells for all of them.
-    newest = store.commit_log.look_up(store.commit_log.last_record())
-    if newest is not None:
-        try:
-            unit = store.queues.unit(newest.topic, newest.queue_id, newest.queue_offset)
-        except OSError as error:
-            store.queues.leave_out(newest.topic, newest.queue_id, error)
-        else:
-            if unit is not None and unit.phy_offset == newest.phy_offset:
-                return newest.phy_offset + newest.size
+def _dispatched_end(store: MessageStore) -> int:
+    """Return the phy offset of the end of the newest record that is in its queue, or -1."""
+    end = store.queues.dispatched_end(store.commit_log)
+    if end >= 0:
+        return end
     units = [queue.last_record() for queue in _readable(store, Selection())]
     return max((unit.phy_offset + unit.size for unit in units if unit is not None), default=-1)
 
@@ -204,7 +195,7 @@ def _newest_of_log(store: MessageStore, end: int, selection: Selection) -> list[
     # The queues say where the newest messages begin; from there on the log itself is read, which has all of them.
     log = store.commit_log
     max_num = selection.max_num or 0
-    units = _units(store, Selection())
+    units = _units(store, _readable(store, Selection()))
     begins, ahead = end, max_num
     found: list[MessageExt] = []
     with Progress("looking back", "bytes") as progress:
@@ -225,9 +216,9 @@ def _has_index(store: MessageStore) -> bool:
     return store.index_service is not None and (bool(store.index_service.names) or store.database_index.is_used())
 
 
-def _units(store: MessageStore, selection: Selection) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
+def _units(store: MessageStore, queues: Iterable[AnyConsumeQueue]) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
     """The units of the queues, those of the newest records first; one record may have several."""
-    chosen = [_newest_units(queue, store.commit_log.min_offset) for queue in _readable(store, selection)]
+    chosen = [_newest_units(queue, store.commit_log.min_offset) for queue in queues]
     return heapq.merge(*chosen, key=lambda each: -each[0].phy_offset)
 
 
@@ -253,9 +244,11 @@ def _newest_units(queue: AnyConsumeQueue, min_phy_offset: int) -> Iterator[tuple
     return ((unit, queue) for unit in queue.backward(low, high))
 
 
-def _by_queue(store: MessageStore, selection: Selection) -> Iterator[MessageExt]:
+def _by_queue(
+    store: MessageStore, selection: Selection, queues: Iterable[AnyConsumeQueue]
+) -> Iterator[MessageExt]:
     before = -1
-    for unit, queue in _units(store, selection):
+    for unit, queue in _units(store, queues):
         if unit.phy_offset == before:
             continue
         before = unit.phy_offset

@@ -31,7 +31,7 @@ from rmqstore.consumequeue.queue_look import (
     unit_in_files,
 )
 from rmqstore.consumequeue.unit_queue import Unit
-from rmqstore.errors import GeometryError, MissingDependencyError, StoreError
+from rmqstore.errors import GeometryError, MissingDependencyError, OffsetOutOfRangeError, StoreError
 from rmqstore.files.listing import is_empty
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.files.open_file import read_small_file
@@ -43,6 +43,7 @@ from rmqstore.rocksdb.settings import SettingsDatabase, database_state, settings
 __all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "unseen_text"]
 
 if TYPE_CHECKING:
+    from rmqstore.commitlog.commit_log import CommitLog
     from rmqstore.consumequeue.database_queues import DatabaseQueues
 
 logger = logging.getLogger(__name__)
@@ -334,6 +335,20 @@ class ConsumeQueueStore(NotCopied):
                 return unit_in_files(directory, self.config.consume_queue_file_size, queue_offset)
         queue = self.find(topic, queue_id)
         return None if queue is None else queue.unit(queue_offset)
+
+    def dispatched_end(self, commit_log: CommitLog) -> int:
+        """Return the phy offset of the end of the newest record if its queue has it, else -1.
+
+        Records are dispatched in order, so all of them are in their queues then.
+        """
+        newest = commit_log.look_up(commit_log.last_record())
+        if newest is None:
+            return -1
+        try:
+            unit = self.unit(newest.topic, newest.queue_id, newest.queue_offset)
+        except (OffsetOutOfRangeError, OSError):
+            return -1
+        return newest.phy_offset + newest.size if unit is not None and unit.phy_offset == newest.phy_offset else -1
 
     def _is_in_files(self, topic: str, queue_id: int) -> bool:
         # A simple queue that is listed, was not asked for, and has its units in files and nowhere else.

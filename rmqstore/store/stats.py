@@ -209,14 +209,14 @@ def _numbers(state: StoreState, flushing: Flushing) -> StoreStats:
     checkpoint, (progress, progress_error) = state.checkpoint_now(), state.progress.list()
     undispatched = state.undispatched.served or state.undispatched.left_out
     # Until the newest record is in its queue, queues grow while the log does not.
-    dispatched_to = _dispatched_to(state)
+    dispatched_end = state.queues.dispatched_end(commit_log)
     known = state.known_numbers
     if known is None or known.log != (low, high) or undispatched is not None:
         known = KnownNumbers((low, high), {}, {})
     queues = _queues(state, known.queues)
     queue_stats = [queue.stats for queue in queues.found.values()]
     pairs = _pairs(state, queue_stats, progress, {} if queues.unread else known.pairs, queues.known_topics)
-    state.known_numbers = KnownNumbers((low, high), queues.found, pairs) if dispatched_to == high else None
+    state.known_numbers = KnownNumbers((low, high), queues.found, pairs) if dispatched_end == high else None
     index_files = [] if state.index_service is None else _index_files(state.index_service)
     first = commit_log.store_timestamp_at(low)
     return StoreStats(
@@ -252,18 +252,6 @@ def _numbers(state: StoreState, flushing: Flushing) -> StoreStats:
         unread_queues=tuple(queues.unread),
         unseen_folders=tuple(sorted(state.queues.unseen)),
     )
-
-
-def _dispatched_to(state: StoreState) -> int:
-    # The end of the newest record if its queue has it, else -1.
-    newest = state.commit_log.look_up(state.commit_log.last_record())
-    if newest is None:
-        return -1
-    try:
-        unit = state.queues.unit(newest.topic, newest.queue_id, newest.queue_offset)
-    except (OffsetOutOfRangeError, OSError):
-        return -1
-    return newest.phy_offset + newest.size if unit is not None and unit.phy_offset == newest.phy_offset else -1
 
 
 class _Queue(NamedTuple):
