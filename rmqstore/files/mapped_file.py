@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import logging
 import os
@@ -95,7 +96,6 @@ class MappedFilePool(NotCopied):
         if max_mapped_files < 1:
             raise ValueError(f"max_mapped_files is {max_mapped_files}, it must be at least 1")
         self.max_mapped_files = max_mapped_files
-        self.max_appended_files = _appended_limit()
         self.sparse = sparse
         self.lock = threading.RLock()
         self.dirty: set[MappedFile] = set()
@@ -114,16 +114,18 @@ class MappedFilePool(NotCopied):
             self.forget(mapped_file)
             (self._appended if mapped_file.appended else self._read)[mapped_file] = None
             self._evict(self._read, self.max_mapped_files, mapped_file)
+            if not self._appended:
+                return
             if self._evict(self._appended, self.max_appended_files, mapped_file) and not self._warned:
                 self._warned = True
                 logger.warning(
-                    "more than %d queues are written, and no more of their files are kept mapped: a put may have to map its "
-                    "file first, which is slow; raise vm.max_map_count (sysctl) and open the store again",
+                    "more than %d queues are written, and only as many of their files stay mapped: a put may have to map "
+                    "its file first, which is slow; raise vm.max_map_count (sysctl) and open the store again",
                     self.max_appended_files,
                 )
 
     def _evict(self, kept: OrderedDict[MappedFile, None], limit: int, newest: MappedFile | None = None) -> bool:
-        # Whether a file was let go.  Twice round at most: the first round may find each used since it was last looked at.
+        # Whether a file left `kept`.  Twice round at most: the first round may find each used since it was last looked at.
         begin = len(kept)
         for _ in range(2 * begin):
             if len(kept) <= limit:
@@ -147,6 +149,15 @@ class MappedFilePool(NotCopied):
             self._evict(self._appended, self.max_appended_files)
             return len(self) < before
 
+    @functools.cached_property
+    def max_appended_files(self) -> int:
+        """int: how many files that are written stay mapped; a quarter of what Linux allows is left to others."""
+        try:
+            with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
+                return max(int(file.read()) * 3 // 4, 1)
+        except (OSError, ValueError):
+            return 49_152
+
     def forget(self, mapped_file: MappedFile) -> None:
         """Take `mapped_file` out of the count; nothing happens if it is not in it."""
         with self.lock:
@@ -160,15 +171,6 @@ class MappedFilePool(NotCopied):
                 for mapped_file in kept:
                     mapped_file.let_go()
                 kept.clear()
-
-
-def _appended_limit() -> int:
-    # A quarter of the mappings that Linux allows a process is left to readers, other stores and libraries.
-    try:
-        with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
-            return max(int(file.read()) * 3 // 4, 1)
-    except (OSError, ValueError):
-        return 49_152
 
 
 class MappedFile(NotCopied):
