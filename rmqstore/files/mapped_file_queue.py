@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from rmqstore._core import FileStream
@@ -274,6 +274,17 @@ class MappedFileQueue(NotCopied, FileStream):
         if at < 0 or offset >= offsets[at] + self.mapped_file_size:
             return None
         return self.file(offsets[at])
+
+    def written_after(self, offset: int) -> Iterator[tuple[MappedFile, int, int]]:
+        """Yield each file with bytes from `offset` on that are not zero: where they begin in it, and their number to the last."""
+        for base in self.file_offsets:
+            pos = max(offset - base, 0)
+            if pos >= self.mapped_file_size:
+                continue
+            mapped_file = self.file(base)
+            last = mapped_file.last_nonzero(pos)
+            if last > pos:
+                yield mapped_file, pos, last - pos
 
     def last(self) -> MappedFile | None:
         """The newest file, None if there is none."""

@@ -252,7 +252,7 @@ class _Checker:
                 self.compared.index_service.path,
                 0,
                 "missing_index",
-                f"no index file has an entry, but the log holds {entries.total} keys to index; `rebuild` makes it again",
+                f"no index file has an entry, but the log holds {entries.total} keys to index; `rebuild` makes the index from them",
             )
 
     # ----------------------------------------------------------------------------------------------------------- log
@@ -355,23 +355,17 @@ class _Checker:
 
     def _tail(self) -> Iterator[Finding]:
         """Look for bytes after the end of the log."""
-        for base in self.commit_log.files.offsets:
-            if base + self.commit_log.segment_size <= self.end:
-                continue
-            mapped_file = self.commit_log.files.file(base)
-            pos = max(self.end - base, 0)
-            last = mapped_file.last_nonzero(pos)
-            if last > pos:
-                yield Finding(
-                    mapped_file.path,
-                    pos,
-                    "stale_tail",
-                    f"{last - pos} bytes after the end of the log (phy offset {self.end}) are not zero; a later recovery of "
-                    "a real broker may take old records among them for new ones",
-                )
+        for mapped_file, pos, size in self.commit_log.files.written_after(self.end):
+            yield Finding(
+                mapped_file.path,
+                pos,
+                "stale_tail",
+                f"{size} bytes after the end of the log (phy offset {self.end}) are not zero; a later recovery of "
+                "a real broker may take old records among them for new ones",
+            )
 
     def _lost_end(self) -> Iterator[Finding]:
-        """Look for units and entries that lead behind the end of the log."""
+        """Look for units and entries of records after the end of the log."""
         # What a rebuild refuses to lose.  A gap in the middle is a finding of its own; segments that cannot be read are there.
         if self.compared.unread:
             return
@@ -385,7 +379,7 @@ class _Checker:
                 self.commit_log.path,
                 0,
                 "missing_segment",
-                f"{sum(each.num for each in found)} queue units and index entries lead behind the end of the log at phy offset "
+                f"{sum(each.num for each in found)} queue units and index entries lead beyond the end of the log at phy offset "
                 f"{self.end}, the first to {first.phy_offset} ({first.path}): its newest segments are missing",
             )
 

@@ -221,19 +221,13 @@ class QueueCheck:
 
     def _tail(self, queue: AnyConsumeQueue) -> Iterator[Finding]:
         end = queue.files.wrote_where
-        for base in queue.files.offsets:
-            mapped_file = queue.files.file(base)
-            pos = max(end - base, 0)
-            if pos >= mapped_file.size:
-                continue
-            last = mapped_file.last_nonzero(pos)
-            if last > pos:
-                yield Finding(
-                    mapped_file.path,
-                    pos,
-                    "gap_in_queue",
-                    f"unit {end // queue.unit_size} was never written, but {last - pos} bytes from it on are not zero",
-                )
+        for mapped_file, pos, size in queue.files.written_after(end):
+            yield Finding(
+                mapped_file.path,
+                pos,
+                "gap_in_queue",
+                f"unit {end // queue.unit_size} was never written, but {size} bytes from it on are not zero",
+            )
 
 
 # ------------------------------------------------------------------------------------------------------ units of one kind
