@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointDescription", "CommitLogDescription", "IndexFileDescription", "QueueDescription", "StoreDescription",
-    "describe", "queue_rows", "store_layout", "unread_in",
+    "consumer_rows", "describe", "group_sums", "queue_rows", "store_layout", "unread_in",
 ]  # fmt: skip
 
 _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
@@ -137,7 +137,7 @@ class StoreDescription:
     unseen_queues : tuple of str
         Folders that cannot be read, in which queues may be.
     unread : tuple of UnreadPart
-        What is in the store and is not read.
+        Files and folders in the store that are not read.
     """
 
     path: str
@@ -198,22 +198,12 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
 
 
 def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> StoreDescription:
-    # Imported where it is used, as few programs use it.
     with MessageStore.open(path, config=config, read_only=True) as store, store.commit_log.single_records():
         log = store.commit_log
         first = next(store.messages(), None)
         queues = []
         last: int | None = None
-        for topic, queue_id in store.queues.keys():
-            try:
-                look = store.queues.look(topic, queue_id, log.min_offset)
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                store.queues.leave_out(topic, queue_id, error)
-                continue
-            if look is None:
-                continue
+        for topic, queue_id, look in _looks(store, store.queues.keys()):
             queues.append(QueueDescription.of(topic, queue_id, look))
             time = None if look.last is None else _time_at(store, look.last.phy_offset)
             if time is not None and (last is None or time > last):
@@ -410,7 +400,8 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
             continue
         if its_topic not in looks:
             # Once for all groups.
-            looks[its_topic] = _looks(store, its_topic, queue_ids.get(its_topic, []))
+            names = [(its_topic, queue_id) for queue_id in queue_ids.get(its_topic, ())]
+            looks[its_topic] = {queue_id: look for _, queue_id, look in _looks(store, names)}
         there, kind = looks[its_topic], progress_kind(its_group, its_topic)
         for queue_id in sorted({*queue_ids.get(its_topic, ()), *offsets}):
             queue_offset, look = offsets.get(queue_id, -1), there.get(queue_id)
@@ -432,18 +423,16 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
             }  # fmt: skip
 
 
-def _looks(store: MessageStore, topic: str, queue_ids: Iterable[int]) -> dict[int, QueueLook]:
-    # The queues of a topic that can be read.
-    found = {}
-    for queue_id in queue_ids:
+def _looks(store: MessageStore, names: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int, QueueLook]]:
+    # The queues that can be read.
+    for topic, queue_id in names:
         try:
             look = store.queues.look(topic, queue_id, store.commit_log.min_offset)
         except OSError as error:
             store.queues.leave_out(topic, queue_id, error)
             continue
         if look is not None:
-            found[queue_id] = look
-    return found
+            yield topic, queue_id, look
 
 
 def _stored(store: MessageStore, look: QueueLook, topic: str, queue_id: int, queue_offset: int) -> int | None:

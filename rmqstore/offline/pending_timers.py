@@ -48,7 +48,7 @@ class _Found:
             chosen = np.flatnonzero(is_recall & keep)
             self.recalls.update(zip(due[chosen].tolist(), deleted.take(import_pyarrow().array(chosen)).to_pylist()))
             keep = keep & ~is_recall
-        real = {"topic": properties.text("REAL_TOPIC"), "queue_id": records.properties.int32("REAL_QID")}
+        real = {"topic": properties.text("REAL_TOPIC"), "queue_id": properties.int32("REAL_QID")}
         self.batches.append((source, rows(records, source, self.now, {**real, "due": due}, keep)))
 
 
