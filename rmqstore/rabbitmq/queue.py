@@ -314,7 +314,7 @@ class Queue(NotCopied):
     Attributes
     ----------
     name : str
-        As declared; the directory's name in angle brackets where that is not known.
+        As declared; if that is unknown, the name of the directory in angle brackets.
     vhost : str
     directories : list of QueueDirectory
         One; of a priority queue one for each level that has been written to, the lowest first.

@@ -92,7 +92,7 @@ def test_depth_is_bounded():
 @pytest.mark.parametrize("piece", [" ", "\n \t", "/**/", "/* * */ ", "//\n", "/*", "// ", "1/**/ ,", "\\'", "*", "*/", ",", "'"])
 @pytest.mark.parametrize("begin", ['{"a":1', "[", "['", "{'a':/*", "{a://"])
 def test_repeated_text_is_read_in_linear_time(begin, piece):
-    # In exponential or quadratic time this would not come to an end: atheris found 30 blanks in front of a zero byte.
+    # Exponential or quadratic time would never end: atheris found 30 blanks before a zero byte.
     with pytest.raises(CorruptionError):
         parse_fastjson(begin + piece * 20_000 + "\0")
 

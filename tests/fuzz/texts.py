@@ -1,8 +1,8 @@
 """Kinds of `fuzz.readers` whose files are texts or Arrow: a broker's settings, and files to import.
 
-Owns the targets of consumerOffset.json, delayOffset.json and topics.json beside Python's own JSON, and of imports from
-JSON lines and Arrow beside a reader of single rows.  A file is read, with the answer of the other reader, or it is
-refused with its name; an import that is refused leaves nothing.  It reads no file of a user and writes below the folder
+The targets of consumerOffset.json, delayOffset.json and topics.json are compared with Python's own JSON, imports of JSON
+lines and Arrow with a reader of single rows.  A file is read with the answer of the other reader, or refused by name; an
+import that is refused leaves nothing.  It reads no file of a user and writes below the folder
 that it is given.
 """
 
