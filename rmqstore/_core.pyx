@@ -20,7 +20,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport malloc
 from libc.string cimport memchr, memcpy, strcmp
 
@@ -705,14 +705,45 @@ cdef int64_t place_hits(const int64_t* hits, const int32_t* lanes, int64_t found
     return used
 
 
+cdef struct EntryTimes:
+    # The store times that are asked for, and the begin time of the index file.
+    int64_t first, begin, end
+
+
+cdef EntryTimes entry_times(const unsigned char* base, int64_t begin, int64_t end) noexcept nogil:
+    cdef EntryTimes times
+    # The header gets its begin time before the first entry is counted.
+    cdef bint has_first = index_count_of(base) > 1
+    times.first, times.begin, times.end = load_i64(base + INDEX_BEGIN_TIMESTAMP), begin, end
+    # Sums with a damaged time must not overflow.
+    if not has_first or not 0 < times.first < INT64_MAX // 2:
+        times.begin, times.end = INT64_MIN, INT64_MAX
+    return times
+
+
+cdef inline bint may_be_in(EntryTimes* times, const unsigned char* entry, int64_t n, bint* damaged) noexcept nogil:
+    # False where the record of entry `n` was not stored in these times.  Entries have whole seconds after the begin time of their
+    # file: 0 for all earlier times too, the greatest number for all later ones; entry 1 counts from the file before.
+    cdef int64_t diff, time
+    if times.begin == INT64_MIN and times.end == INT64_MAX:
+        return True
+    diff = get_i32(entry + ENTRY_TIME_DIFF)
+    if diff < 0:
+        damaged[0] = True
+    if diff < 0 or n == 1:
+        return True
+    time = times.first + diff * 1000
+    return (diff == 0 or time <= times.end) and (diff == 0x7FFFFFFF or time + 999 >= times.begin)
+
+
 cdef int64_t index_chain(const unsigned char* base, uint64_t magic, int64_t slot_num, int64_t* index, int32_t key_hash,
-                         int64_t* out, int64_t room, bint* damaged) noexcept nogil:
-    # Every entry of the chain with this hash, whatever its time.
+                         EntryTimes* times, int64_t* out, int64_t room, bint* damaged) noexcept nogil:
+    # Every entry of the chain with this hash that may be of these times.
     cdef int64_t n = index[0], found = 0
     cdef const unsigned char* entry
     while n > 0 and found < room:
         entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * n
-        if get_i32(entry + ENTRY_KEY_HASH) == key_hash:
+        if get_i32(entry + ENTRY_KEY_HASH) == key_hash and may_be_in(times, entry, n, damaged):
             out[found] = get_i64(entry + ENTRY_PHY_OFFSET)
             damaged[0] |= out[found] < 0
             found += 1
@@ -1057,8 +1088,9 @@ cdef class IndexRegion:
         finally:
             region.unpin()
 
-    def select_chain(self, int32_t key_hash, int64_t index=-1, int64_t max_num=SELECT_ROUND):
-        """Read the entries with this hash, whatever their time, a page at a time.
+    def select_chain(self, int32_t key_hash, int64_t index=-1, int64_t max_num=SELECT_ROUND, int64_t begin=INT64_MIN,
+                     int64_t end=INT64_MAX):
+        """Read the entries with this hash a page at a time.
 
         Parameters
         ----------
@@ -1068,6 +1100,9 @@ cdef class IndexRegion:
             Entry number to go on with; -1 starts at the newest.
         max_num : int
             The greatest number of entries, 128 at the most.
+        begin, end : int
+            Skip entries whose records were not stored in this time range, ms since epoch, inclusive.  Entries have whole seconds:
+            some that are returned are up to a second outside.
 
         Returns
         -------
@@ -1078,6 +1113,7 @@ cdef class IndexRegion:
         cdef int64_t found, i
         cdef bint damaged = False, asked = False
         cdef const unsigned char* entry
+        cdef EntryTimes times
         cdef Region region = self.region
         if max_num < 1 or max_num > SELECT_ROUND:
             max_num = SELECT_ROUND
@@ -1095,7 +1131,8 @@ cdef class IndexRegion:
                 entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * index
                 # A caller's number may be that of no entry of this chain, which says nothing about the file.
                 entry_before(entry, index, key_hash, self.magic, self.slot_num, &asked)
-            found = index_chain(base, self.magic, self.slot_num, &index, key_hash, out, max_num, &damaged)
+            times = entry_times(base, begin, end)
+            found = index_chain(base, self.magic, self.slot_num, &index, key_hash, &times, out, max_num, &damaged)
             self.damaged |= damaged and not asked
             return [out[i] for i in range(found)], index
         finally:
@@ -1403,13 +1440,23 @@ cdef int64_t len_gil(list found) noexcept nogil:
     return n
 
 
-def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None):
-    """Find every entry with one of these index hashes, whatever its time; the GIL is released.
+def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None, int64_t[::1] cursors not None,
+                  int64_t[::1] wanted not None, int64_t number=0, int64_t begin=INT64_MIN, int64_t end=INT64_MAX):
+    """Find entries with these index hashes, of each at most as many as are wanted; the GIL is released.
 
     Parameters
     ----------
     hashes : array of int32
         A negative one has no entries.
+    cursors : array of int64, shape (len(hashes),)
+        Where the walk of each hash goes on: ``number << 32`` of a file, and in it the entry, 0 for the newest.  They are moved
+        on, at the end of a chain to file ``number + 1``; hashes with the cursor of another file are skipped.
+    wanted : array of int64, shape (len(hashes),)
+        The number of entries, lowered by those that are found; a hash with 0 is skipped.
+    number : int
+        The number of this file in the cursors.
+    begin, end : int
+        As for `IndexRegion.select_chain`.
 
     Returns
     -------
@@ -1417,19 +1464,23 @@ def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None
         Number of the hash and phy offset of each entry; of one hash the newest entry first.
     """
     cdef Region region = index.region
-    cdef int64_t n = hashes.shape[0], capacity = 2 * n + WALKS, used = 0, following = 0, active = 0, i, at, prev
-    cdef bint damaged = False
+    cdef int64_t n = hashes.shape[0], capacity = 2 * n + WALKS, used = 0, following = 0, active = 0, i, at, prev, key
+    cdef bint damaged = False, outside = False
+    cdef EntryTimes times
     cdef int64_t[WALKS] walk_at
     cdef int32_t[WALKS] walk_key
     cdef const unsigned char* entries
     cdef const unsigned char* entry
     cdef uint32_t slot
+    if cursors.shape[0] != n or wanted.shape[0] != n:
+        raise ValueError(f"{n} hashes, {cursors.shape[0]} cursors and {wanted.shape[0]} numbers of wanted entries")
     number_array, offset_array = np.empty(capacity, np.int32), np.empty(capacity, np.int64)
     cdef int32_t[::1] numbers = number_array
     cdef int64_t[::1] offsets = offset_array
     cdef const unsigned char* base = region.pin(0, region.size)
     try:
         entries = base + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num
+        times = entry_times(base, begin, end)
         while following < n or active > 0:
             if used + WALKS > capacity:
                 number_array = np.concatenate([number_array, np.empty(capacity, np.int32)])
@@ -1443,25 +1494,32 @@ def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None
                         if following + WALKS < n and hashes[following + WALKS] >= 0:
                             slot = fastmod(<uint32_t>hashes[following + WALKS], index.magic, <uint32_t>index.slot_num)
                             prefetch(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
-                        at = 0
-                        if hashes[following] >= 0:
-                            at = index_head(base, index.magic, index.slot_num, index.index_num, hashes[following])
-                        damaged |= at < 0
-                        if at > 0:
-                            walk_at[active], walk_key[active] = at, <int32_t>following
-                            ask_for_entry(entries + ENTRY_SIZE * at)
-                            active += 1
+                        if wanted[following] > 0 and cursors[following] >> 32 == number:
+                            at = cursors[following] - (number << 32)
+                            if at >= index.index_num:
+                                at, outside = 0, True
+                            elif at == 0 and hashes[following] >= 0:
+                                at = index_head(base, index.magic, index.slot_num, index.index_num, hashes[following])
+                                damaged |= at < 0
+                            if at > 0:
+                                walk_at[active], walk_key[active] = at, <int32_t>following
+                                ask_for_entry(entries + ENTRY_SIZE * at)
+                                active += 1
+                            else:
+                                cursors[following] = (number + 1) << 32
                         following += 1
                     i = 0
                     while i < active:
-                        at = walk_at[i]
+                        at, key = walk_at[i], walk_key[i]
                         entry = entries + ENTRY_SIZE * at
-                        if get_i32(entry + ENTRY_KEY_HASH) == hashes[walk_key[i]]:
-                            numbers[used], offsets[used] = walk_key[i], get_i64(entry + ENTRY_PHY_OFFSET)
+                        if get_i32(entry + ENTRY_KEY_HASH) == hashes[key] and may_be_in(&times, entry, at, &damaged):
+                            numbers[used], offsets[used] = <int32_t>key, get_i64(entry + ENTRY_PHY_OFFSET)
                             damaged |= offsets[used] < 0
                             used += 1
-                        prev = entry_before(entry, at, hashes[walk_key[i]], index.magic, index.slot_num, &damaged)
-                        if prev == 0:
+                            wanted[key] -= 1
+                        prev = entry_before(entry, at, hashes[key], index.magic, index.slot_num, &damaged)
+                        if prev == 0 or wanted[key] <= 0:
+                            cursors[key] = number << 32 | prev if prev else (number + 1) << 32
                             active -= 1
                             walk_at[i], walk_key[i] = walk_at[active], walk_key[active]
                         else:
@@ -1470,6 +1528,8 @@ def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None
                             i += 1
         if damaged:
             index.damaged = True
+        if outside:
+            raise OffsetOutOfRangeError(f"a cursor is at none of {index.index_num} entries")
         return number_array[:used], offset_array[:used]
     finally:
         region.unpin()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Selection"]
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+ANY_TIME = INT64_MIN, INT64_MAX
 # The light queues of a message, and its place in each; parted by commas (RocketMQ 5.5.0 MultiDispatch).
 _LIGHT = ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
 _OFFSETS = ("begin_phy_offset", "end_phy_offset", "begin_queue_offset", "end_queue_offset")

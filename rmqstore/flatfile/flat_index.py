@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rmqstore import _core
+from rmqstore import _numpy as np
 from rmqstore.errors import Finding, OffsetOutOfRangeError
 from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
@@ -373,7 +374,7 @@ class FlatKeys:
     def messages(self, sought: SoughtKeys) -> list[MessageExt]:
         """Return the messages that have the keys; of one that was uploaded twice, the later one."""
         while True:
-            known, candidates = len(self.untrue), self.candidates(sought)
+            known, candidates = len(self.untrue), next(self.candidates(sought))
             taken = sought.matching(self.log, candidates)[1]
             self.doubt(sought, candidates[~taken])
             if len(self.untrue) == known:
@@ -388,15 +389,15 @@ class FlatKeys:
                 found[number if number >= 0 else message.queue_offset] = message
         return list(found.values())
 
-    def candidates(self, sought: SoughtKeys) -> Candidates:
-        """See `KeySource`."""
+    def candidates(self, sought: SoughtKeys, wanted: np.ndarray | None = None) -> Iterator[Candidates]:
+        """See `KeySource`; all are in one round."""
         numbers, log_offsets = list[int](), list[int]()
         for number, (topic, key) in enumerate(sought.pairs()):
             one = SoughtKeys.of(replace(sought.selection, topics=(topic,), keys=(key,)))
             found = self._candidates(one) if topic == self.queue.topic else set()
             numbers += [number] * len(found)
             log_offsets += sorted(found, reverse=True)
-        return Candidates.of(numbers, log_offsets)
+        yield Candidates.of(numbers, log_offsets)
 
     def _candidates(self, sought: SoughtKeys) -> set[int]:
         queue, found = self.queue, set[int]()

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 
+from rmqstore import _numpy as np
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.files.os_errors import is_unreadable
@@ -178,19 +179,21 @@ class DatabaseIndex:
 
     # --------------------------------------------------------------------------------------------------------- queries
 
-    def candidates(self, sought: SoughtKeys) -> Candidates:
-        """Return where records have the keys by the database, without those outside the log; see `KeySource`.
+    def candidates(self, sought: SoughtKeys, wanted: np.ndarray | None = None) -> Iterator[Candidates]:
+        """Yield where records have the keys by the database, without those outside the log, in one round; see `KeySource`.
 
         Records of the same hours as the store times that are asked for are among them.
         """
+        known: dict[tuple[str, str], list[int]] = {}
         numbers: list[int] = []
         phy_offsets: list[int] = []
         with self._lock:
-            for number, (topic, text) in enumerate(sought.pairs()):
-                found = self._phy_offsets(topic, text, sought.selection)
-                numbers += [number] * len(found)
-                phy_offsets += found
-        return Candidates.of(numbers, phy_offsets)
+            for number, pair in enumerate(sought.pairs()):
+                if pair not in known:
+                    known[pair] = self._phy_offsets(*pair, sought.selection)
+                numbers += [number] * len(known[pair])
+                phy_offsets += known[pair]
+        yield Candidates.of(numbers, phy_offsets)
 
     def _phy_offsets(self, topic: str, text: str, selection: Selection) -> list[int]:
         # The last first, each once.
@@ -211,7 +214,7 @@ class DatabaseIndex:
     def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
         """Ask the database no more if one of these entries is its own and cannot be true, see `KeySource`."""
         wrong = rejected[~sought.at_any_time().matching(self.commit_log, rejected)[1]]
-        own = self.candidates(sought) if len(wrong) else wrong
+        own = next(self.candidates(sought)) if len(wrong) else wrong
         places = set(zip(own.numbers.tolist(), own.phy_offsets.tolist()))
         for number, phy_offset in zip(wrong.numbers.tolist(), wrong.phy_offsets.tolist()):
             # The record of a segment that is missing is unknown.

@@ -40,6 +40,8 @@ from rmqstore.files.os_errors import is_missing, is_unreadable
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
 from rmqstore.remedies import GiveOptions, InferConfig, Sentence
+from rmqstore.selection import ANY_TIME, INT64_MAX
+from rmqstore.spans import Span
 
 __all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after", "is_index_name"]
 
@@ -48,6 +50,8 @@ logger = logging.getLogger(__name__)
 # The system's word for a link to nothing, and for a file, where a folder should be.
 _CREATE_TRIES = 3
 _CREATE_PAUSE = 1.0  # seconds, as in RocketMQ
+# The number of entries of a later round, for all keys that go on together.
+_ROUND = 65_536
 
 
 def is_index_name(name: str) -> bool:
@@ -558,17 +562,21 @@ class IndexService(NotCopied, OpenedIndexes):
         with self._open_lock:
             names, log_files = self.all_names[::-1], self._log_files
         for name in names:
-            try:
-                index = log_files.get(name) or self.file(name)
-            except (FileNotFoundError, OffsetOutOfRangeError):
-                continue
-            yield index
+            index = self._opened(name, log_files)
+            if index is not None:
+                yield index
         with self._open_lock:
             known = {**self._open, **self._log_files}
             # Who answers from these alone must know that they cover the log.
             complete = self._order is not None and self._covers and names == self.all_names[::-1]
             if complete and all(name in known for name in names):
                 self.opened_files = tuple(known[name] for name in names)
+
+    def _opened(self, name: str, log_files: dict[str, IndexFile]) -> IndexFile | None:
+        # None for a file that expired since it was listed.
+        with contextlib.suppress(FileNotFoundError, OffsetOutOfRangeError):
+            return log_files.get(name) or self.file(name)
+        return None
 
     def note_damage(self) -> bool:
         """bool: a search met what cannot be in a file that was trusted so far; ask again, as `log_index` covers it now."""
@@ -602,20 +610,54 @@ class IndexService(NotCopied, OpenedIndexes):
                     page, at = index.select_chain(key_hash, at)
                     index.damaged |= phy_offset in page
 
-    def entries(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Return every entry with one of these index hashes, whatever its time.
+    def entries(
+        self,
+        hashes: np.ndarray,
+        wanted: np.ndarray | None = None,
+        times_in: Callable[[IndexFile], Span] = lambda index: ANY_TIME,
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
+        """Yield the entries with these index hashes in rounds, each of which goes on where the last one stopped.
 
         Parameters
         ----------
         hashes : int32 array
+        wanted : int64 array, optional
+            The number of entries of each hash in the first round; the caller lowers it between rounds.  Later rounds have more
+            entries of the hashes that still want some.  None = all entries in one round.
+        times_in : callable
+            Returns the store times by which entries of a file are chosen; the others are skipped.
 
-        Returns
-        -------
+        Yields
+        ------
         (int32 array, int64 array, bool)
-            As of `_columns.entries_by_key`: number of the hash and phy offset of each entry, ordered by number, of one number
+            As for `_columns.entries_by_key`: number of the hash and phy offset of each entry, ordered by number, of one number
             the newest first; and whether the phy offsets of every number fall.
         """
-        return entries_by_key([chain_entries(index, hashes) for index in self.newest_first()], len(hashes))
+        with self._open_lock:
+            names, log_files = self.all_names[::-1], self._log_files
+        left = np.full(len(hashes), INT64_MAX) if wanted is None else wanted.copy()
+        cursors, first, growth = np.zeros(len(hashes), np.int64), 0, 1
+        while True:
+            parts = []
+            for number, name in enumerate(names[first:], first):
+                if not left.any():
+                    break
+                index = self._opened(name, log_files)
+                if index is None:
+                    cursors[cursors >> 32 == number] = number + 1 << 32
+                else:
+                    parts.append(chain_entries(index, hashes, cursors, left, number, *times_in(index)))
+            yield entries_by_key(parts, len(hashes))
+            if wanted is None:
+                return
+            goes_on = (wanted > 0) & (cursors >> 32 < len(names))
+            num = np.count_nonzero(goes_on)
+            if not num:
+                return
+            first = int((cursors[goes_on] >> 32).min())
+            # Entries of other keys with the same hash may fill a chain: few rounds, and none that needs much memory.
+            growth = min(4 * growth, _ROUND)
+            left = np.maximum(wanted, np.minimum(np.minimum(wanted, _ROUND) * growth, _ROUND // num)) * goes_on
 
     # -------------------------------------------------------------------------------------------------------- upkeep
 

@@ -8,7 +8,7 @@ records there with the keys, for messages and for columns alike. To add a kind o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -134,11 +134,12 @@ class SoughtKeys:
 class KeySource(Protocol):
     """An index by key."""
 
-    def candidates(self, sought: SoughtKeys) -> Candidates:
-        """Return where records may have the keys.
+    def candidates(self, sought: SoughtKeys, wanted: ndarray | None = None) -> Iterator[Candidates]:
+        """Yield where records may have the keys, in rounds; of each key, the newest entries are in the first one.
 
         Every record that has a key, and that `covered` includes, is among them; so may be records with other keys, and records
-        of other times.
+        of other times.  `wanted` is for each key the number of records that are still to be found (int64): the caller lowers it
+        between rounds, and the rounds end when no key wants more.  None = all candidates in one round.
         """
 
     def covered(self) -> list[Span]:
@@ -158,16 +159,16 @@ class Merged:
     def __init__(self, *sources: KeySource):
         self.sources = sources
 
-    def candidates(self, sought: SoughtKeys) -> Candidates:
-        """Return the candidates of all, those of each key in the order of falling phy offsets, each once."""
-        parts = [source.candidates(sought) for source in self.sources]
+    def candidates(self, sought: SoughtKeys, wanted: ndarray | None = None) -> Iterator[Candidates]:
+        """Yield the candidates of all in one round, those of each key in the order of falling phy offsets, each once."""
+        parts = [part for source in self.sources for part in source.candidates(sought)]
         numbers = np.concatenate([part.numbers for part in parts])
         phy_offsets = np.concatenate([part.phy_offsets for part in parts])
         order = np.lexsort((-phy_offsets, numbers))
         numbers, phy_offsets = numbers[order], phy_offsets[order]
         first = np.ones(len(numbers), bool)
         first[1:] = (numbers[1:] != numbers[:-1]) | (phy_offsets[1:] != phy_offsets[:-1])
-        return Candidates(numbers[first], phy_offsets[first])
+        yield Candidates(numbers[first], phy_offsets[first])
 
     def covered(self) -> list[Span]:
         """Return the parts of the log that one of them covers."""

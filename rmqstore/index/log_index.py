@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rmqstore import _numpy as np
@@ -26,6 +26,7 @@ from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.key_source import Candidates, SoughtKeys
+from rmqstore.selection import ANY_TIME
 from rmqstore.spans import Span, joined, without
 
 __all__ = ["LogIndex"]
@@ -88,9 +89,18 @@ class LogIndex:
         """list of (int, int): phy offsets, begin and end, of what the index does not cover; `cover` goes over these."""
         return self._stretches()[0]
 
-    def candidates(self, sought: SoughtKeys) -> Candidates:
-        """Return the places of all entries with the hashes of the keys, see `KeySource`."""
-        return Candidates(*self.index_service.entries(sought.hashes))
+    def candidates(self, sought: SoughtKeys, wanted: np.ndarray | None = None) -> Iterator[Candidates]:
+        """Yield the places of entries with the hashes of the keys, see `KeySource`."""
+        times = sought.selection.times
+        for found in self.index_service.entries(sought.hashes, wanted, lambda index: self.times_in(index, times)):
+            yield Candidates(*found)
+
+    def times_in(self, index: IndexFile, times: Span) -> Span:
+        """Return the store times by which entries of a file can be chosen; any, if its begin time and first record differ."""
+        if times == ANY_TIME:
+            return times
+        header = index.header
+        return times if self.commit_log.store_timestamp_at(header.begin_phy_offset) == header.begin_timestamp else ANY_TIME
 
     def covered(self) -> list[Span]:
         """Return the parts of the log that this or `database` covers, see `KeySource`."""

@@ -369,7 +369,7 @@ class Source:
         pairs = itertools.product(dict.fromkeys(self.selection.topics or ()), dict.fromkeys(self.selection.keys or ()))
         sought = SoughtKeys.of_pairs(list(pairs), self.selection)
         index = LogIndex(self.store.path, self.log, service)
-        candidates = index.candidates(sought)
+        candidates = next(index.candidates(sought))
         index.doubt(sought, candidates)
         service.note_damage()
         spans = []

@@ -21,10 +21,11 @@ from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_file import IndexFile
-from rmqstore.index.index_service import IndexService
 from rmqstore.index.key_source import SoughtKeys
+from rmqstore.index.log_index import LogIndex
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
+from rmqstore.spans import Span
 from rmqstore.store.querying import LogLook, Querying
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BadCursorError", "Page", "current_queue", "key_page", "queue_page", "time_page"]
 
-# Index entries, or units, that one page looks at before it hands on.
+# Records of index entries, or units, that one page reads before it hands on; entries of other times cost next to nothing.
 _STEPS = 100_000
 _CHAIN_READ = 128
 # Of what the index does not cover so much is gone over for a page.
@@ -122,6 +123,7 @@ class _FileStretch(NamedTuple):
     phy_offsets: list[int]
     file: IndexFile
     key_hash: int
+    times: Span
     begin: int
     end: int
     next_name: str | None
@@ -130,7 +132,9 @@ class _FileStretch(NamedTuple):
         # The cursor of what follows the first entries, after the row at `last`.
         name, entry = self.file.name, self.end
         if number < len(self.phy_offsets):
-            entry = self.file.select_chain(self.key_hash, self.begin, number)[1] if number else self.begin
+            entry = self.begin
+            if number:
+                entry = self.file.select_chain(self.key_hash, self.begin, number, *self.times)[1]
         if entry:
             return _KeyCursor(name, entry, last)
         return None if self.next_name is None else _KeyCursor(self.next_name, -1, last)
@@ -164,7 +168,7 @@ def _stretches(querying: Querying, selection: Selection, start: _KeyCursor) -> I
     if querying.database.is_used():
         return _phy_stretches(querying, selection, start.last)
     if start.name is None or start.name in names:
-        return _file_stretches(service, selection, start)
+        return _file_stretches(querying.files, selection, start)
     if start.name.startswith("log") and start.last >= 0:
         # What the log was searched for is in an index file now.  Rows go down, so the next is below the last that was shown.
         return _phy_stretches(querying, selection, start.last)
@@ -173,14 +177,15 @@ def _stretches(querying: Querying, selection: Selection, start: _KeyCursor) -> I
 
 def _phy_stretches(querying: Querying, selection: Selection, last: int) -> Iterator[_PhyStretch]:
     # Whatever index has them: the place of the last one that was looked at is all that a cursor needs.
-    found = np.unique(querying.source.candidates(SoughtKeys.of(selection)).phy_offsets)
+    found = np.unique(next(querying.source.candidates(SoughtKeys.of(selection))).phy_offsets)
     below = (found[found < last] if last >= 0 else found)[::-1].tolist()
     for first in range(0, len(below), _CHAIN_READ):
         is_last = first + _CHAIN_READ >= len(below)
         yield _PhyStretch(below[first : first + _CHAIN_READ], below[first - 1] if first else last, is_last)
 
 
-def _file_stretches(service: IndexService, selection: Selection, start: _KeyCursor) -> Iterator[_FileStretch]:
+def _file_stretches(files: LogIndex, selection: Selection, start: _KeyCursor) -> Iterator[_FileStretch]:
+    service = files.index_service
     key_hash = index_key_hash(selection.topic, selection.index_text)
     names = service.all_names[::-1]
     names = names if start.name is None else names[names.index(start.name) :]
@@ -190,13 +195,14 @@ def _file_stretches(service: IndexService, selection: Selection, start: _KeyCurs
         except (FileNotFoundError, OffsetOutOfRangeError):
             continue
         at = start.entry if name == start.name else -1
+        times = files.times_in(index, selection.times)
         while at:
             begin = at
             try:
-                phy_offsets, at = index.select_chain(key_hash, begin, _CHAIN_READ)
+                phy_offsets, at = index.select_chain(key_hash, begin, _CHAIN_READ, *times)
             except OffsetOutOfRangeError:
                 raise BadCursorError("the cursor leads to no entry; start the search again") from None
-            yield _FileStretch(phy_offsets, index, key_hash, begin, at, next_name)
+            yield _FileStretch(phy_offsets, index, key_hash, times, begin, at, next_name)
 
 
 # --------------------------------------------------------------------------------------------------------------- by time

@@ -144,15 +144,16 @@ class AskedKeys:
 
 def first_places(log: CommitLog, source: KeySource, sought: SoughtKeys, max_num: int) -> Candidates:
     """Return where the records are that have the keys, of each key at most `max_num`, each once and in the order of the index."""
-    candidates = source.candidates(sought)
-    if candidates.falling:
-        taken = sought.matching(log, candidates, max_num)[1]
-        _doubt(source, sought, candidates, taken, max_num)
-        return candidates[taken]
-    # A record that was indexed twice, or entries that do not follow the log.
-    matches = sought.matching(log, candidates)[1]
-    source.doubt(sought, candidates[~matches])
-    return _each_once(candidates[matches], max_num)
+    wanted = np.full(len(sought.hashes), max_num)
+    found = Candidates.of([], [])
+    for candidates in source.candidates(sought, wanted):
+        # A record that was indexed twice counts once.
+        limit = max_num if candidates.falling else INT64_MAX
+        taken = sought.matching(log, candidates, limit)[1]
+        _doubt(source, sought, candidates, taken, limit)
+        found = _each_once(found, candidates[taken], max_num)
+        wanted[:] = max_num - np.bincount(found.numbers, minlength=len(wanted))
+    return found
 
 
 def key_table(log: CommitLog, source: KeySource | None, asked: AskedKeys, options: ColumnOptions) -> pa.Table:
@@ -160,13 +161,18 @@ def key_table(log: CommitLog, source: KeySource | None, asked: AskedKeys, option
     pa = import_pyarrow()
     sought, key_column, max_num = asked.sought, asked.column, asked.max_num
     low, high = sought.selection.times
-    candidates = Candidates.of([], [])
+    rounds: Iterator[Candidates] = iter(())
+    wanted = np.full(len(key_column), max_num)
     if source is not None and max_num > 0 and low <= high:
-        candidates = source.candidates(sought)
-        if not candidates.falling:
-            candidates = newest_first(first_places(log, source, sought, max_num))
-    made = Columns(dataclasses.replace(options, batch_size=min(max(len(candidates), 1), _KEY_ROWS)), log.crc_check)
-    parts, taken = sought.matching(log, candidates, max_num, made.out, made.take_arrays)
+        rounds = source.candidates(sought, wanted)
+    candidates = next(rounds, Candidates.of([], []))
+    if candidates.falling:
+        made, parts, taken = _filled(log, sought, candidates, max_num, options)
+        wanted -= np.bincount(candidates.numbers[taken], minlength=len(wanted))
+    if source is not None and (not candidates.falling or next(rounds, None) is not None):
+        # Rows of several rounds would not be in the order of the keys.
+        candidates = newest_first(first_places(log, source, sought, max_num))
+        made, parts, taken = _filled(log, sought, candidates, max_num, options)
     if source is not None:
         _doubt(source, sought, candidates, taken, max_num)
     numbers = candidates.numbers if taken.all() else candidates.numbers[taken]
@@ -178,6 +184,14 @@ def key_table(log: CommitLog, source: KeySource | None, asked: AskedKeys, option
         return pa.Table.from_arrays([key_column, key_numbers, *parts[0]], schema=schema)
     chunked = [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(made.schema)]
     return pa.Table.from_arrays([key_column, key_numbers, *chunked], schema=schema)
+
+
+def _filled(
+    log: CommitLog, sought: SoughtKeys, candidates: Candidates, max_num: int, options: ColumnOptions
+) -> tuple[Columns, list[list[pa.Array]], np.ndarray]:
+    # The columns, the arrays of each batch, and which candidates became rows.
+    made = Columns(dataclasses.replace(options, batch_size=min(max(len(candidates), 1), _KEY_ROWS)), log.crc_check)
+    return made, *sought.matching(log, candidates, max_num, made.out, made.take_arrays)
 
 
 def newest_first(candidates: Candidates) -> Candidates:
@@ -239,11 +253,13 @@ def text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def _each_once(candidates: Candidates, max_num: int) -> Candidates:
+def _each_once(found: Candidates, later: Candidates, max_num: int) -> Candidates:
     # The first `max_num` entries of each key, each record once, where it came first.
-    numbers, phy_offsets = candidates.numbers, candidates.phy_offsets
-    order = np.lexsort((np.arange(len(numbers)), phy_offsets, numbers))
+    numbers = np.concatenate([found.numbers, later.numbers])
+    phy_offsets = np.concatenate([found.phy_offsets, later.phy_offsets])
+    order = np.lexsort((phy_offsets, numbers))
     again = (np.diff(numbers[order]) == 0) & (np.diff(phy_offsets[order]) == 0)
-    once = candidates[np.sort(np.delete(order, np.flatnonzero(again) + 1))]
-    rank = np.arange(len(once)) - np.searchsorted(once.numbers, once.numbers)
-    return once[rank < max_num]
+    once = np.sort(np.delete(order, np.flatnonzero(again) + 1))
+    once = once[np.argsort(numbers[once], kind="stable")]
+    rank = np.arange(len(once)) - np.searchsorted(numbers[once], numbers[once])
+    return Candidates(numbers[once], phy_offsets[once])[rank < max_num]

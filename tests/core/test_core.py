@@ -2560,7 +2560,9 @@ def reading_calls(region: Region, index: IndexRegion):
             1,
             9,
         ),
-        "chain_entries": lambda: _core.chain_entries(index, np.ones(1, np.int32)),
+        "chain_entries": lambda: _core.chain_entries(
+            index, np.ones(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int64)
+        ),
         "doubtful_entry": lambda: _core.doubtful_entry(
             [region], np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int32)
         ),

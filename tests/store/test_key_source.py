@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,13 +25,13 @@ class DictIndex:
         self.places = places
         self.rejected: list[tuple[int, int]] = []
 
-    def candidates(self, sought: SoughtKeys) -> Candidates:
+    def candidates(self, sought: SoughtKeys, wanted: object = None) -> Iterator[Candidates]:
         found = [
             (number, phy_offset)
             for number, pair in enumerate(sought.pairs())
             for phy_offset in sorted(set(self.places.get(pair, [])), reverse=True)
         ]
-        return Candidates.of([number for number, _ in found], [phy_offset for _, phy_offset in found])
+        yield Candidates.of([number for number, _ in found], [phy_offset for _, phy_offset in found])
 
     def covered(self) -> list[tuple[int, int]]:
         return [(0, 100)]
@@ -73,7 +74,7 @@ def test_several_indexes_are_one(store):
     places = [each.phy_offset for each in messages if "K1" in each.keys]
     one, two = DictIndex({("T", "K1"): places[::3]}), DictIndex({("T", "K1"): [*places[::2], messages[0].phy_offset]})
     merged = Merged(one, two)
-    assert merged.candidates(SoughtKeys.of(key)).phy_offsets.tolist() == sorted(
+    assert next(merged.candidates(SoughtKeys.of(key))).phy_offsets.tolist() == sorted(
         {messages[0].phy_offset, *places[::3], *places[::2]}, reverse=True
     )
     assert merged.covered() == [(0, 100)]

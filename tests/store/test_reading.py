@@ -246,7 +246,7 @@ def crosses_files(store: MessageStore, queue: ConsumeQueue, at: int, page: GetMe
 def by_text(store: MessageStore, selection: Selection) -> QueryResult:
     """Find messages by key, comparing decoded texts."""
     source = store._querying.source
-    places = dict.fromkeys(source.candidates(SoughtKeys.of(selection)).phy_offsets.tolist())
+    places = dict.fromkeys(next(source.candidates(SoughtKeys.of(selection).at_any_time())).phy_offsets.tolist())
     found = [message for message in map(store.commit_log.look_up, places) if message and selection.has(message)]
     messages = sorted(found[: max(selection.max_num, 0)], key=lambda message: -message.phy_offset)
     return QueryResult(messages, len(found) > max(selection.max_num, 0) and bool(selection.max_num >= 0))
