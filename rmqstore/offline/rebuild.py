@@ -399,13 +399,13 @@ class _Build:
         from concurrent.futures import ThreadPoolExecutor
 
         report = self.report
-        # Nobody writes to most of the files that are built, so that their holes may stay what they are.
-        log_pool, pool = MappedFilePool(4), MappedFilePool(self.config.max_mapped_files, sparse=True)
+        log_pool, pool = MappedFilePool(4), MappedFilePool(self.config.max_mapped_files)
         log = CommitLog(self.root, self.config, log_pool, read_only=True)
         queues = ConsumeQueueStore(self.target, self.config, pool) if "consumequeue" in self.kinds else None
         index_service = IndexService(self.target, self.config) if "index" in self.kinds else None
         parts: list[ConsumeQueueStore | IndexService] = [each for each in (queues, index_service) if each is not None]
         if index_service is not None:
+            # Nobody writes on in most index files that are built.
             index_service.sparse = True
         try:
             log.load()

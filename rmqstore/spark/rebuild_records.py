@@ -448,7 +448,7 @@ def dispatch_alone(
 def _dispatch_alone(
     plan: RebuildPlan, target: str, segments: list[int], queues: frozenset[QueueKey], batch_topics: list[str]
 ) -> tuple[int, list[Any], dict[str, int], dict[str, int], list[QueueKey]]:
-    store = ConsumeQueueStore(target, plan.config, MappedFilePool(plan.config.max_mapped_files, sparse=True))
+    store = ConsumeQueueStore(target, plan.config, MappedFilePool(plan.config.max_mapped_files))
     try:
         with plan.open(segments) as log:
             for topic in batch_topics:

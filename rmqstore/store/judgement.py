@@ -124,7 +124,7 @@ class IndexSurvey:
             self.index_service.remove(name)
         for number, count in sorted(self.counts.items(), reverse=True):
             index = self._file(number)
-            index.mapped_file.reserve()
+            index.mapped_file.reserve(index.mapped_file.size)
             stored = self._stored(number)
             dropped += stored - count
             if number in self.unlinked or count != stored:
