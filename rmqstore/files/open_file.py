@@ -18,6 +18,7 @@ __all__ = [
     "is_directory",
     "last_nonzero",
     "open_regular",
+    "open_with_size",
     "read_ahead",
     "read_small_file",
     "why_unreadable",
@@ -33,12 +34,17 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
 
     - `flags`, `mode`: as for `os.open`; O_CLOEXEC is added.
     """
+    return open_with_size(path, flags, mode)[0]
+
+
+def open_with_size(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> tuple[int, int]:
+    """(int, int): the descriptor of `open_regular`, and the size of the file in bytes."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
-        return fd
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode):
+        return fd, status.st_size
     os.close(fd)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
 
