@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqstore.errors import StoreError
-from rmqstore.files.durable import fsync_directory
+from rmqstore.files.durable import fsync_directory, write_all
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
-from rmqstore.files.os_errors import full_disk, naming_errors, unread_format, with_path
+from rmqstore.files.os_errors import naming_errors, unread_format, with_path
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.layout import lock_directory, map_file
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
@@ -236,23 +236,18 @@ class MessageFiles(NotCopied):
             self.summaries[file][0] += size
             self.valid_size += size
 
-    def append(self, data: bytes, size: int, places: Sequence[tuple[bytes, int, int, int]]) -> bool:
-        """Append records to the current file; whether it was full then and the next one was begun.
+    def append(self, data: bytes, places: Sequence[tuple[bytes, int, int, int]]) -> None:
+        """Append records to the current file, and begin the next one if it is full.
 
         `places` has the message id, reference count, position and size of each record in `data`.
         """
-        number = self.current
+        number, size = self.current, len(data)
         summary = self.summaries[number]
         pos = summary[1]
         self.table.reserve(len(self.table) + len(places))
         self._unsynced = True
         try:
-            written = os.pwrite(self._current_fd, data, pos)
-            while written < size:
-                more = os.pwrite(self._current_fd, memoryview(data)[written:], pos + written)
-                if more == 0:
-                    raise full_disk()
-                written += more
+            write_all(self._current_fd, data, pos)
         except OSError as error:
             # The next opening would cut the tail as well; without it a reader sees whole records only.
             with contextlib.suppress(OSError):
@@ -268,8 +263,6 @@ class MessageFiles(NotCopied):
         self.size += size
         if summary[1] >= self.file_size_limit:
             self._roll()
-            return True
-        return False
 
     def _roll(self) -> None:
         number = self.current

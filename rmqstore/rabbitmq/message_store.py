@@ -34,7 +34,7 @@ from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
 from rmqstore.rabbitmq.message import Message, checked_term
 from rmqstore.rabbitmq.message_files import RDT, FileSummary, Locations, MessageFiles
-from rmqstore.rabbitmq.message_recovery import FileScan, Merging, Opened, recover, scan_file
+from rmqstore.rabbitmq.message_recovery import FileScan, Opened, merge_all, recover, scan_file
 from rmqstore.rabbitmq.problem import Problem
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class MessageStore(ClosedAtExit, NotCopied):
             self._note_open()
 
     def _take(self, files: MessageFiles, opened: Opened) -> None:
-        self._files, self._merging, self.problems = files, Merging(files), files.problems
+        self._files, self.problems = files, files.problems
         self.dirty_reason, self.client_refs, self.missing, self._node = opened
         self.clean = opened.dirty_reason is None
 
@@ -360,11 +360,7 @@ class MessageStore(ClosedAtExit, NotCopied):
             batch_size = 0
 
             def append() -> None:
-                full = files.append(
-                    b"".join(batch), batch_size, [(one, count, at, size) for one, (count, at, size) in places.items()]
-                )
-                if full:
-                    self._merging.merge_while_worth_it()
+                files.append(b"".join(batch), [(one, count, at, size) for one, (count, at, size) in places.items()])
 
             for msg_id, term in pairs:
                 waiting = places.get(msg_id)
@@ -389,7 +385,7 @@ class MessageStore(ClosedAtExit, NotCopied):
         return new
 
     def remove(self, msg_id: bytes) -> int:
-        """Remove one reference to a message; its data go with its file, or when that is merged (§8.3, §8.4).
+        """Remove one reference to a message; its data go with its file, or with `merge` (§8.3, §8.4).
 
         Returns
         -------
@@ -405,28 +401,18 @@ class MessageStore(ClosedAtExit, NotCopied):
         """
         with self._lock:
             self._check_writable()
-            left = self._files.drop_reference(msg_id)
-            self._merging.merge_while_worth_it()
-            return left
+            return self._files.drop_reference(msg_id)
 
     def remove_many(self, msg_ids: Iterable[bytes]) -> None:
-        """Remove one reference for each id, and merge after all of them, as a node does.
-
-        KeyError where there is no such message; the references of those before it were removed.
-        """
+        """Remove one reference for each id; KeyError where there is no such message, with those before it removed."""
         with self._lock:
-            try:
-                for msg_id in msg_ids:
-                    self._check_writable()
-                    self._files.drop_reference(msg_id)
-            finally:
-                if self._files.failure is None and not self._closed and not self.read_only:
-                    self._merging.merge_while_worth_it()
+            for msg_id in msg_ids:
+                self.remove(msg_id)
 
     # ------------------------------------------------------------------------------------------------------ merging
 
     def merge(self) -> int:
-        """Merge neighbouring files as long as two fit into one, whatever the share of garbage is.
+        """Merge neighbouring files while the messages of two fit into one; only this call does.
 
         Returns
         -------
@@ -442,7 +428,7 @@ class MessageStore(ClosedAtExit, NotCopied):
         """
         with self._lock:
             self._check_writable()
-            return self._merging.merge_all()
+            return merge_all(self._files)
 
     # -------------------------------------------------------------------------------------------- syncing and closing
 

@@ -28,7 +28,7 @@ from rmqstore.rabbitmq.clean_state import CLEAN_FILES
 from rmqstore.rabbitmq.dets import write_recovery_terms
 from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.node import STORES, fate_of_expired
+from rmqstore.rabbitmq.node import STORES
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE
 from rmqstore.rabbitmq.queue import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
@@ -89,8 +89,6 @@ class RepairedQueue:
         lost.  `export` reads them.
     redelivered : str
         ``"exact"``: the flag is as before; ``"all"``: the node marks all its messages as redelivered.
-    fate_of_expired : str
-        Where the node sends those that have expired (dead-letter exchange), empty where none has.
     unreadable : int
         Live entries whose message lies, or may lie, in a file that cannot be read: they are not in the output, and not
         known to be lost.
@@ -107,7 +105,6 @@ class RepairedQueue:
     expired: int
     files: str
     redelivered: str
-    fate_of_expired: str = ""
     unreadable: int = 0
     missing: int = 0
 
@@ -350,9 +347,8 @@ class _Repair:
         )
 
     def _report(self, directory: QueueDirectory, rows: _Rows, files: str, exact: bool) -> RepairedQueue:
-        name, missing = directory.queue_name, directory.lacking
+        missing = directory.lacking
         left_out = files == "left out"
-        definition = None if name is None else (self.vhost.definitions or {}).get((name.vhost, name.queue))
         return RepairedQueue(
             directory.owner,
             directory.level,
@@ -363,7 +359,6 @@ class _Repair:
             rows.expired,
             files,
             "exact" if exact else "all",
-            fate_of_expired(definition) if rows.expired else "",
             rows.unreadable,
             missing,
         )
