@@ -45,21 +45,10 @@ _NAMED = 1000
 
 
 class FileScan(NamedTuple):
-    """The records of a message file, in their order.
+    """The records of a message file, in their order, and `end`, where the scan ended.
 
-    Attributes
-    ----------
-    msg_id : numpy.ndarray
-        (n, 16) uint8.
-    pos : numpy.ndarray
-        (n,) int64: where the record begins, bytes.
-    size : numpy.ndarray
-        (n,) int64: bytes of the term; negative where the record is too short for an id.
-    flags : numpy.ndarray
-        (n,) uint8 of `MessageFlag`.
-    end : int
-        Where the scan ended.
-    problems : list of Problem
+    `msg_id` (n, 16) uint8; `pos` (n,) int64, bytes; `size` (n,) int64, bytes of the term, negative where the record is too
+    short for an id; `flags` (n,) uint8 of `MessageFlag`.
     """
 
     msg_id: np.ndarray
@@ -102,21 +91,15 @@ def refer(table: _messages.LocationTable, references: Mapping[bytes, int] | np.n
 
 
 def scan_file(path: str | os.PathLike[str], mode: str = "sequential") -> FileScan:
-    """Read the records of an N.rdq or N.rdt, damaged or not; never raises for damage.
+    """Read the records of an N.rdq or N.rdt; never raises for damage, OSError if it cannot be read.
 
     Parameters
     ----------
     path : str or os.PathLike
     mode : str
-        "sequential": as RabbitMQ up to 3.12 does, from record to record (§8.1); a record without its mark is a row without
-        `MESSAGE_WRITTEN`.  "salvage": at every position a record whose term is well-formed, of exactly its length, and
-        holds the record's id.  "auto": sequential as far as it goes, and if it meets damage, with what salvage finds
-        besides.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
+        "sequential": from record to record, as RabbitMQ up to 3.12 (§8.1); a record without its mark is a row without
+        `MESSAGE_WRITTEN`.  "salvage": at every position a record whose term is well-formed, of exactly its length, and holds
+        the record's id.  "auto": sequential, and after damage also what salvage finds.
     """
     path = os.fspath(path)
     problems: list[Problem] = []

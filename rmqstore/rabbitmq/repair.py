@@ -78,22 +78,20 @@ class RepairedQueue:
     directory : str
         The directory's own name.
     messages : int
-        Which the real node delivers from the output.
+        Which a node delivers from the output.
     lost : int
-        Live entries whose message is gone or damaged, also where the damage is in the index; and what the recovery terms
-        count beyond the entries (`missing`).
+        Live entries whose message is gone or damaged, and those `missing`.
     transient, expired : int
-        Messages that the node drops at any start, left out; and messages that have expired, kept though they are not delivered.
+        Messages that a node drops at any start, left out; and those that have expired, kept though they are not delivered.
     files : str
-        ``"copied"`` as they are, ``"rewritten"``, or ``"left out"``: the node would delete the directory, and its messages count as
-        lost.  `export` reads them.
+        ``"copied"`` as they are, ``"rewritten"``, or ``"left out"``: the node would delete the directory, and its messages
+        count as lost.  `export` reads them.
     redelivered : str
         ``"exact"``: the flag is as before; ``"all"``: the node marks all its messages as redelivered.
     unreadable : int
-        Live entries whose message lies, or may lie, in a file that cannot be read: they are not in the output, and not
-        known to be lost.
+        Live entries whose message is, or may be, in a file that cannot be read: not in the output, not known to be lost.
     missing : int
-        Of those lost: messages that the recovery terms count and no index has.
+        Messages that the recovery terms count and no index has.
     """
 
     name: str
@@ -122,8 +120,8 @@ class RepairReport:
     store_rewritten : bool
         The message files were written again, with the messages that queues refer to.
     unreferenced : int
-        Whole messages of the source that no index has, which a node does not deliver from the output: they were
-        acknowledged, or their index is lost.  `export` with ``unreferenced=True`` reads them.
+        Whole messages of the source that no index has, acknowledged or with their index lost: a node does not deliver them.
+        `export` with ``unreferenced=True`` reads them.
     """
 
     source: str
