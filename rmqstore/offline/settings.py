@@ -17,7 +17,7 @@ from typing import Any
 
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
-from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
+from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError, finding_of
 from rmqstore.rocksdb.waiting import PopRecord, has_pop_records, pop_records
 
 __all__ = ["Settings", "SourceDescription", "settings"]
@@ -163,12 +163,9 @@ def _pop_records(root: str, sources: list[SourceDescription], findings: list[Fin
         records = tuple(pop_records(root, findings))
     except MissingDependencyError:
         raise
-    except StoreError as error:
+    except (StoreError, OSError) as error:
         kind = "damaged_database" if isinstance(error, CorruptionError) else "not_checked"
-        findings.append(Finding(path, 0, kind, f"pop records are not known: {error.message}"))
-    except OSError as error:
-        where = os.fsdecode(error.filename) if error.filename is not None else path
-        findings.append(Finding(where, 0, "file", f"pop records are not known: {error.strerror or error}"))
+        findings.append(finding_of(error, kind, path, "pop records are not known: "))
     sources.append(SourceDescription("pop_records", "kvStore", path, None, None, len(records), True))
     return records
 

@@ -6,9 +6,9 @@ represent the bytes up to the next place.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from rmqstore import _numpy as np
@@ -20,7 +20,7 @@ from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import decode_java_utf8
 from rmqstore.store.message_store import MessageStore
 
-__all__ = ["EXACT_BYTES", "timeline"]
+__all__ = ["EXACT_BYTES", "messages_behind", "timeline"]
 
 EXACT_BYTES = 32 << 20
 """A log of no more bytes is scanned as a whole."""
@@ -101,63 +101,44 @@ def _samples(log: CommitLog, low: int, high: int) -> Iterator[_Run]:
                     break
 
 
-@dataclass(slots=True)
-class LostMessages:
-    """The messages of a log from `phy_offset`: how many whole ones, and their bytes.
-
-    `damaged_size` are the bytes up to the end that are no whole message; the timestamps are the least and greatest store time of
-    the whole ones, ms since epoch; `topics` counts them by topic.
-    """
-
-    phy_offset: int
-    messages: int = 0
-    size: int = 0
-    damaged_size: int = 0
-    first_store_timestamp: int | None = None
-    last_store_timestamp: int | None = None
-    topics: dict[str, int] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """dict: every attribute under its name, fit for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
 def messages_behind(
     path: str, config: StoreConfig, phy_offset: int, progress: Callable[[int, int], object] | None = None
-) -> LostMessages:
+) -> dict[str, Any]:
     """Count what the log of the store at `path` holds from `phy_offset`; a message whose CRC fails is damaged.
+
+    Returns
+    -------
+    dict
+        ``phy_offset``; ``messages`` and ``size``: the whole ones, and their bytes; ``damaged_size``: all other bytes up to the end;
+        ``first_store_timestamp`` and ``last_store_timestamp``: the least and greatest, ms since epoch, None without a message;
+        ``topics``: messages by topic.
 
     Raises
     ------
     StoreError, OSError
         The log cannot be read.
     """
-    found = LostMessages(phy_offset)
+    messages = size = damaged = 0
+    times: list[int] = []
     topics: Counter[str] = Counter()
-    log = CommitLog(path, config, MappedFilePool(config.max_mapped_files), read_only=True)
-    try:
+    with contextlib.closing(CommitLog(path, config, MappedFilePool(config.max_mapped_files), read_only=True)) as log:
         log.load()
         end = log.find_end_behind_damage()
         log.set_end(end)
         for stretch, columns in log.scans(phy_offset, end, keys=False):
             if progress is not None:
                 progress(stretch.end - phy_offset, end - phy_offset)
-            if stretch.verdict is not Verdict.RECORD:
-                if stretch.verdict is not Verdict.BLANK:
-                    found.damaged_size += stretch.end - stretch.begin
-                continue
-            rows = columns.count
-            found.messages += rows
-            found.size += stretch.end - stretch.begin
-            times = columns.store_timestamp[:rows]
-            first, last = int(times.min()), int(times.max())
-            if found.first_store_timestamp is None or first < found.first_store_timestamp:
-                found.first_store_timestamp = first
-            if found.last_store_timestamp is None or last > found.last_store_timestamp:
-                found.last_store_timestamp = last
-            for number, count in zip(*np.unique(columns.topic[:rows], return_counts=True), strict=True):
-                topics[decode_java_utf8(columns.topics.topics[int(number)])] += int(count)
-    finally:
-        log.close()
-    found.topics = dict(topics.most_common())
-    return found
+            if stretch.verdict is Verdict.RECORD:
+                rows = columns.count
+                messages, size = messages + rows, size + stretch.end - stretch.begin
+                stored = columns.store_timestamp[:rows]
+                times = [min([int(stored.min()), *times]), max([int(stored.max()), *times])]
+                for number, count in zip(*np.unique(columns.topic[:rows], return_counts=True), strict=True):
+                    topics[decode_java_utf8(columns.topics.topics[int(number)])] += int(count)
+            elif stretch.verdict is not Verdict.BLANK:
+                damaged += stretch.end - stretch.begin
+    first, last = times or (None, None)
+    return {
+        "phy_offset": phy_offset, "messages": messages, "size": size, "damaged_size": damaged,
+        "first_store_timestamp": first, "last_store_timestamp": last, "topics": dict(topics.most_common()),
+    }  # fmt: skip
