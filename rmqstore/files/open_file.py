@@ -155,7 +155,7 @@ def written_extents(fd: int, begin: int, end: int) -> list[tuple[int, int]] | No
 
 
 def written_end(fd: int) -> int:
-    """int: the position after the last byte of a file that is not zero, 0 if there is none; holes are not read."""
+    """int: the position after the last byte of a file that is not zero, 0 without one; holes are not read."""
     size = os.fstat(fd).st_size
     extents = written_extents(fd, 0, size)
     for begin, end in reversed([(0, size)] if extents is None else extents):

@@ -1,10 +1,7 @@
 """settings: a broker's topics, subscription groups, consumer offsets and pop records, as plain values.
 
-Their shapes as JSON are those of RocketMQ's own tools.  Where they are kept, and which of several sources counts, is decided in
-`rmqstore.consumer.settings_sources`.
-
-Facts about the shapes (RocketMQ 5.5.0): ``mqadmin rocksDBConfigToJson`` prints ``dataVersion`` with ``topicConfigTable`` or
-``subscriptionGroupTable``, and for offsets ``offsetTable`` alone, queue ids as names.
+Their shapes as JSON are those of ``mqadmin rocksDBConfigToJson`` (RocketMQ 5.5.0): ``dataVersion`` with ``topicConfigTable`` or
+``subscriptionGroupTable``; for offsets ``offsetTable`` alone, queue ids as names.
 """
 
 from __future__ import annotations

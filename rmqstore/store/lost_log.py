@@ -1,11 +1,10 @@
-"""Parts of the commit log that are lost: what readers are told of them, and the queue units and index entries that lead there.
+"""Find lost parts of the commit log, and the queue units and index entries that point to them.
 
-Owns where such a part is, the number of units and entries, and the refusal of every rebuild and recovery to go on without that
-number: they are lost once they are cut or replaced.  It reads the files as bytes, with the places of units and entries alone, so
-that queues are counted which nothing else can open.  Invariants:
+A rebuild or recovery that would drop such units and entries is refused until the caller names their number.  Files are read as
+bytes, so that queues count which nothing else can open.
 
-- Only what leads where the log has no segment counts, or behind the end of a log that is known to have gone on there.
-- What leads in front of the log was deleted in its time, except in files that retention would have deleted with it.
+- A unit or entry counts where the log has no segment, or after the end of a log that is known to have been longer.
+- Retention deleted what points before the log, except in files that it would have deleted too.
 - A unit counts only in the order of its neighbours: one that lost a bit is repaired from the log.
 """
 
