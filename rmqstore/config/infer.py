@@ -16,7 +16,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
 from rmqstore._core import BatchUnitLayout, IndexLayout, Region, UnitLayout, decode_record, index_key_hash
@@ -437,7 +437,7 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
         header = read_at(descriptor, INDEX_HEADER_SIZE, 0)
         if len(header) < INDEX_HEADER_SIZE:
             return []
-        counts = _Counts(*INDEX_HEADER.unpack(header)[-3:])
+        counts = INDEX_HEADER.unpack(header)[-3:]
         end_phy_offset, _, index_count = counts
         if index_count <= 1 or index_count > words // 5:
             return []
@@ -459,14 +459,8 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
         os.close(descriptor)
 
 
-class _Counts(NamedTuple):
-    # What the header of an index file says of its entries.
-    end_phy_offset: int
-    hash_slot_count: int
-    index_count: int
-
-
-def _split_fits(descriptor: int, slots: int, counts: _Counts) -> bool:
+def _split_fits(descriptor: int, slots: int, counts: tuple[int, ...]) -> bool:
+    # `counts` are the last fields of the header.
     end_phy_offset, hash_slot_count, index_count = counts
     table_pos = INDEX_HEADER_SIZE + INDEX_SLOT_SIZE * slots
     head_num = min(index_count, _ENTRIES_CHECKED)
