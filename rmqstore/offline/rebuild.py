@@ -1,10 +1,8 @@
-"""rebuild: the index and the consume queues of a store, rebuilt from its commit log alone.
+"""rebuild: rebuild the index and the consume queues of a store from its commit log alone.
 
-The old files stay in place until the new ones are complete, verified and on disk.  The bytes are those that the broker wrote
-(RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), except for the file names of the index.
-
-A rebuild that was killed while building starts again; one that was killed while swapping continues the swap.  A database of
-queues (RocksDB) is moved aside, and queue files take its place.
+The old files stay until the new ones are complete, verified and on disk; a rebuild that was killed begins again, or continues the
+swap.  The bytes are those of the broker (RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), except for the names of index
+files.  A database of queues (RocksDB) is moved aside.
 """
 
 from __future__ import annotations
