@@ -33,7 +33,9 @@ class FirstAppend:
         self.store.put_messages(self.messages)
         if pages == "warm":
             self.store.commit_log.files.populate(0, 2 * self.size)
-            self.store.queues.find("Orders", 0).files.populate(0, 6_000_000)
+            queue = self.store.queues.find("Orders", 0).files
+            queue.last().reserve(6_000_000)
+            queue.populate(0, 6_000_000)
             self.store.index_service.newest().populate()
 
     def time_put_messages(self, pages, body_size):

@@ -325,11 +325,6 @@ class MappedFile(NotCopied):
             with contextlib.suppress(StoreClosedError):
                 region.advise(how)
 
-    @property
-    def available(self) -> bool:
-        """bool: `close` was not called."""
-        return not self._closed
-
     def let_go(self) -> None:
         """Drop the mapping; it is made again at the next use.  What was written stays, in the page cache or on disk."""
         self._region = None
