@@ -395,6 +395,11 @@ class MappedFile(NotCopied):
                 self.reserve()
         self.pool.dirty.add(self)
 
+    @property
+    def reserved(self) -> int:
+        """int: position up to which there is space on disk, as far as this object made sure of it."""
+        return self.size if self._allocated else min(self._allocated_to, self.size)
+
     def note_allocated(self) -> None:
         """Take the whole file for allocated on disk, as `allocate` made it."""
         self._allocated = True
