@@ -3,10 +3,13 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
+from rmqstore._bytes cimport get_i32, get_i64
+from rmqstore._core cimport UNIT_RECORD_SIZE, UNIT_TAGS_CODE
+
 
 @cython.final
 cdef class TopicTable:
-    cdef readonly list topics, queues
+    cdef readonly list topics, queues, ends
     cdef uint8_t[::1] arena
     cdef int64_t[::1] starts
     cdef int32_t[::1] slots
@@ -33,6 +36,12 @@ cdef class RecordColumns:
     cdef int64_t[::1] c_phy_offset, c_queue_offset, c_store_timestamp, c_tags_code, c_inner_base, c_key_start
     cdef int32_t[::1] c_size, c_queue_id, c_sys_flag, c_topic, c_queue, c_inner_num, c_key_hash
     cdef uint8_t[::1] c_multi_dispatch, c_prop_crc
+
+
+cdef inline bint unit_agrees(const unsigned char* unit, RecordColumns columns, int64_t row, bint tags) noexcept nogil:
+    # The unit says what the record needs, but for its place.
+    return (get_i64(unit) == columns.c_phy_offset[row] and get_i32(unit + UNIT_RECORD_SIZE) == columns.c_size[row]
+            and (not tags or get_i64(unit + UNIT_TAGS_CODE) == columns.c_tags_code[row]))
 
 
 cdef enum:

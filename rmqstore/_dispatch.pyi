@@ -6,6 +6,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from rmqstore._core import IndexRegion, Region, Verdict
+from rmqstore._rows import FileEnd
 
 _Int32s: TypeAlias = npt.NDArray[np.int32]
 _Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -16,6 +17,8 @@ class TopicTable:
     def topics(self) -> list[bytes]: ...
     @property
     def queues(self) -> list[tuple[int, int]]: ...
+    @property
+    def ends(self) -> list[FileEnd | None]: ...
     def add(self, topic: bytes) -> int: ...
     def add_queue(self, topic: int, queue_id: int) -> int: ...
 

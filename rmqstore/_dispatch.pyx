@@ -15,7 +15,7 @@ from rmqstore._core cimport (
     COLUMNS_FULL, ENTRY_PHY_OFFSET, ENTRY_SIZE, ENTRY_TIME_DIFF, EXT_BASE, EXT_UNIT_BITMAP_LENGTH, EXT_UNIT_MIN_SIZE,
     EXT_UNIT_STORE_TIMESTAMP, EXT_UNIT_TAGS_CODE, INDEX_BEGIN_TIMESTAMP, index_count_of, INDEX_HEADER_SIZE, IndexRegion,
     LIMIT, RECORD, Region, SLOT_SIZE, SYS_INNER_BATCH, SYS_PREPARED, SYS_ROLLBACK, SYS_TRANSACTION_MASK,
-    UNIT_RECORD_SIZE, UNIT_SIZE, UNIT_TAGS_CODE,
+    UNIT_SIZE,
 )
 from rmqstore._crc32 cimport crc32_start
 from rmqstore._java_text cimport hash_utf8
@@ -33,10 +33,13 @@ crc32_start()
 @cython.final
 @cython.no_gc_clear
 cdef class TopicTable:
-    """Topics (`topics`, UTF-8) and queues (`queues`, topic number and queue id) of a scan, in order of appearance."""
+    """Topics (`topics`, UTF-8) and queues (`queues`, topic number and queue id) of a scan, in order of appearance.
+
+    `ends` has for each queue a `_rows.FileEnd`, where its reader or writer set one, else None.
+    """
 
     def __cinit__(self):
-        self.topics, self.queues = [], []
+        self.topics, self.queues, self.ends = [], [], []
         self.queue_codes = np.zeros(32, np.int64)
         self.queue_slots = np.zeros(64, np.int32)
         self.queue_mask = 63
@@ -112,6 +115,7 @@ cdef class TopicTable:
             self.queue_codes = np.concatenate([self.queue_codes, np.zeros(self.queue_codes.shape[0], np.int64)])
         self.queue_codes[self.queue_num] = queue_code(topic, queue_id)
         self.queues.append((topic, queue_id))
+        self.ends.append(None)
         self.queue_num += 1
         if self.queue_num * 2 > self.queue_mask + 1:
             self.queue_mask = (self.queue_mask + 1) * 4 - 1
@@ -450,15 +454,12 @@ cdef int64_t agreeing(const unsigned char* units, RecordColumns columns, const i
                       bint tags) noexcept nogil:
     # How many of as many units as there are rows, from the first on, say what their record needs; -1 - i if row i is none.
     cdef int64_t n = rows.shape[0], i, row
-    cdef const unsigned char* unit
     for i in range(n):
         row = rows[i]
         if row < 0 or row >= columns.capacity:
             return -1 - i
-        unit = units + UNIT_SIZE * i
-        if (columns.c_queue_offset[row] != queue_offset + i or get_i64(unit) != columns.c_phy_offset[row]
-                or get_i32(unit + UNIT_RECORD_SIZE) != columns.c_size[row]
-                or (tags and get_i64(unit + UNIT_TAGS_CODE) != columns.c_tags_code[row])):
+        if (columns.c_queue_offset[row] != queue_offset + i
+                or not unit_agrees(units + UNIT_SIZE * i, columns, row, tags)):
             return i
     return n
 

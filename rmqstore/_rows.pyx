@@ -1,28 +1,29 @@
 """Rows that are to be put: from messages and from Arrow tables, checked, laid out and encoded one after the other.
 
 Owns what makes a row plain (`RowBatch`), the columns of a table as they are read for it (`TableRows`), where rows went
-(`PlacedRows`), and the put of one message with its unit and its index entries (`Appender`).  It never chooses a file and
-knows no clock but the system's: callers set where rows go and their time.  A row that is not plain is left to the long way,
-which has the rules and the errors.  Payload, unit, entry and count are published in that order (I6).
+(`PlacedRows`), the put of one message with its unit and its index entries (`Appender`), and the units of many records at
+their queues' ends (`settle`).  It never chooses a file and knows no clock but the system's: callers set where rows go and
+their time.  A row that is not plain is left to the long way, which has the rules and the errors.
+Payload, unit, entry and count are published in that order (I6).
 """
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t, uint8_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, int32_t, int64_t, uint32_t, uint8_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 from posix.time cimport clock_gettime, CLOCK_REALTIME, timespec
 
-from rmqstore._bytes cimport check, difference_of, load_i64, put_hex, put_i64, sum_of
+from rmqstore._bytes cimport check, difference_of, get_i64, load_i64, put_hex, put_i64, sum_of
 from rmqstore._core cimport (
     BLANK_SIZE, COLUMNS_FULL, FileStream, index_count_of, INDEX_END_PHY_OFFSET, INDEX_END_TIMESTAMP, INDEX_HEADER_SIZE,
     IndexRegion, LIMIT, MessageFields, PROP_CRC_SIZE, put_unit, Region, StateFields, SYS_BORN_V6, SYS_PLAIN_MASK,
     SYS_STORE_V6, UNIT_SIZE,
 )
 from rmqstore._crc32 cimport crc32_start
-from rmqstore._dispatch cimport NEED_KEY_ROOM, RecordColumns, TopicTable
+from rmqstore._dispatch cimport NEED_KEY_ROOM, RecordColumns, TopicTable, unit_agrees
 from rmqstore._java_text cimport hash_utf8
 from rmqstore._properties cimport has_separator, IndexedProperties, put_key_hashes
 from rmqstore._python cimport (
@@ -44,6 +45,9 @@ cdef int64_t[::1] EMPTY_TIMESTAMPS = stdlib_array("q")
 
 cdef enum:
     APPEND_KEYS = 64
+
+# No unit has a higher queue offset: its place in bytes fits 64 bits.
+cdef int64_t MAX_UNIT = INT64_MAX // UNIT_SIZE - 1
 
 
 cdef enum:
@@ -688,13 +692,13 @@ cdef class RowBatch:
             if row.born_now:
                 row.parts.born_timestamp = row.parts.store_timestamp
 
-    def queues(self):
-        """list of (int, int): the queues of the rows, as numbers in `topics.queues`, and how many rows each has."""
+    cdef int count_queues(self) except -1:
+        # Notes the queues of the rows, and how many rows each has.
         cdef int64_t i
-        cdef int32_t queue, each
+        cdef int32_t queue
         check(not self.prepared)
         if self.touched:
-            return [(each, self.queue_num[each]) for each in self.touched]
+            return 0
         if self.queue_num.shape[0] < self.topics.queue_num:
             self.queue_num = np.zeros(2 * self.topics.queue_num, np.int64)
         for i in range(self.count):
@@ -703,7 +707,23 @@ cdef class RowBatch:
             if self.queue_num[queue] == 0:
                 self.touched.append(queue)
             self.queue_num[queue] += 1
-        return [(each, self.queue_num[each]) for each in self.touched]
+        return 0
+
+    def queues(self):
+        """list of (int, int): the queues of the rows, as numbers in `topics.queues`, and how many rows each has.
+
+        Those are left out whose file takes their rows, see `TopicTable.ends`.
+        """
+        cdef int32_t each
+        cdef int64_t pos
+        cdef FileEnd end
+        cdef list found = []
+        self.count_queues()
+        for each in self.touched:
+            end = self.topics.ends[each]
+            if end is None or end.region_for(UNIT_SIZE * self.queue_num[each], &pos) is None:
+                found.append((each, self.queue_num[each]))
+        return found
 
     def number(self, dict following not None, int64_t store_timestamp, const int64_t[::1] timestamps not None):
         """Set the queue offset and the store time (ms since epoch) of every row.
@@ -712,18 +732,26 @@ cdef class RowBatch:
         """
         cdef int64_t i, offset
         cdef int32_t each
+        cdef FileEnd end
+        cdef list numbers = []
         if timestamps.shape[0] != 0 and timestamps.shape[0] != self.count:
             raise ValueError(f"{timestamps.shape[0]} timestamps for {self.count} rows")
-        numbers = [(each, following[each]) for each, _ in self.queues()]
+        self.count_queues()
+        for each in self.touched:
+            given = following.get(each)
+            if given is None:
+                end = self.topics.ends[each]
+                given = end.stream.wrote_where // UNIT_SIZE
+            numbers.append(given)
         cdef int64_t[::1] next_offset = self.queue_num
-        for each, offset in numbers:
+        for each, offset in zip(self.touched, numbers):
             next_offset[each] = offset
         for i in range(self.count):
             self.rows[i].parts.queue_offset = next_offset[self.rows[i].queue]
             next_offset[self.rows[i].queue] += 1
         self.seal(store_timestamp, timestamps)
         # The array counts again.
-        for each, offset in numbers:
+        for each, offset in zip(self.touched, numbers):
             next_offset[each] -= offset
 
     def room(self, int64_t left, int64_t segment_size, bint together=False):
@@ -1165,33 +1193,158 @@ cdef str message_id_of(const unsigned char* host, int32_t host_len, int64_t phy_
 
 @cython.no_gc_clear
 cdef class FileEnd:
-    """The file in which a stream goes on, as `Appender` writes to it.
+    """The file in which a stream goes on, as compiled code compares its units with records and writes to it.
 
-    Only the part of `mapped_file` that has space on disk now, its `reserved`, is written to.  Its `_region` is None while
-    it is not mapped, which its pool decides.
+    Only the part of the file that has space on disk when it is learned, its `reserved`, is written to.  Its `_region` is None
+    while it is not mapped, which its pool decides.
+
+    Attributes
+    ----------
+    mapped_file : MappedFile or None
+        The file; None for no file.
+    following : int
+        Of a queue: the queue offset of the unit after the last one that was compared or written, -1 for any.
     """
 
     cdef FileStream stream
-    cdef object mapped_file
+    cdef readonly object mapped_file
     cdef set dirty
     cdef int64_t base_offset, reserved
+    cdef readonly int64_t following
+    # The last batch of `settle` with records of this queue, and the queue offset after them; they do not follow each other
+    # where it is -1.
+    cdef int64_t batch, expected
+    cdef bint left      # a record was left to the caller since the file was learned
 
-    def __cinit__(self, FileStream stream not None, mapped_file not None):
-        self.stream, self.mapped_file, self.base_offset = stream, mapped_file, mapped_file.file_from_offset
-        self.dirty, self.reserved = mapped_file.pool.dirty, mapped_file.reserved
+    def __cinit__(self, FileStream stream not None, mapped_file=None):
+        self.stream = stream
+        self.learn(mapped_file)
+
+    def learn(self, mapped_file, int64_t following=-1):
+        """Take the file that has, or will have, the unit at queue offset `following`; None for no file."""
+        self.mapped_file, self.following, self.left = mapped_file, following, False
+        self.base_offset = self.reserved = 0
+        if mapped_file is not None:
+            self.base_offset, self.reserved = mapped_file.file_from_offset, mapped_file.reserved
+            self.dirty = mapped_file.pool.dirty
+
+    cdef Region mapped(self):
+        return None if self.mapped_file is None else self.mapped_file._region
 
     cdef Region region_for(self, int64_t size, int64_t* pos):
         # The mapping that takes `size` bytes, and where in it; None if this is not the file for them any more.
-        cdef Region region = self.mapped_file._region
+        cdef Region region = self.mapped()
         pos[0] = self.stream.wrote_where - self.base_offset
         return region if region is not None and 0 <= pos[0] <= self.reserved - size else None
+
+    cdef void expect(self, int64_t queue_offset, int64_t batch):
+        # A record of `batch` has this queue offset.
+        if self.batch != batch:
+            self.batch = batch
+            self.expected = queue_offset if self.following < 0 else self.following
+        self.expected = queue_offset + 1 if 0 <= queue_offset == self.expected < MAX_UNIT else -1
+
+    cdef int settle(self, RecordColumns columns, int64_t row, bint append) except -1:
+        # RIGHT or WRITTEN, see `settle`; what follows a record that is left is left too.
+        cdef int answer = LEFT
+        cdef Region region
+        cdef int64_t pos, end
+        cdef unsigned char* unit
+        if self.left or self.expected < 0:
+            self.left = True
+            return LEFT
+        region = self.mapped()
+        pos = columns.c_queue_offset[row] * UNIT_SIZE - self.base_offset
+        end = self.stream.wrote_where - self.base_offset
+        if region is None or pos < 0:
+            answer = LEFT
+        elif pos < end and pos <= region.size - UNIT_SIZE:
+            unit = region.pin(pos, UNIT_SIZE)
+            if unit_agrees(unit, columns, row, True):
+                answer = RIGHT
+            region.unpin()
+        elif append and pos == end and UNIT_SIZE <= pos <= self.reserved - UNIT_SIZE:
+            self.dirty.add(self.mapped_file)
+            unit = region.pin_writable(pos - UNIT_SIZE, 2 * UNIT_SIZE)
+            # Anything else than a record after that of the last unit is for the caller to judge.
+            if get_i64(unit) < columns.c_phy_offset[row]:
+                put_unit(unit + UNIT_SIZE, columns.c_phy_offset[row], columns.c_size[row], columns.c_tags_code[row])
+                self.stream.wrote_where += UNIT_SIZE
+                answer = WRITTEN
+            region.unpin()
+        if answer == LEFT:
+            self.left = True
+        else:
+            self.following = columns.c_queue_offset[row] + 1
+        return answer
+
+
+cdef enum:
+    # What becomes of a record in `settle`.
+    LEFT = 0
+    RIGHT
+    WRITTEN
+
+
+cdef int64_t settled_batches = 0
+
+
+def settle(RecordColumns columns not None, uint8_t[::1] chosen not None, bint append):
+    """Take the records out of `chosen` whose unit is in its place, and those whose unit is the next one and is written now.
+
+    `columns.topics.ends` has what is known of the queues.  The records of a queue are settled if they follow each other, up to
+    the first whose unit differs or has no place in the file that is known; it and all after it are left to the caller.
+
+    Parameters
+    ----------
+    chosen : array of uint8, shape (count,)
+        1 for each record that needs a unit of 20 bytes.
+    append : bool
+        Write units as well.
+
+    Returns
+    -------
+    (int, int, int)
+        How many records are left, how many units were written, and the phy offset of the first of these; -1 for none.
+    """
+    global settled_batches
+    cdef int64_t n = columns.count, i, left = 0, written = 0, first = -1
+    cdef int32_t queue
+    cdef int answer
+    cdef list ends = columns.topics.ends
+    cdef FileEnd end
+    if n < 0 or n > columns.capacity or chosen.shape[0] != n:
+        raise ValueError(f"{chosen.shape[0]} marks for {n} rows of {columns.capacity}")
+    settled_batches += 1
+    for i in range(n):
+        queue = columns.c_queue[i]
+        if chosen[i] and 0 <= queue < len(ends):
+            end = ends[queue]
+            if end is not None:
+                end.expect(columns.c_queue_offset[i], settled_batches)
+    for i in range(n):
+        if not chosen[i]:
+            continue
+        queue = columns.c_queue[i]
+        end = ends[queue] if 0 <= queue < len(ends) else None
+        answer = LEFT if end is None else end.settle(columns, i, append)
+        if answer == LEFT:
+            left += 1
+            continue
+        chosen[i] = 0
+        if answer == WRITTEN:
+            if not written:
+                first = columns.c_phy_offset[i]
+            written += 1
+    return left, written, first
 
 
 @cython.no_gc_clear
 cdef class Appender:
     """Appends one plain message, its unit and its index entries in one call.
 
-    It knows the ends of the log, of queues and of the index from `learn`, and leaves what does not fit there to its caller.
+    It knows the ends of the log and of the index from `learn`, those of queues from the `ends` of the batch's topics, and leaves
+    what does not fit there to its caller.
 
     Parameters
     ----------
@@ -1208,8 +1361,6 @@ cdef class Appender:
         Called without the lock with the end of the log and what was put, where a reader or a flush waits for it.
     indexed, index_tags : bool
         Whether keys, and tags, are indexed.
-    max_ends : int
-        How many queues are kept in mind.
 
     Attributes
     ----------
@@ -1224,30 +1375,23 @@ cdef class Appender:
     cdef RowBatch batch
     cdef StateFields state
     cdef object clock, after_put
-    cdef int64_t max_ends
     cdef type kind, result
     cdef bint indexed, index_tags
     cdef FileEnd log
-    cdef dict ends       # queue number: FileEnd
     cdef IndexRegion index
 
     def __cinit__(self, StateFields state not None, RowBatch batch not None, type kind not None, type result not None, clock, after_put not None,
-                  bint indexed, bint index_tags, int64_t max_ends=1024):
+                  bint indexed, bint index_tags):
         if not issubclass(result, tuple) or len(result._fields) != 5:
             raise TypeError("a named tuple of five is needed")
         self.state, self.batch, self.kind, self.result = state, batch, kind, result
-        self.indexed, self.index_tags, self.clock, self.max_ends = indexed, index_tags, clock, max_ends
+        self.indexed, self.index_tags, self.clock = indexed, index_tags, clock
         self.after_put = after_put
-        self.ends = {}
         batch.reserve_rows(1)
 
-    def learn(self, FileEnd log not None, IndexRegion index, int queue=-1, FileEnd end=None):
-        """Take the ends of the log and of one queue, and the newest index file; few queues are kept."""
+    def learn(self, FileEnd log not None, IndexRegion index):
+        """Take the end of the log, and the newest index file."""
         self.log, self.index = log, index
-        if end is not None:
-            if len(self.ends) >= self.max_ends:
-                self.ends.clear()
-            self.ends[queue] = end
 
     def put(self, message, queue_id=0):
         """Append the message; its `result`, or None if nothing was written and the caller has to put it."""
@@ -1283,7 +1427,7 @@ cdef class Appender:
         if batch.take_message(<MessageFields?>message, number) != TAKEN:
             return None
         row = &batch.rows[0]
-        end = self.ends.get(row.queue)
+        end = batch.topics.ends[row.queue]
         if end is None:
             return None
         log_region, end_region = log.region_for(row.size + BLANK_SIZE, &pos), end.region_for(UNIT_SIZE, &unit_pos)
@@ -1319,6 +1463,7 @@ cdef class Appender:
                 log.stream.wrote_where += row.size
                 put_unit(unit, row.phy_offset, <int32_t>row.size, code)
                 end.stream.wrote_where += UNIT_SIZE
+                end.following = row.parts.queue_offset + 1
             finally:
                 end_region.unpin()
         finally:

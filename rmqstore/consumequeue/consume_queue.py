@@ -16,6 +16,7 @@ from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore._dispatch import RecordColumns
+from rmqstore._rows import FileEnd
 from rmqstore._shown import shows
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_ext import ConsumeQueueExt
@@ -66,6 +67,7 @@ class ConsumeQueue(UnitQueue):
         read_only: bool = False,
     ):
         super().__init__(root, topic, queue_id, config, pool, read_only=read_only)
+        self._file_end: FileEnd | None = None
         if config.enable_consume_queue_ext or os.path.isdir(queue_directory(root, "consumequeue_ext", topic, queue_id)):
             self.ext = ConsumeQueueExt(root, topic, queue_id, config, pool, read_only=read_only)
 
@@ -98,10 +100,25 @@ class ConsumeQueue(UnitQueue):
         self.ext.truncate(int(addresses.max()))
         return True
 
-    @property
-    def takes_short_way(self) -> bool:
-        """bool: there is no extension."""
-        return self.ext is None
+    def file_end(self, number: int) -> FileEnd | None:
+        """As every queue does; the same object each time, without a file where there is an extension, or no writer.
+
+        The file stays mapped while it is the one.
+        """
+        if self.ext is not None or self.read_only:
+            return None
+        if self._file_end is None:
+            self._file_end = FileEnd(self.files)
+        before, mapped_file = self._file_end.mapped_file, self._file_of_unit(min(number, self.unit_num))
+        if before is not mapped_file and before is not None and before.file_from_offset != self.files.offsets[-1]:
+            before.appended = False
+            if before.mapped:
+                self.pool.admit(before)
+        if mapped_file is not None:
+            mapped_file.appended = True
+            mapped_file.region  # noqa: B018  (mapped now, and marked as used)
+        self._file_end.learn(mapped_file, number)
+        return self._file_end
 
     def sound_end(self, min_phy_offset: int) -> int:
         """Return the number of the first unit that lost power may have left in part, `unit_num` for none.

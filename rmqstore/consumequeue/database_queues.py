@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from rmqstore import _numpy as np
 from rmqstore._core import PRE_FILL_SIZE, RecordLayout, UnitLayout
+from rmqstore._dispatch import RecordColumns
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
@@ -111,6 +112,13 @@ class _Collecting:
 
     def load(self) -> None:
         """Nothing: it has no files."""
+
+    def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
+        """Return False: its units are not asked for."""
+        return False
+
+    def file_end(self, number: int) -> None:
+        """Return None: it has no files."""
 
     def close(self) -> None:
         """Nothing: it has no files."""

@@ -16,6 +16,7 @@ from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore._dispatch import RecordColumns
+from rmqstore._rows import FileEnd
 from rmqstore.config import StoreConfig, is_usual_size, own_size
 from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.errors import GeometryError
@@ -212,10 +213,9 @@ class UnitQueue(NotCopied):
         for files in self.file_lists():
             files.in_memory = value
 
-    @property
-    def takes_short_way(self) -> bool:
-        """bool: a put leaves one unit of 20 bytes at the end of this queue's files and nothing else, as `Appender` writes it."""
-        return False
+    def file_end(self, number: int) -> FileEnd | None:
+        """Return the file that has unit `number`, or gets it next, for compiled code; None where a unit is more than 20 bytes."""
+        return None
 
     def let_go(self) -> None:
         """Let every mapping go; what is asked for again is mapped again."""

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmqstore import _numpy as np
-from rmqstore._dispatch import RecordColumns
+from rmqstore._dispatch import RecordColumns, TopicTable
+from rmqstore._rows import FileEnd, settle
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agreement",
     "DeletedTopics",
+    "QueueEnds",
     "QueueLife",
     "UnitRows",
     "gone_text",
@@ -252,6 +254,32 @@ def gone_text(records: dict[str, int]) -> str:
     )
 
 
+class QueueEnds:
+    """By queue, the file in which the core goes on by itself with its units (`_rows.settle`), for all columns of one pass."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str, int], FileEnd | None] = {}
+        self._tables: dict[TopicTable, tuple[list[str], list[tuple[str, int]]]] = {}
+
+    def names(self, table: TopicTable) -> tuple[list[str], list[tuple[str, int]]]:
+        """Return the topics of `table` as text, and its queues as topic and queue id; their files are set in it."""
+        topics, keys = self._tables.setdefault(table, ([], []))
+        topics.extend(map(decode_java_utf8, table.topics[len(topics) :]))
+        for topic, queue_id in table.queues[len(keys) :]:
+            key = topics[topic], queue_id
+            table.ends[len(keys)] = self._ends.get(key)
+            keys.append(key)
+        return topics, keys
+
+    def get(self, key: tuple[str, int]) -> FileEnd | None:
+        """Return the file of a queue, None for none."""
+        return self._ends.get(key)
+
+    def set(self, table: TopicTable, number: int, end: FileEnd | None) -> None:
+        """Set the file of queue `number` in `table`."""
+        table.ends[number] = self._ends[self._tables[table][1][number]] = end
+
+
 class Agreement:
     """Whether the queues hold already, exactly, what records leave behind in them; it only reads."""
 
@@ -264,7 +292,9 @@ class Agreement:
         self.commit_log = commit_log
         self.queues = queues
         self.plain = plain
-        self.ends: dict[tuple[str, int], int] = {}
+        # By queue the queue offset after its last record that was found right, unless the core has its file.
+        self._ends: dict[tuple[str, int], int] = {}
+        self._files = QueueEnds()
         self._deleted = DeletedTopics(queues.root)
 
     def holds(self, columns: RecordColumns) -> bool:
@@ -277,22 +307,32 @@ class Agreement:
             rows = unit_rows(columns)
             if rows.batches.any() or len(rows.further):
                 return False
+        keys = self._files.names(columns.topics)[1]
+        if not settle(columns, chosen, False)[0]:
+            return True
         groups, order = columns.by_queue(chosen)
         for number, start, end in groups:
-            topic, queue_id = columns.topics.queues[number]
-            key = decode_java_utf8(columns.topics.topics[topic]), queue_id
-            own = order[start:end]
+            key, own = keys[number], order[start:end]
             if not self._follow(key, columns, own):
                 own = self._of_this_queue(key, columns, own)
                 if len(own) and not self._follow(key, columns, own):
                     return False
+            following = self._ends.get(key)
+            if following is not None and self.queues.unit_num(*key) is not None:
+                queue = self.queues.find(*key)
+                self._files.set(columns.topics, number, None if queue is None else queue.file_end(following))
         return True
+
+    def end(self, key: tuple[str, int]) -> int | None:
+        """Return the queue offset after the last record of a queue that was found right; None for no record."""
+        file = self._files.get(key)
+        return self._ends.get(key) if file is None else file.following
 
     def _follow(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
         first = int(columns.queue_offset[rows[0]])
-        if self.ends.get(key, first) != first or not self._agrees(key, columns, rows):
+        if self.end(key) not in (None, first) or not self._agrees(key, columns, rows):
             return False
-        self.ends[key] = first + len(rows)
+        self._ends[key] = first + len(rows)
         return True
 
     def _of_this_queue(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
@@ -309,14 +349,15 @@ class Agreement:
 
     def was_cut(self) -> bool:
         """bool: a queue has lost units meanwhile that were found right."""
-        for key, end in self.ends.items():
-            number = self.queues.unit_num(*key)
-            if number is not None and number < end:
+        for key in self._ends:
+            number, end = self.queues.unit_num(*key), self.end(key)
+            if number is not None and end is not None and number < end:
                 return True
         return False
 
     def _agrees(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
-        plain = self.plain.get(key)
+        # A queue that has come up before is opened, so that the core has its file.
+        plain = self.plain.get(key) if key not in self._ends else None
         agrees = None if plain is None else self.queues.plain_agrees(plain, *key, columns, rows)
         if agrees is None:
             queue = self.queues.find(*key)

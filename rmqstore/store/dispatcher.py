@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from rmqstore import _numpy as np
 from rmqstore._core import RecordLayout, Verdict
-from rmqstore._dispatch import RecordColumns, TopicTable
+from rmqstore._dispatch import RecordColumns
+from rmqstore._rows import FileEnd, settle
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
@@ -20,9 +21,9 @@ from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import decode_java_utf8
 from rmqstore.store.dispatch_rules import (
     DeletedTopics,
+    QueueEnds,
     QueueLife,
     last_beginning,
     life_of,
@@ -122,7 +123,7 @@ class CommitLogDispatcher:
         # If given, the only simple queues that records get a unit in by their own topic.
         self.only: frozenset[tuple[str, int]] | None = None
         self.counts = DispatchCounts()
-        self._topics: dict[TopicTable, list[str]] = {}
+        self._ends = QueueEnds()
 
     def dispatch_columns(self, columns: RecordColumns) -> None:
         """Dispatch the records in `columns`."""
@@ -147,35 +148,42 @@ class CommitLogDispatcher:
 
     def _dispatch_units(self, columns: RecordColumns) -> None:
         assert self.queues is not None
-        topics = self._topics_of(columns)
+        topics, keys = self._ends.names(columns.topics)
         # Whole columns are left to the core, here and below: NumPy lets go of the GIL in nearly every call, which a writer
         # beside a busy thread gets back only milliseconds later.
         simple, odd = columns.queued()
         if odd or self.queues.batch_topics:
-            simple = self._dispatch_odd(columns, topics)
+            simple = self._dispatch_odd(columns, topics, keys)
+        left, written, phy_offset = settle(columns, simple, True)
+        self.counts.put(written, phy_offset)
+        if not left:
+            return
         groups, order = columns.by_queue(simple)
         for number, start, end in groups:
-            topic, queue_id = columns.topics.queues[number]
-            if self.only is not None and (topics[topic], queue_id) not in self.only:
+            key, rows = keys[number], order[start:end]
+            if self.only is not None and key not in self.only:
                 continue
-            queue = self._queue_for(columns, topics, number, order[start:end])
+            queue = self._queue_for(columns, key, rows)
             if queue is not None:
-                self._put_rows(queue, columns, order[start:end])
+                self._put_rows(queue, columns, rows)
+                self._ends.set(columns.topics, number, self._file_end(queue, int(columns.queue_offset[rows[-1]]) + 1))
 
-    def _queue_for(
-        self, columns: RecordColumns, topics: list[str], number: int, rows: np.ndarray
-    ) -> AnyConsumeQueue | None:
+    def _file_end(self, queue: AnyConsumeQueue, queue_offset: int) -> FileEnd | None:
+        # Where the core goes on by itself with the records of a queue.
+        return queue.file_end(queue_offset)
+
+    def _queue_for(self, columns: RecordColumns, key: tuple[str, int], rows: np.ndarray) -> AnyConsumeQueue | None:
         # The queue that these rows belong to, None where the topic, which nothing in a record protects, names none.
         assert self.queues is not None
-        topic, queue_id = columns.topics.queues[number]
-        if can_name_queue(topics[topic]):
-            return self.queues.find_or_create(topics[topic], queue_id)
+        topic, queue_id = key
+        if can_name_queue(topic):
+            return self.queues.find_or_create(topic, queue_id)
         for row in rows.tolist():
-            what = f"is of topic {topics[topic][:80]!r}, which cannot name a queue's directory; it gets no unit"
+            what = f"is of topic {topic[:80]!r}, which cannot name a queue's directory; it gets no unit"
             self._misplaced(columns, row, "BAD_TOPIC", what)
         return None
 
-    def _dispatch_odd(self, columns: RecordColumns, topics: list[str]) -> np.ndarray:
+    def _dispatch_odd(self, columns: RecordColumns, topics: list[str], keys: list[tuple[str, int]]) -> np.ndarray:
         # Inner batches and further queues; the mask of the records that get a unit of a simple queue.
         assert self.queues is not None
         n = columns.count
@@ -195,7 +203,7 @@ class CommitLogDispatcher:
             batched = queued & batch_topics[columns.topic[:n]]
             groups, order = columns.by_queue(batched.view(np.uint8))
             for number, start, end in groups:
-                queue = self._queue_for(columns, topics, number, order[start:end])
+                queue = self._queue_for(columns, keys[number], order[start:end])
                 if queue is None:
                     continue
                 for row in self._plausible(
@@ -210,18 +218,13 @@ class CommitLogDispatcher:
         as_bytes: np.ndarray = simple.view(np.uint8)
         return as_bytes
 
-    def _topics_of(self, columns: RecordColumns) -> list[str]:
-        # The text of every topic in the table; it grows from scan to scan.
-        topics = self._topics.setdefault(columns.topics, [])
-        for topic in columns.topics.topics[len(topics) :]:
-            topics.append(decode_java_utf8(topic))
-        return topics
-
     def _put_rows(self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> None:
         assert isinstance(queue, ConsumeQueue)
         if self._follow(queue, columns, rows) and columns.run_length(rows) == len(rows):
             # As it is unless something was damaged.
             self._put_run(queue, columns, rows)
+            return
+        if queue.agrees(columns, rows):
             return
         rows = self._plausible(queue, columns, rows, columns.queue_offset)
         # A run ends where the offsets do not go on by one.
@@ -417,15 +420,11 @@ class LogDispatcher(CommitLogDispatcher):
             self.queues.forget(topic, queue_id)
             self.dropped.add((topic, queue_id))
 
-    def _queue_for(
-        self, columns: RecordColumns, topics: list[str], number: int, rows: np.ndarray
-    ) -> AnyConsumeQueue | None:
-        topic, queue_id = columns.topics.queues[number]
-        key = topics[topic], queue_id
-        if self.deleted.is_deleted(topics[topic]):
+    def _queue_for(self, columns: RecordColumns, key: tuple[str, int], rows: np.ndarray) -> AnyConsumeQueue | None:
+        if self.deleted.is_deleted(key[0]):
             self._leave_out(key, columns.phy_offset[rows])
             return None
-        queue = super()._queue_for(columns, topics, number, rows)
+        queue = super()._queue_for(columns, key, rows)
         if queue is not None and key not in self._is_new:
             self._is_new[key] = queue.last_record() is None
         before = self._unsure.pop(key, None)
@@ -489,6 +488,11 @@ class LogDispatcher(CommitLogDispatcher):
             self._begin_again(queue)
         kept: np.ndarray = rows[begins:]
         return kept
+
+    def _file_end(self, queue: AnyConsumeQueue, queue_offset: int) -> FileEnd | None:
+        # What follows says whether the queue began again.
+        unsure = (queue.topic, queue.queue_id) in self._unsure
+        return super()._file_end(queue, -1 if unsure else queue_offset)
 
     def _life(self, queue: AnyConsumeQueue) -> QueueLife | None:
         key = queue.topic, queue.queue_id

@@ -173,7 +173,7 @@ FAR = 2**63 - 1
 class Judgement:
     """The scanned part of the log, in phy offsets: ranges of whole records, and the damage between them (offset, size, verdict).
 
-    `dispatch_from` is the first record that queues or index lack something of; `FAR` for none.
+    `units_from` and `entries_from` are the first records that queues, or the index, may lack something of; `FAR` for none.
     """
 
     begin: int
@@ -182,7 +182,13 @@ class Judgement:
     damage: list[tuple[int, int, str]] = field(default_factory=list)
     records: int = 0
     last_record: int = -1
-    dispatch_from: int = FAR
+    units_from: int = FAR
+    entries_from: int = FAR
+
+    @property
+    def dispatch_from(self) -> int:
+        """int: the first record that queues or index may lack something of."""
+        return min(self.units_from, self.entries_from)
 
     def note(self, stretch: Stretch) -> None:
         """Count the records of a stretch."""
@@ -248,10 +254,10 @@ class LogJudge:
 
     def _read_on(self, at: int, judged: Judgement) -> tuple[int, Verdict | None]:
         # Reads records from `at` to the first place that holds none; that place and what is there, None after all segments.
-        # As long as nothing is missing they are also compared with the queues.
+        # As long as no unit is missing they are also compared with the queues.
         log = self.commit_log
         end = max((base + log.segment_size for base in log.files.offsets), default=at)
-        if judged.dispatch_from == FAR:
+        if judged.units_from == FAR:
             for stretch, columns in log.scans(at, end, keys=False, resume=False):
                 if stretch.verdict is not Verdict.RECORD:
                     if stretch.verdict is not Verdict.BLANK:
@@ -260,9 +266,10 @@ class LogJudge:
                 judged.note(stretch)
                 # An index that ends within these records may lack the rest of their entries.  Of its last record it lacks some
                 # only after a crash.
-                indexed = (stretch.last_record if self.clean else stretch.end) <= self.index_end
-                if not indexed or not self.agreement.holds(columns):
-                    judged.dispatch_from = stretch.begin
+                if (stretch.last_record if self.clean else stretch.end) > self.index_end:
+                    judged.entries_from = min(judged.entries_from, stretch.begin)
+                if not self.agreement.holds(columns):
+                    judged.units_from = stretch.begin
                     at = stretch.end
                     break
             else:

@@ -190,7 +190,8 @@ class _Recovery:
         self.clean = clean
         looked, self.index = self._look()
         self.newest_unit_end, self.plain = looked
-        self.agreement = Agreement(self.commit_log, self.queues, self.plain)
+        # After a crash every queue is going to be opened.
+        self.agreement = Agreement(self.commit_log, self.queues, self.plain if clean else {})
         self.lacks_older = False
 
     def _look(self) -> tuple[tuple[int, dict[tuple[str, int], PlainQueue]], IndexSurvey | None]:
@@ -230,7 +231,7 @@ class _Recovery:
         report.units_cut = self._cut_queues()
         if self.agreement.was_cut():
             # What was compared is gone: something before it was wrong.
-            judged.dispatch_from = judged.begin
+            judged.units_from = judged.begin
         if self.index is not None:
             report.index_entries_cut, report.index_files_deleted = self.index.cut(judged.end)
             report.index_files_kept = len(self.index.index_service.names)
@@ -282,6 +283,8 @@ class _Recovery:
             if found is not None and found.furthest_end <= judged.end:
                 if clean or found.last_end == found.furthest_end <= judged.begin:
                     continue
+                if found.last_end == found.furthest_end and self._is_right(topic, queue_id):
+                    continue
             queue = self.queues.find(topic, queue_id)
             if queue is None:
                 continue
@@ -290,10 +293,15 @@ class _Recovery:
             dropped += queue.cut(judged.end, self._before_cut)
             if not clean:
                 dropped += self._truncate(queue, queue.sound_end(self.commit_log.min_offset))
-                if self.agreement.ends.get((topic, queue_id)) != queue.unit_num:
+                if not self._is_right(topic, queue_id):
                     while self._leads_to_another(queue):
                         dropped += self._truncate(queue, queue.unit_num - 1)
         return dropped
+
+    def _is_right(self, topic: str, queue_id: int) -> bool:
+        # The last unit of an open queue was compared with its record.
+        end = self.agreement.end((topic, queue_id))
+        return end is not None and end == self.queues.unit_num(topic, queue_id)
 
     def _before_cut(self, queue: UnitQueue, number: int) -> None:
         self._note_lack(queue.leads_before(number, self.judged.begin))
@@ -338,26 +346,35 @@ class _Recovery:
         dispatcher.repair = not self.clean
         if self.lacks_older:
             logger.warning("queues of %s lack units of older records; dispatching the whole log again", log.path)
-            dispatcher.allow_gaps, ranges = True, self._whole_log()
+            judged.units_from, dispatcher.allow_gaps, ranges = 0, True, self._whole_log()
         else:
             dispatcher.allow_gaps = judged.begin <= log.min_offset
-            ranges = [
-                (max(begin, judged.dispatch_from), end) for begin, end in judged.ranges if end > judged.dispatch_from
-            ]
+            ranges = judged.ranges
         while True:
             # Entries are put once: what a first pass put is below the progress of a second.
             if self.index_service is not None:
                 dispatcher.progress = IndexProgress.of(self.index_service)
             try:
-                for begin, end in ranges:
-                    for stretch, columns in log.scans(begin, end, check_crc=False, resume=False):
-                        if stretch.verdict is Verdict.RECORD:
-                            dispatcher.dispatch_columns(columns)
+                # The queues are right up to `units_from`.
+                dispatcher.queues = None
+                self._dispatch_ranges(dispatcher, ranges, judged.entries_from, judged.units_from)
+                dispatcher.queues = self.queues
+                self._dispatch_ranges(dispatcher, ranges, judged.units_from, FAR)
                 dispatcher.finish()
                 return dispatcher.counts
             except QueueGapError as gap:
                 logger.warning("%s; dispatching the whole log again", gap)
-                dispatcher.allow_gaps, ranges = True, self._whole_log()
+                judged.units_from, dispatcher.allow_gaps, ranges = 0, True, self._whole_log()
+
+    def _dispatch_ranges(self, dispatcher: LogDispatcher, ranges: list[tuple[int, int]], first: int, last: int) -> None:
+        # Dispatch the records of `ranges` from `first` up to but not including `last`.
+        for begin, end in ranges:
+            begin, end = max(begin, first), min(end, last)
+            if begin >= end:
+                continue
+            for stretch, columns in self.commit_log.scans(begin, end, check_crc=False, resume=False):
+                if stretch.verdict is Verdict.RECORD:
+                    dispatcher.dispatch_columns(columns)
 
     def _whole_log(self) -> list[tuple[int, int]]:
         # From the oldest record to the judged part, as far as it can be read, then the judged part.

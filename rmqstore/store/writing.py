@@ -323,7 +323,6 @@ class Writing:
                 self.after_put,
                 self.index_service is not None,
                 config.index_tags,
-                self.state.pool.max_appended_files,
             )
         taken = (
             self.rows is not None and not self.state.disk_full and not self.state.closing and self.state.poison is None
@@ -506,12 +505,7 @@ class Writing:
             if log_end is None:
                 return
             index = None if self.index_service is None else self.index_service.newest()
-            queue = self.queues.find(message.topic, queue_id)
-            end = _end_of(queue.files) if queue is not None and queue.takes_short_way else None
-            if end is None:
-                appender.learn(log_end, index)
-            else:
-                appender.learn(log_end, index, self.queue_number(message.topic, queue_id), end)
+            appender.learn(log_end, index)
 
     def queue_number(self, topic: str, queue_id: int) -> int:
         """int: the number of a queue among `columns`."""

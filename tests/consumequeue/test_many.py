@@ -8,11 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections import Counter
 
+import oracle
 import pytest
 
 from rmqstore import GeometryError, Message, MessageStore, StoreConfig
 from rmqstore._core import Region
+from rmqstore.commitlog import log_walk
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.queue_look import PlainQueue, plain_queue
 from rmqstore.errors import LostLogError
@@ -392,3 +395,83 @@ def test_a_system_without_room_for_a_mapping_leaves_fewer_mapped(store_path, mon
 
 def no_room(*arguments):
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+class Calls:
+    """How often queues are asked one by one, and by which methods of `ConsumeQueue`."""
+
+    def __init__(self, monkeypatch):
+        self.num: Counter[str] = Counter()
+        for name in ("put_units", "agrees", "repair", "file_end"):
+            monkeypatch.setattr(ConsumeQueue, name, self._counted(name, getattr(ConsumeQueue, name)))
+
+    def _counted(self, name, inner):
+        def counted(*args):
+            self.num[name] += 1
+            return inner(*args)
+
+        return counted
+
+
+ROWS = 4000
+MANY = CONFIG.replace(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20 * 4000)
+
+
+def put_rounds(store: MessageStore, queues: int, batch: int) -> None:
+    for first in range(0, ROWS, batch):
+        numbers = [number % queues for number in range(first, first + batch)]
+        store.put_messages(
+            [Message(f"Topic{number // 4}", b"x" * 50, keys=[f"k{number}"]) for number in numbers],
+            [number % 4 for number in numbers],
+        )
+
+
+@pytest.mark.parametrize("queues", [10, 100, 1000])
+def test_puts_ask_a_queue_once_a_page(tmp_path, monkeypatch, queues):
+    calls = Calls(monkeypatch)
+    with MessageStore.open(str(tmp_path / "store"), config=MANY) as store:
+        put_rounds(store, queues, 500)
+        # The first units of a queue make its file, and each further page gets space on disk.
+        pages = -(-ROWS // queues * 20 // 4096)
+        assert calls.num["put_units"] == calls.num["file_end"] <= queues * pages
+    check_queues(str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("lost", [0, 7])
+@pytest.mark.parametrize("queues", [10, 100, 1000])
+def test_recovery_asks_a_queue_a_few_times_however_many_pieces(tmp_path, monkeypatch, mapped, queues, lost):
+    path = str(tmp_path / "store")
+    with MessageStore.open(path, config=MANY) as store:
+        put_rounds(store, queues, 500)
+    with open(os.path.join(path, "abort"), "w"):
+        pass
+    os.unlink(os.path.join(path, "checkpoint"))
+    before = folder_bytes(os.path.join(path, "consumequeue"))
+    for number in range(lost):
+        # The last unit of a queue.
+        name = os.path.join(path, "consumequeue", f"Topic{number // 4}", str(number % 4), f"{0:020d}")
+        with open(name, "r+b") as file:
+            file.seek((ROWS // queues - 1) * 20)
+            file.write(bytes(20))
+    del mapped[:]
+    monkeypatch.setattr(log_walk, "_PIECE_ROWS", 100)
+    calls = Calls(monkeypatch)
+    with MessageStore.open(path, config=MANY) as store:
+        report = store.recovery_report
+        assert report.records == ROWS and report.units_written == lost and report.units_cut == 0
+    assert folder_bytes(os.path.join(path, "consumequeue")) == before
+    # Once where the log is judged, and once more where units are missing, which are found in one piece each.
+    assert calls.num["agrees"] <= (2 if lost else 1) * queues + lost
+    assert calls.num["file_end"] <= (2 if lost else 1) * queues + lost
+    assert calls.num["put_units"] <= lost and not calls.num["repair"]
+    # Each file is mapped once for all of it.
+    opened = Counter(name for name in mapped if f"{os.sep}consumequeue{os.sep}" in name)
+    assert len(opened) == queues and set(opened.values()) == {1}
+
+
+def check_queues(path: str) -> None:
+    """Compare the units on disk with those that a second writer makes of the log."""
+    files = oracle.read_files(path)
+    geo = oracle.geometry(mapped_file_size_consume_queue=20 * 4000, mapped_file_size_commit_log=1 << 20)
+    expected = {name: data for name, data in oracle.rebuild(files, geo).items() if name.startswith("consumequeue")}
+    assert expected == {name: data for name, data in files.items() if name.startswith("consumequeue")}

@@ -987,6 +987,110 @@ def test_agreeing_units_sees_every_difference():
     assert region.pins == 0
 
 
+class UnitFile:
+    """What `FileEnd` asks of a file, and the end of its stream."""
+
+    def __init__(self, region: Region, num: int, *, first: int = 0, reserved: int | None = None):
+        self.pool, self.dirty, self._region = self, set(), region
+        self.file_from_offset = 20 * first
+        self.reserved = region.size if region is not None and reserved is None else reserved
+        self.stream = _core.FileStream()
+        self.stream.wrote_where = 20 * (first + num)
+
+
+def settled(
+    columns: RecordColumns, file: UnitFile, append: bool = True, following: int = -1
+) -> tuple[tuple, list[int]]:
+    """What `settle` returns of records of one queue, and the rows that it leaves."""
+    end = _rows.FileEnd(file.stream)
+    end.learn(file, following)
+    columns.topics.ends[0] = end
+    chosen = np.ones(columns.count, np.uint8)
+    return _rows.settle(columns, chosen, append), np.flatnonzero(chosen).tolist()
+
+
+def queue_columns(*queue_offsets: int) -> RecordColumns:
+    return columns_of([dict(topic="T", queue_offset=n, properties=[("TAGS", f"t{n}")]) for n in queue_offsets])
+
+
+def units_of(columns: RecordColumns) -> bytes:
+    region = sparse(20 * columns.count)
+    _core.write_units(region, 0, columns.phy_offset, columns.size, columns.tags_code)
+    return content(region)
+
+
+def test_settle_sees_every_difference():
+    columns = queue_columns(*range(3, 9))
+    units = units_of(columns)
+    assert settled(columns, UnitFile(mapped(bytes(20) + units), 7, first=2)) == ((0, 0, -1), [])
+    for pos in range(len(units)):
+        hurt = units[:pos] + bytes([units[pos] ^ 128]) + units[pos + 1 :]
+        region = mapped(bytes(20) + hurt)
+        # What follows a unit that differs is left to the caller too.
+        left = list(range(pos // 20, 6))
+        assert settled(columns, UnitFile(region, 7, first=2)) == ((len(left), 0, -1), left)
+        assert content(region) == bytes(20) + hurt and region.pins == 0
+
+
+def test_settle_writes_what_follows_and_leaves_the_rest():
+    columns = queue_columns(*range(6))
+    units, nothing, phy_offset = units_of(columns), bytes(40), columns.phy_offset.tolist()
+    for there in range(1, 7):
+        region = sparse(160)
+        region.write(0, units[: 20 * there])
+        file = UnitFile(region, there)
+        assert settled(columns, file, append=False) == ((6 - there, 0, -1), list(range(there, 6)))
+        assert not file.dirty and content(region)[: 20 * there] == units[: 20 * there]
+        written = (0, 6 - there, phy_offset[there] if there < 6 else -1)
+        assert settled(columns, file) == (written, [])
+        assert content(region) == units + nothing and file.stream.wrote_where == 120
+        assert file.dirty == ({file} if there < 6 else set()) and region.pins == 0
+    # No room, or none that has space on disk; no file, none that is mapped, or another one of the queue.
+    for size, reserved, left in ((80, None, [4, 5]), (160, 100, [5]), (160, 0, [2, 3, 4, 5])):
+        region = sparse(size)
+        region.write(0, units[:40])
+        assert settled(columns, UnitFile(region, 2, reserved=reserved))[1] == left
+    assert settled(columns, UnitFile(None, 0, reserved=0))[0] == (6, 0, -1)
+    assert settled(columns, UnitFile(sparse(160), 2, first=8))[0] == (6, 0, -1)
+    columns.topics.ends[0] = None
+    assert _rows.settle(columns, np.ones(6, np.uint8), True) == (6, 0, -1)
+    # The first unit of a file may follow anything, and so may one of a record before the last one's.
+    assert settled(columns, UnitFile(sparse(160), 0))[0] == (6, 0, -1)
+    region = sparse(160)
+    region.write(0, units_of(queue_columns(*range(7)))[120:])
+    assert settled(queue_columns(1, 2), UnitFile(region, 1))[0] == (2, 0, -1)
+
+
+def test_settle_refuses_other_regions():
+    columns = queue_columns(0, 1)
+    region = sparse(160)
+    file = UnitFile(region, 1)
+    region.close()
+    with pytest.raises(StoreClosedError):
+        settled(columns, file)
+    assert settled(columns, UnitFile(Region(), 1))[0] == (2, 0, -1)
+    with pytest.raises(ReadOnlyError):
+        settled(columns, UnitFile(mapped(units_of(columns)[:20] + bytes(140), False), 1))
+
+
+@pytest.mark.parametrize("offsets", [(0, 1, 3), (0, 1, 1), (0, 1, 0), (1, 0), (-1, 0), (MAX_I64, 0), (0, MIN_I64)])
+def test_settle_leaves_records_that_do_not_follow_each_other(offsets):
+    columns = queue_columns(*offsets)
+    region = sparse(160)
+    region.write(0, units_of(columns))
+    left = list(range(len(offsets)))
+    assert settled(columns, UnitFile(region, 3)) == ((len(left), 0, -1), left)
+    # Nor those that do not follow the ones before.
+    right = queue_columns(0, 1)
+    region.write(0, units_of(right))
+    assert settled(right, UnitFile(region, 2), following=0)[0] == (0, 0, -1)
+    assert settled(right, UnitFile(region, 2), following=1)[0] == (2, 0, -1)
+    with pytest.raises(ValueError, match="1 marks for 2 rows"):
+        _rows.settle(right, np.ones(1, np.uint8), True)
+    right.queue[0] = 5
+    assert settled(right, UnitFile(region, 2))[1] == [0]
+
+
 def test_agreeing_ext_units_sees_every_difference():
     units = [(n * 1_000_003 - 5, 1_700_000_000_000 + n, b"x" * (n % 3 * 8)) for n in range(8)]
     region = sparse(400)
@@ -2634,6 +2738,8 @@ def test_every_region_function_is_tried_closed():
     without_region |= {"crc32_implementations", "crc32_with", "agreeing_unit_bytes", "nonzero_size", "quoted_numbers", "unit_ends"}
     # These look themselves whether the region of a stream is open, and answer None.
     without_region |= {"entries_by_key", "text_arrays", "read_recent"}
+    # It leaves what is not in the region to its caller, see `test_settle_refuses_other_regions`.
+    without_region |= {"settle"}
     of_other_classes = {name for name in named if "." in name}
     assert functions | methods == named - of_other_classes | without_region | {"attach", "entry_pos"}
 
