@@ -1,8 +1,6 @@
-"""What the parts of an open store share: its files, the append lock, what wakes waiting readers, the progress of groups.
+"""The shared state of an open store: its files, the append lock, waiting readers, and why it takes no writes.
 
-Owns these, and the marks of a store that is being closed, that failed, or whose disk is full.  It never writes a message and
-starts no thread.  After a failed write nothing more is written (`fail`): the operating system reports it once, and may then
-forget it.
+After a failed write nothing more is written (`StoreState.fail`): the operating system reports it once, and may then forget it.
 """
 
 from __future__ import annotations
