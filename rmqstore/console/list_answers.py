@@ -18,7 +18,7 @@ import numpy as np
 
 from rmqstore.console.rows import NotFoundError, error_text, file_name, in_order
 from rmqstore.consumequeue.queue_look import QueueLook
-from rmqstore.consumer.system_names import group_kind, progress_kind
+from rmqstore.consumer.settings_sources import group_kind, progress_kind
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.offline.settings import Settings, settings

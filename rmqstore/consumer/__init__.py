@@ -6,6 +6,6 @@ writes nothing but that file.
 - `consumer`: `Consumer`, the messages of a topic from where its group stopped
 - `consumer_offset`: `ConsumerOffsets`, the progress that a broker keeps
 - `json_files`: the JSON dialect of a broker's files, and their backups
-- `settings_sources`: topics, groups and offsets in JSON files and RocksDB, and which of these a broker takes
-- `system_names`: which topics and groups are RocketMQ's own
+- `settings_sources`: topics, groups and offsets in JSON files and RocksDB, which of these a broker takes, and which names are
+  RocketMQ's own
 """

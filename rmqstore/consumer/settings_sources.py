@@ -20,9 +20,13 @@ from rmqstore.config.places import is_named, other_progress_file, progress_file
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.json_files import load_with_backup, parse_fastjson, refuse_other_kind, table_of, whole_number
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
+from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX
 from rmqstore.rocksdb.settings import Kind, Layout, SettingsDatabase, settings_layouts
 
-__all__ = ["SettingsKind", "SettingsSource", "TakenSettings", "offsets_in_databases", "settings_sources", "take_settings"]
+__all__ = [
+    "SettingsKind", "SettingsSource", "TakenSettings", "group_kind", "is_system_topic", "offsets_in_databases",
+    "progress_kind", "settings_sources", "take_settings",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -346,3 +350,44 @@ def offsets_in_databases(root: str | os.PathLike[str], lmq: bool | None) -> Cons
         "read_only=False)"
     )
     return offsets
+
+
+# ------------------------------------------------------------------------------------------------------ names of RocketMQ's own
+
+# `TopicValidator` and `MixAll` (`isSysConsumerGroup`, the constants of groups) of RocketMQ 5.5.0; the two topics of transactions in
+# RocksDB are a broker's own too.
+_SYSTEM_TOPICS = frozenset(
+    """TBW102 SCHEDULE_TOPIC_XXXX SCHEDULE_TOPIC_XXXX_V2 BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
+    RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT
+    RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC""".split()
+)
+_SYSTEM_GROUPS = frozenset(
+    """DEFAULT_PRODUCER DEFAULT_CONSUMER TOOLS_CONSUMER SCHEDULE_CONSUMER FILTERSRV_CONSUMER __MONITOR_CONSUMER
+    CLIENT_INNER_PRODUCER SELF_TEST_P_GROUP SELF_TEST_C_GROUP CID_ONS-HTTP-PROXY CID_ONSAPI_PERMISSION CID_ONSAPI_OWNER
+    CID_ONSAPI_PULL""".split()
+)
+_TOPIC_PREFIX, _GROUP_PREFIX = "rmq_sys_", "CID_RMQ_SYS_"
+
+
+def is_system_topic(topic: str) -> bool:
+    """bool: a broker keeps its own messages in this topic."""
+    return topic in _SYSTEM_TOPICS or topic.startswith(_TOPIC_PREFIX)
+
+
+def _is_system_group(group: str) -> bool:
+    """bool: a broker or RocketMQ's tools consume as this group."""
+    return group in _SYSTEM_GROUPS or group.startswith(_GROUP_PREFIX)
+
+
+def group_kind(group: str) -> str:
+    """str: "system" for a group of RocketMQ's own, else ""."""
+    return "system" if _is_system_group(group) else ""
+
+
+def progress_kind(group: str, topic: str) -> str:
+    """str: what progress of a group in a topic is about: "system" for RocketMQ's own, "retry", "dlq" (dead letters), or ""."""
+    if _is_system_group(group) or is_system_topic(topic):
+        return "system"
+    if topic.startswith(RETRY_PREFIX):
+        return "retry"
+    return "dlq" if topic.startswith(DLQ_PREFIX) else ""

@@ -23,7 +23,6 @@ from rmqstore.offline.verify_databases import has_index_database
 from rmqstore.rocksdb.places import FOLDERS, PLACES, closed_folder, queue_databases
 from rmqstore.rocksdb.settings import settings_layouts
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.stats import Consumers
 
 if TYPE_CHECKING:
     from rmqstore.consumequeue.queue_look import QueueLook
@@ -389,7 +388,8 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
     ``waiting_since`` is when the next message was stored, ms since epoch, or None; ``kind`` is that of `progress_kind`.
     """
     # Imported where it is used, as few programs use it.
-    from rmqstore.consumer.system_names import progress_kind
+    from rmqstore.consumer.settings_sources import progress_kind
+    from rmqstore.store.stats import Consumers
 
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
@@ -430,7 +430,7 @@ def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """list of dict: the rows of `consumer_rows` by group: ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues without a
     known lag), ``waiting_since`` (the oldest), ``kind`` ("system" for RocketMQ's own, else "").
     """
-    from rmqstore.consumer.system_names import group_kind
+    from rmqstore.consumer.settings_sources import group_kind
 
     sums: dict[str, dict[str, Any]] = {}
     topics: dict[str, set[str]] = {}

@@ -106,12 +106,15 @@ def scan_tables(
 
 def _columns(names: list[str], rows: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
     listed = list(rows)
-    return {name: [_text(row[name]) for row in listed] for name in names}
+    return {name: _plain_texts([row[name] for row in listed]) for name in names}
 
 
-def _text(value: Any) -> Any:
-    # A folder's name that is not UTF-8 has surrogates, which Polars takes in no text.
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+def _plain_texts(values: list[Any]) -> list[Any]:
+    # A folder's name that is not UTF-8 has surrogates, which Polars takes in no text.  Many rows have few names.
+    if not values or not isinstance(values[0], str):
+        return values
+    texts = {value: value.encode("utf-8", "backslashreplace").decode() for value in set(values)}
+    return [texts[value] for value in values]
 
 
 def _index_entries(store: MessageStore) -> Iterator[dict[str, Any]]:

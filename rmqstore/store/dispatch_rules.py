@@ -213,7 +213,7 @@ class DeletedTopics:
         return known
 
     def _judge(self, topic: str) -> bool:
-        from rmqstore.consumer.system_names import is_system_topic
+        from rmqstore.consumer.settings_sources import is_system_topic
 
         if topic in self.kept or is_system_topic(topic) or is_light_queue(topic):
             return False

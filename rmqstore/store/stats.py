@@ -412,19 +412,19 @@ class Consumers:
                 continue
             # A broker skips what is gone.
             at, end = max(offset, look.min_queue_offset), look.max_queue_offset
-            time = self._time(topic, queue_id, at, look.last) if at < end else None
+            place, time = (topic, queue_id, at), None
+            if at < end:
+                if place not in self._times:
+                    self._times[place] = self._time(place, look.last)
+                time = self._times[place]
             yield ConsumerStats(group, topic, queue_id, offset, end, time)
 
-    def _time(self, topic: str, queue_id: int, queue_offset: int, last: Unit | None) -> int | None:
-        place = topic, queue_id, queue_offset
-        if place not in self._times:
-            time = None
-            with contextlib.suppress(StoreError, OSError):
-                # Many groups lack the last message alone, whose unit was read.
-                is_last = last is not None and last.queue_offset == queue_offset
-                time = _time_of(self._commit_log, last if is_last else self._queues.unit(*place))
-            self._times[place] = time
-        return self._times[place]
+    def _time(self, place: tuple[str, int, int], last: Unit | None) -> int | None:
+        with contextlib.suppress(StoreError, OSError):
+            # Many groups lack the last message alone, whose unit was read.
+            is_last = last is not None and last.queue_offset == place[2]
+            return _time_of(self._commit_log, last if is_last else self._queues.unit(*place))
+        return None
 
 
 def _disk(path: str) -> DiskStats:
