@@ -858,12 +858,8 @@ def load_segment(source, Segment segment not None, int64_t entry_count, Findings
 def scan_journal(const uint8_t[::1] source not None):
     """The whole records of a journal's bytes, in their order, as a node's parser meets them and no further.
 
-    Returns
-    -------
-    type : ndarray of uint8
-        0 publish, persistent; 1 publish, transient; 2 deliver; 3 ack.
-    seq_id, pos, extent : ndarray of int64
-        The id, where the record begins, and its bytes.
+    Arrays: type, uint8 (0 publish, persistent; 1 publish, transient; 2 deliver; 3 ack); sequence id, position and bytes
+    of the record, int64.
     """
     cdef int64_t n = source.shape[0], at = 0, extent, count = 0
     cdef const unsigned char* p = &source[0] if n else NULL
@@ -912,13 +908,8 @@ cdef const unsigned char* checked_id(const unsigned char* p, int64_t n, const un
 def checked_ids(list terms not None, const uint8_t[:, ::1] ids):
     """Check message terms; InvalidMessageError where one is not a message, or has another id than the given one.
 
-    Returns
-    -------
-    ids : ndarray (n, 16) of uint8
-    sizes : ndarray (n,) of int64
-        Of the bodies; -1 for a message of another protocol.
-    persistent : ndarray (n,) of uint8
-        What the terms end with; 1 for those that end otherwise.
+    Arrays: ids (n, 16) uint8; sizes of the bodies (n,) int64, -1 for a message of another protocol; persistent (n,)
+    uint8, what the terms end with, 1 for those that end otherwise.
     """
     cdef int64_t i, count = len(terms), n
     cdef uint8_t[:, ::1] out = np.empty((count, 16), dtype=np.uint8)

@@ -1,6 +1,6 @@
 """Bytes of the files that hold the messages of RabbitMQ's classic queues, over raw pointers.
 
-Owns the layout of N.rdq: the passes that find its records, the encoding of one, and the table of where each message lies
+Owns the layout of N.rdq: the passes that find its records, and the table of where each message lies
 (`LocationTable`), with its form in the file that a node writes as it stops; and of N.qs, version 2, the check of a record.
 Journal and segments are `_core`'s.  It knows no path, no clock and no policy, and every number that it reads is hostile.
 A pointer into a file comes from `Region.pin` and never outlives the function that asked for it.  Facts: RabbitMQ 3.10.8
@@ -13,7 +13,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i32, put_i64
+from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i32
 from rmqstore._core cimport Region
 from rmqstore._crc32 cimport crc32_start, crc32_update
 from rmqstore.rabbitmq._term cimport message_id
@@ -174,12 +174,8 @@ cdef int64_t work_limit(int64_t n) noexcept nogil:
 def scan_messages(Region region not None, int mode=SCAN_SEQUENTIAL):
     """Find the records of a message file, by SCAN_SEQUENTIAL or SCAN_SALVAGE.
 
-    Returns
-    -------
-    tuple
-        msg_id (n, 16) uint8; position of the record (n,) int64, bytes; size of the term (n,) int64, bytes, negative where
-        there is no place for an id; flags (n,) uint8 of `MessageFlag`; position where the pass ended; `MessageStop`.
-
+    A tuple: msg_id (n, 16) uint8; position of the record (n,) int64, bytes; size of the term (n,) int64, bytes, negative
+    where there is no place for an id; flags (n,) uint8 of `MessageFlag`; position where the pass ended; `MessageStop`.
     """
     cdef int64_t n = region.size, at = 0, rows, work = work_limit(n), room = 65536
     cdef int stop = STOP_ROWS
@@ -203,21 +199,6 @@ def scan_messages(Region region not None, int mode=SCAN_SEQUENTIAL):
     finally:
         region.unpin()
     return (*(np.concatenate(column) for column in zip(*parts)), at, stop)
-
-
-def encode_message_record(bytes msg_id not None, const uint8_t[::1] term not None):
-    """bytes: the record of a message in an N.rdq; ValueError where `msg_id` is not of 16 bytes."""
-    cdef int64_t n = term.shape[0]
-    if PyBytes_GET_SIZE(msg_id) != 16:
-        raise ValueError(f"a message id has 16 bytes, not {len(msg_id)}")
-    cdef bytes record = PyBytes_FromStringAndSize(NULL, n + MESSAGE_RECORD_EXTRA)
-    cdef unsigned char* p = <unsigned char*>PyBytes_AS_STRING(record)
-    put_i64(p, n + 16)
-    memcpy(p + MESSAGE_RECORD_MSG_ID, PyBytes_AS_STRING(msg_id), 16)
-    if n:
-        memcpy(p + MESSAGE_RECORD_TERM, &term[0], n)
-    p[MESSAGE_RECORD_TERM + n] = MESSAGE_RECORD_MARK
-    return record
 
 
 cdef struct Location:
@@ -480,16 +461,8 @@ cdef class LocationTable:
         counts as referred to once, but for those that are known to have no reference; not for SCAN_BYTEWISE, which would
         take bytes of a body for a record.
 
-        Returns
-        -------
-        tuple of int
-            messages that got their place here; end of the last of them; records without their mark; records too short for
-            an id; position of the first of these two, or -1; where the pass ended; `MessageStop`.
-
-        Raises
-        ------
-        MemoryError
-            There is no memory for so many.
+        A tuple of int: messages that got their place here; end of the last of them; records without their mark; records
+        too short for an id; position of the first of these two, or -1; where the pass ended; `MessageStop`.
         """
         cdef ScanSums sums
         cdef const uint8_t[:, ::1] ids
@@ -569,10 +542,7 @@ cdef class LocationTable:
     def columns(self, int file=EMPTY_SLOT):
         """All entries, or those of one file (-1: not located), as NumPy columns in no particular order.
 
-        Returns
-        -------
-        tuple
-            msg_id (n, 16) uint8, reference count (n,) int32, file (n,) int32, position (n,) int64, size (n,) int64.
+        msg_id (n, 16) uint8, reference count (n,) int32, file (n,) int32, position (n,) int64, size (n,) int64.
         """
         cdef int64_t i, rows = 0, n = 0
         for i in range(self.capacity):
@@ -658,10 +628,7 @@ cdef class LocationTable:
     def load_ets_items(self, const uint8_t[::1] data not None, int64_t pos):
         """(int, int): how many objects of an msg_store_index.ets were entered from its items at `pos`; where they end.
 
-        Raises
-        ------
-        CorruptionError
-            An id comes twice, or a number is out of its range.
+        CorruptionError if an id comes twice, or a number is out of its range.
         """
         cdef int64_t n = data.shape[0], at = pos, size, left, used, loaded = 0, i
         cdef int64_t values[4]
@@ -738,19 +705,9 @@ cdef int queue_store_verdict(const unsigned char* p, int64_t n, int64_t pos, int
 
 def check_queue_store(const uint8_t[::1] data not None, const int64_t[::1] positions not None,
                       const int64_t[::1] sizes not None):
-    """Check records of an N.qs (§11.2).
+    """ndarray (n,) uint8 of `QueueStoreVerdict`: check records of an N.qs (§11.2), whose bytes are `data`.
 
-    Parameters
-    ----------
-    data : buffer
-        The whole file.
-    positions, sizes : numpy.ndarray
-        Places (n,) int64 of the records' heads and sizes (n,) int64 of their terms, bytes, from an N.qi.
-
-    Returns
-    -------
-    numpy.ndarray
-        (n,) uint8 of `QueueStoreVerdict`.
+    `positions` (n,) int64 of the records' heads and `sizes` (n,) int64 of their terms, bytes, are from an N.qi.
     """
     cdef int64_t i, n = data.shape[0], rows = positions.shape[0]
     if sizes.shape[0] != rows:

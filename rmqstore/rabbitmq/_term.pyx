@@ -622,8 +622,6 @@ def encode(value):
     return bytes(out)
 
 
-
-
 # ------------------------------------------------------------------------------------- AMQP 0-9-1: types and tables
 
 class FieldInt(int):
@@ -811,12 +809,9 @@ cdef list take_array(Reader* r, int depth):
 def decode_table(data):
     """Decode the fields of an AMQP 0-9-1 table, without the four bytes of its length; CorruptionError if they are damaged.
 
-    Returns
-    -------
-    dict of str to value
-        Values are bool (``t``), int (``I``, and ``l`` beyond 32 bits), float (``d``), str (``S``; bytes that are not UTF-8 as
-        surrogates), bytes (``x``), None (``V``), list (``A``), dict (``F``), `decimal.Decimal` (``D``), `Timestamp` (``T``)
-        or one of the types of this module that say which of several integers or floats it is.
+    Values are bool (``t``), int (``I``, and ``l`` beyond 32 bits), float (``d``), str (``S``; bytes that are not UTF-8 as
+    surrogates), bytes (``x``), None (``V``), list (``A``), dict (``F``), `decimal.Decimal` (``D``), `Timestamp` (``T``)
+    or one of the types of this module that say which of several integers or floats it is.
     """
     cdef Reader r
     cdef bytes kept = bytes(data)
@@ -916,10 +911,7 @@ cdef dict properties_of(const unsigned char* p, int64_t n):
 def decode_properties(data):
     """Decode property flags and list of a content of the class basic; CorruptionError if they are damaged.
 
-    Returns
-    -------
-    dict
-        The properties that are there, by their names with underscores, in their order; `headers` as `decode_table` has them.
+    A dict of those that are there, by their names with underscores, in their order; `headers` as of `decode_table`.
     """
     cdef bytes kept = bytes(data)
     return properties_of(kept, len(kept))
@@ -1774,7 +1766,7 @@ cdef const unsigned char* bytes_at(const uint8_t[::1] view) noexcept:
 
 def message_columns(sources not None, const int64_t[::1] positions not None, const int64_t[::1] sizes not None, numbers=None,
                     columns=MESSAGE_COLUMNS):
-    """Decode many message terms into columns, most of it with the GIL released.
+    """Decode many message terms into `MessageColumns`, most of it with the GIL released.
 
     Parameters
     ----------
@@ -1787,15 +1779,8 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
     columns : sequence of str
         Of `MESSAGE_COLUMNS`; others are not filled.
 
-    Returns
-    -------
-    MessageColumns
-        A term that is damaged, or outside its source, is a row of nulls with its `status`.
-
-    Raises
-    ------
-    ValueError
-        An argument does not fit, or a column has more than 2 GiB: give fewer terms at a time.
+    A term that is damaged, or outside its source, is a row of nulls with its `status`.  ValueError if an argument does not
+    fit, or a column has more than 2 GiB: give fewer terms at a time.
     """
     cdef int64_t n = positions.shape[0], i, size, total, key_total = 0, key_bytes = 0
     cdef int column, number

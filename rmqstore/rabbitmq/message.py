@@ -13,13 +13,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError
 from rmqstore.rabbitmq import _term
-
-if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
 
 __all__ = [
     "DEFAULT_EMBED_BELOW",
@@ -140,14 +137,14 @@ class Message(_term.MessageTerm):
         return f"<Message {size}, exchange {self.exchange!r}, routing keys {self.routing_keys!r}>"
 
 
-def checked_term(msg_id: bytes, message: Any, path: str) -> Buffer:
+def checked_term(msg_id: bytes, message: Any, path: str) -> Any:
     """Return the term of a message for a message store.
 
     InvalidMessageError, with `path`, if it is not well-formed, or holds another id.
     """
     if not isinstance(msg_id, bytes) or len(msg_id) != 16:
         raise InvalidMessageError(f"a message id is of 16 bytes, not {msg_id!r}", path)
-    term = message if isinstance(message, (bytes, bytearray, memoryview)) else message.term
+    term: Any = message if isinstance(message, (bytes, bytearray, memoryview)) else message.term
     if _term.extent(term) != len(term):
         try:
             _term.decode(term)

@@ -29,7 +29,7 @@ from rmqstore.rabbitmq.layout import lock_directory, map_file
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
 from rmqstore.remedies import OpenReadOnly, Sentence
 
-__all__ = ["MAX_FILE", "RDT", "FileSummary", "Locations", "MessageFiles"]
+__all__ = ["MAX_FILE", "RDT", "FileSummary", "Locations", "MessageFiles", "encode_record"]
 
 _MAX_OPEN_FILES = 64
 # Part of the key of a leftover N.rdt, which a read-only store reads where it lies.
@@ -39,6 +39,12 @@ _RECORD_EXTRA = int(_messages.MessageRecordLayout.MESSAGE_RECORD_EXTRA)
 _FILE_NAME = re.compile(r"(0|[1-9]\d{0,9})\.(rdq|rdt)")
 # A step of making N.rdq out of itself and N.rdt; no node knows the name, and the next opening starts the step again.
 _STAGED = re.compile(r"(0|[1-9]\d{0,9})\.rdq\.rmqstore")
+
+
+def encode_record(msg_id: bytes, term: bytes) -> bytes:
+    """bytes: the record of a message in an N.rdq."""
+    mark = bytes((_messages.MessageRecordLayout.MESSAGE_RECORD_MARK,))
+    return b"".join(((len(term) + 16).to_bytes(8, "big"), msg_id, term, mark))
 
 
 class FileSummary(NamedTuple):

@@ -33,7 +33,7 @@ from rmqstore.files.store_lock import ClosedAtExit
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
 from rmqstore.rabbitmq.message import Message, checked_term
-from rmqstore.rabbitmq.message_files import RDT, FileSummary, Locations, MessageFiles
+from rmqstore.rabbitmq.message_files import RDT, FileSummary, Locations, MessageFiles, encode_record
 from rmqstore.rabbitmq.message_recovery import FileScan, Opened, merge_all, recover, scan_file
 from rmqstore.rabbitmq.problem import Problem
 
@@ -349,7 +349,7 @@ class MessageStore(ClosedAtExit, NotCopied):
                 if entry is not None:
                     files.refer_again(msg_id, entry)
                     continue
-                record = _messages.encode_message_record(msg_id, term)
+                record = encode_record(msg_id, term)
                 places[msg_id] = [1, end + batch_size, len(record)]
                 batch.append(record)
                 batch_size += len(record)

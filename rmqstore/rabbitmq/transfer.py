@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from rmqstore.errors import InvalidMessageError, StoreError
@@ -193,15 +193,23 @@ def export(
         if found is not None and queues is not None:
             raise ValueError("messages without an index are of no queue: give no queues")
         missing = vhost.incomplete if isinstance(vhost, Vhost) and found is None and queues is None else []
-        messages = _Messages(chosen, found, progress, on_lost)
-        if not isinstance(output, (str, os.PathLike)):
-            _tell_incomplete(missing, chosen, on_lost, on_incomplete)
-            return messages.write(output, format or "jsonl")
-        path = os.fspath(output)
-        format = format or _format_of(path)
-        made = OutputFile(path, force=force, outside=[vhost.path if isinstance(vhost, Vhost) else os.fspath(vhost)])
+        file: Any = output
+        if isinstance(output, (str, os.PathLike)):
+            path = os.fspath(output)
+            format = format or _format_of(path)
+            file = OutputFile(path, force=force, outside=[vhost.path if isinstance(vhost, Vhost) else os.fspath(vhost)])
         _tell_incomplete(missing, chosen, on_lost, on_incomplete)
-        return messages.write(stack.enter_context(made), format)
+        if file is not output:
+            file = stack.enter_context(file)
+        total = sum(queue.depth for queue in chosen) if progress is not None else 0
+        number = 0
+        for more in stack.enter_context(contextlib.closing(_write(file, format or "jsonl", chosen, found, on_lost))):
+            number += more
+            if progress is not None and (more > 1 or number % 1000 == 0):
+                progress(number, max(number, total))
+        if progress is not None:
+            progress(number, number)
+        return number
 
 
 def _format_of(path: str) -> str:
@@ -233,57 +241,36 @@ def _tell_incomplete(
         queue.warn_incomplete()
 
 
-class _Messages:
-    """The messages of queues, or those that no index has."""
+def _write(
+    file: IO[bytes],
+    format: str,
+    queues: list[Queue],
+    found: Iterator[FoundMessage] | None,
+    on_lost: Callable[[LostMessage], None] | None,
+) -> Generator[int, None, None]:
+    """Write the messages of queues, or those found without an index; yield the number of each step."""
+    if format == "jsonl":
+        for value in _objects(queues, on_lost) if found is None else map(found_object, found):
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            file.write(text.encode("utf-8", "backslashreplace") + b"\n")
+            yield 1
+        return
+    pa = pyarrow()
+    if format == "arrow":
+        writer = pa.ipc.new_file(file, schema())
+    else:
+        from pyarrow import parquet
 
-    def __init__(
-        self,
-        queues: list[Queue],
-        found: Iterator[FoundMessage] | None,
-        progress: Callable[[int, int], None] | None,
-        on_lost: Callable[[LostMessage], None] | None,
-    ):
-        self._queues, self._found, self._progress, self._on_lost = queues, found, progress, on_lost
+        writer = parquet.ParquetWriter(file, schema())
+    with writer:
+        batches = (batch for queue in queues for batch in queue.batches(on_lost=on_lost))
+        for batch in batches if found is None else _found_batches(found):
+            writer.write_batch(batch)
+            yield batch.num_rows
 
-    def write(self, file: IO[bytes], format: str) -> int:
-        """Write all of them; how many."""
-        number = 0
-        if format == "jsonl":
-            for value in self._objects() if self._found is None else map(found_object, self._found):
-                number += 1
-                text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-                file.write(text.encode("utf-8", "backslashreplace") + b"\n")
-            return number
-        pa = pyarrow()
-        if format == "arrow":
-            writer = pa.ipc.new_file(file, schema())
-        else:
-            from pyarrow import parquet
 
-            writer = parquet.ParquetWriter(file, schema())
-        total = self._total()
-        with writer:
-            batches = (batch for queue in self._queues for batch in queue.batches(on_lost=self._on_lost))
-            for batch in batches if self._found is None else _found_batches(self._found):
-                writer.write_batch(batch)
-                number += batch.num_rows
-                if self._progress is not None:
-                    self._progress(number, max(number, total))
-        return number
-
-    def _total(self) -> int:
-        return sum(queue.depth for queue in self._queues) if self._progress is not None else 0
-
-    def _objects(self) -> Iterator[dict[str, Any]]:
-        total, done = self._total(), 0
-        for queue in self._queues:
-            for message in queue.messages(self._on_lost, decoded=True):
-                yield message_object(queue, message)
-                done += 1
-                if self._progress is not None and done % 1000 == 0:
-                    self._progress(done, max(done, total))
-        if self._progress is not None:
-            self._progress(done, done)
+def _objects(queues: list[Queue], on_lost: Callable[[LostMessage], None] | None) -> Iterator[dict[str, Any]]:
+    return (message_object(queue, message) for queue in queues for message in queue.messages(on_lost, decoded=True))
 
 
 def _found_batches(found: Iterator[FoundMessage]) -> Iterator[Any]:
