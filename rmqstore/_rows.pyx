@@ -1167,23 +1167,24 @@ cdef str message_id_of(const unsigned char* host, int32_t host_len, int64_t phy_
 cdef class FileEnd:
     """The file in which a stream goes on, as `Appender` writes to it.
 
-    `mapped_file` must be allocated on disk; its `_region` is None while it is not mapped, which its pool decides.
+    Only the part of `mapped_file` that has space on disk now, its `reserved`, is written to.  Its `_region` is None while
+    it is not mapped, which its pool decides.
     """
 
     cdef FileStream stream
     cdef object mapped_file
     cdef set dirty
-    cdef int64_t base_offset
+    cdef int64_t base_offset, reserved
 
     def __cinit__(self, FileStream stream not None, mapped_file not None):
         self.stream, self.mapped_file, self.base_offset = stream, mapped_file, mapped_file.file_from_offset
-        self.dirty = mapped_file.pool.dirty
+        self.dirty, self.reserved = mapped_file.pool.dirty, mapped_file.reserved
 
     cdef Region region_for(self, int64_t size, int64_t* pos):
         # The mapping that takes `size` bytes, and where in it; None if this is not the file for them any more.
         cdef Region region = self.mapped_file._region
         pos[0] = self.stream.wrote_where - self.base_offset
-        return region if region is not None and 0 <= pos[0] <= region.size - size else None
+        return region if region is not None and 0 <= pos[0] <= self.reserved - size else None
 
 
 @cython.no_gc_clear

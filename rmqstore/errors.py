@@ -44,9 +44,12 @@ class Finding:
     num: int = field(default=1, kw_only=True)
 
 
-def finding_of(error: StoreError, kind: str, path: str) -> Finding:
-    """Finding: what `error` says, about `path` where it names none."""
-    return Finding(error.path or path, error.pos or 0, kind, error.message)
+def finding_of(error: StoreError | OSError, kind: str, path: str, what: str = "") -> Finding:
+    """Finding: `error` after `what`, about `path` where it names none; an error of the operating system is of kind "file"."""
+    if isinstance(error, StoreError):
+        return Finding(error.path or path, error.pos or 0, kind, f"{what}{error.message}" if what else error.message)
+    named = path if error.filename is None else os.fsdecode(error.filename)
+    return Finding(named, 0, "file", f"{what}{error.strerror or error}")
 
 
 class StoreError(Exception):

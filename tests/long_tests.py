@@ -414,7 +414,6 @@ SWEEPS = (
     "rabbitmq/test_rabbitmq_oracle.py::test_what_the_node_delivered",
     "rabbitmq/test_rabbitmq_queue_index.py::test_merge_table",
     "rabbitmq/test_rabbitmq_queue_index.py::test_reads_what_a_node_left",
-    "rabbitmq/test_rabbitmq_repair.py::test_a_repair_says_where_expired_messages_go",
     "rabbitmq/test_rabbitmq_repair.py::test_repairing_what_is_sound_copies_it",
     "rabbitmq/test_rabbitmq_term.py::test_every_term_of_a_node_comes_back",
     "rabbitmq/test_rabbitmq_transfer.py::test_an_import_is_refused_where_not_all_references_are_known",

@@ -6,9 +6,13 @@ Owns what KEY, a message id and a time on the command line mean.  It reads only.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import heapq
+import itertools
 import os
 import shlex
+from collections import deque
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -34,15 +38,15 @@ from rmqstore.cli.options import (
 )
 from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
-from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
+from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError, StoreError
 from rmqstore.flatfile.flat_files import METADATA_FILE
 from rmqstore.message import MessageExt
-from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
+from rmqstore.offline.settings import settings
 from rmqstore.selection import Selection
 from rmqstore.spans import without
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.querying import LogLook
-from rmqstore.store.results import GetMessageResult
+from rmqstore.store.results import GetMessageResult, QueryResult
 
 _KEY_TYPES = {"key": "K", "unique": "U", "tag": "T"}
 _KEY_TYPE_NAMES = {None: "key", "K": "key", "U": "unique", "T": "tag"}
@@ -150,7 +154,7 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
             note_assumed(store.config, ("index_tags",))
         absent, corrupt = 0, 0
         uncovered: tuple[tuple[int, int], ...] = ()
-        every = topics_to_ask(store) if topic is None else []
+        every = _topics_to_ask(store) if topic is None else []
         with Progress("searching the log", "bytes") as progress:
             for key in asked.texts():
                 if key is None:
@@ -158,7 +162,7 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
                     continue
                 if topic is None:
                     question = dataclasses.replace(selection, keys=(key,))
-                    found = find_in_all_topics(store, question, LogLook(asked.max_log_bytes, progress), every)
+                    found = _in_all_topics(store, question, LogLook(asked.max_log_bytes, progress), every)
                 else:
                     found = store.query_message(
                         topic, key, max_num, selection.begin, selection.end, index_type=selection.index_type,
@@ -196,6 +200,52 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
             note(f"{_corrupt_text(corrupt)}; {_next_step(path)}")
         if absent or corrupt or damage:
             click.get_current_context().exit(FOUND_NOTHING)
+
+
+def _topics_to_ask(store: MessageStore) -> list[str]:
+    # Topics that have a queue, and those that the broker's settings name.
+    names = set(store.topics())
+    with contextlib.suppress(StoreError, OSError):
+        names.update(settings(store.path).topics)
+    return sorted(names)
+
+
+def _in_all_topics(store: MessageStore, selection: Selection, look: LogLook, topics: list[str]) -> QueryResult:
+    # The index holds a hash of topic and key together, so it is asked once for each topic.
+    max_num = selection.max_num or 0
+    if store.index_service is None or (store.queues.unseen and store.older.one_log):
+        return _in_log(store, selection, look)
+    found = [
+        store.query_message(
+            name, selection.key, max_num, selection.begin, selection.end, *look, index_type=selection.index_type
+        )
+        for name in topics
+    ]
+
+    def newest_first(message: MessageExt) -> tuple[int, int]:
+        # With tiered storage each queue has phy offsets of its own.
+        return (0 if store.older.one_log else -message.store_timestamp, -message.phy_offset)
+
+    messages = list(itertools.islice(heapq.merge(*found, key=newest_first), max_num + 1))
+    truncated = len(messages) > max_num or any(hits.truncated for hits in found)
+    return QueryResult(messages[:max_num], truncated, found[-1].uncovered if found else ())
+
+
+def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> QueryResult:
+    log, max_num, (max_log_bytes, progress) = store.commit_log, selection.max_num or 0, look
+    low, high = log.min_offset, log.max_offset
+    # Whole segments, the newest ones: a record is known to begin where a segment does.
+    first = next((base for base in log.files.offsets if max_log_bytes is None or base >= high - max_log_bytes), high)
+    first = min(max(first, low), high)
+    found: deque[MessageExt] = deque(maxlen=max_num + 1)
+    for number, message in enumerate(store.messages(first) if first < high else ()):
+        if progress is not None and number % 4096 == 0:
+            progress(message.phy_offset - first, max(high - first, 1))
+        if selection.has(message):
+            found.append(message)
+    messages = list(found)[::-1]
+    uncovered = ((low, first),) if first > low else ()
+    return QueryResult(messages[:max_num], len(messages) > max_num, uncovered)
 
 
 def _next_step(path: str) -> str:

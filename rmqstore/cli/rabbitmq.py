@@ -565,9 +565,6 @@ def repair_command(path: str, output: str, vhost_name: str | None, given: _Given
     ]
     columns = ("queue", "files", "redelivered", "messages", "lost", "transient", "expired")
     printer.table("queues", columns, rows, left=3)
-    for queue in report.queues:
-        if queue.expired:
-            printer.line(escape(f"queue {queue.name}: {queue.expired} have expired: {queue.fate_of_expired}"))
     unreadable = f", {report.unreadable} could not be read" if report.unreadable else ""
     printer.line(
         f"\n{report.messages} messages will be delivered, {report.lost} are lost{unreadable}; "

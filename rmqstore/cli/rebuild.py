@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -26,7 +27,7 @@ from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_config, rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
-from rmqstore.offline.timeline import LostMessages, messages_behind
+from rmqstore.offline.timeline import messages_behind
 from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.dispatch_rules import gone_text
 from rmqstore.store.message_store import MessageStore
@@ -196,7 +197,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
         without_log(path)
         raise of_error(StoreError("there is no commit log here, which recovery begins with; put commitlog/ back", path))
     config = given.config(path)
-    lost: LostMessages | None = None
+    lost: dict[str, Any] | None = None
     try:
         # Where nothing is to be cut or passed over, every mode does the same: only the first refusal says what is at stake.
         first: Recovery = "skip" if mode == "skip" else "strict"
@@ -227,7 +228,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
     printer = Printer(given.as_json)
     if given.as_json:
         value = {"type": "recovery", "path": path, **report.as_dict(), "mode": mode}
-        printer.json_line(value | ({} if lost is None else {"lost": lost.as_dict()}))
+        printer.json_line(value | ({} if lost is None else {"lost": lost}))
     else:
         printer.line(f"{'closed in order' if report.clean else 'not closed in order'} before")
         printer.line(f"scanned      {report.records} records, phy offsets {report.began_at} to {report.end}")
@@ -254,14 +255,14 @@ def _place_of(error: CorruptionError) -> int | None:
     return None if base is None else base + error.pos
 
 
-def _lost_text(lost: LostMessages) -> str:
+def _lost_text(lost: dict[str, Any]) -> str:
     """str: what --mode truncate deletes."""
-    if not lost.messages:
-        return f"--mode truncate deletes no whole message, and {format_size(lost.damaged_size)} that are none."
-    topics = [f"{topic} ({number})" for topic, number in lost.topics.items()]
+    if not lost["messages"]:
+        return f"--mode truncate deletes no whole message, and {format_size(lost['damaged_size'])} that are none."
+    topics = [f"{topic} ({number})" for topic, number in lost["topics"].items()]
     rest = f" and {len(topics) - 8} more" if len(topics) > 8 else ""
     return (
-        f"--mode truncate deletes {lost.messages} whole messages, {format_size(lost.size)}, stored "
-        f"{format_time(lost.first_store_timestamp)} to {format_time(lost.last_store_timestamp)}, of {', '.join(topics[:8])}"
+        f"--mode truncate deletes {lost['messages']} whole messages, {format_size(lost['size'])}, stored "
+        f"{format_time(lost['first_store_timestamp'])} to {format_time(lost['last_store_timestamp'])}, of {', '.join(topics[:8])}"
         f"{rest}; --mode skip keeps them."
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import itertools
 import os
 import select
 import sys
@@ -47,6 +46,8 @@ from rmqstore.store.message_store import MessageStore
 # How many of the last records are remembered, to go on after the newest that a writer's recovery left.
 _REMEMBERED = 4096
 _REMEMBERED_AT_FIRST = 256
+# Bytes of the log that are read first when it is read back from its end.
+_BACK = 1 << 16
 # How often --follow looks.
 _POLL_SECONDS = 0.2
 # Polls without progress before damage is looked for in front of a newer segment.
@@ -192,23 +193,18 @@ def _dispatched_end(store: MessageStore) -> int:
 
 
 def _newest_of_log(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:
-    # The queues say where the newest messages begin; from there on the log itself is read, which has all of them.
+    """Read the log back from `end`, in parts that begin with a record and grow; asks no queue."""
     log = store.commit_log
     max_num = selection.max_num or 0
-    units = _units(store, _readable(store, Selection()))
-    begins, ahead = end, max_num
     found: list[MessageExt] = []
+    begin, size = end, _BACK
     with Progress("looking back", "bytes") as progress:
-        while len(found) < max_num and begins > log.min_offset:
-            stop = begins
-            more = [unit.phy_offset for unit, _ in itertools.islice(units, ahead)]
-            begins = max(min([begins, *more]), log.min_offset)
-            if not more:
-                # The queues hold no more; what is older, or all where they are lost, is in the log alone.
-                begins = max((base for base in log.files.offsets if base < begins), default=log.min_offset)
+        while len(found) < max_num and begin > log.min_offset:
+            stop = begin
+            begin = log.step_before(log.min_offset, max(stop - size, log.min_offset))
             progress(end - stop, end - log.min_offset)
-            found[:0] = deque(_messages(store, begins, stop, selection), maxlen=max_num - len(found))
-            ahead = min(8 * ahead, sys.maxsize)
+            found[:0] = deque(_messages(store, begin, stop, selection), maxlen=max_num - len(found))
+            size *= 4
     return found
 
 

@@ -120,14 +120,14 @@ class CommitLog(NotCopied, LogEnd):
             )
         # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
         if last is not None and room:
-            last.reserve()
-        self.files.prepared.prepare(rolls)
+            last.reserve(self.segment_size)
+        self.files.prepared.prepare(rolls * self.segment_size)
         done = 0
         while done < batch.count:
             mapped_file = self.files.file_for_append()
             base = mapped_file.file_from_offset
             pos = self.files.wrote_where - base
-            mapped_file.mark_dirty()
+            mapped_file.mark_dirty(self.segment_size)
             if not together or largest + _BLANK_SIZE <= self.segment_size - pos:
                 done, pos = batch.encode(mapped_file.region, pos, base, done)
                 self.files.wrote_where = base + pos

@@ -16,7 +16,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
 from rmqstore._core import BatchUnitLayout, IndexLayout, Region, UnitLayout, decode_record, index_key_hash
@@ -24,7 +24,7 @@ from rmqstore.config.places import is_named, other_progress_file, progress_file,
 from rmqstore.errors import GeometryError, StoreChangedError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import ask_again, listing
-from rmqstore.files.open_file import is_directory, last_nonzero, open_regular, why_unreadable, written_extents
+from rmqstore.files.open_file import is_directory, open_regular, read_at, why_unreadable, written_end
 from rmqstore.files.os_errors import is_unreadable, naming_errors
 from rmqstore.message import MessageExt, SysFlag, host_to_bytes
 from rmqstore.remedies import GiveOptions, Sentence
@@ -348,29 +348,6 @@ _DEFAULT_SLOTS = 5_000_000
 _DEFAULT_ENTRIES = 20_000_000
 
 
-def _read(descriptor: int, size: int, pos: int) -> bytes:
-    """`size` bytes at `pos`; fewer when the file ends there."""
-    parts = []
-    while size > 0:
-        data = os.pread(descriptor, min(size, 64 * 1024 * 1024), pos)
-        if not data:
-            break
-        parts.append(data)
-        pos += len(data)
-        size -= len(data)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _last_nonzero(descriptor: int, size: int) -> int:
-    """Position of the last byte that is not zero, -1 if there is none; holes of sparse files are skipped."""
-    extents = written_extents(descriptor, 0, size)
-    for start, end in reversed([(0, size)] if extents is None else extents):
-        last = last_nonzero(descriptor, start, end)
-        if last > start:
-            return last - 1
-    return -1
-
-
 def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], assumed: list[str]) -> None:
     slots, entries = found.get("max_hash_slot_num"), found.get("max_index_num")
     if slots is not None and entries is not None:
@@ -440,10 +417,10 @@ def has_no_entry(path: str) -> bool:
     """Return True for an index file that a writer made and put no key into: nothing after its header, and no count in it."""
     descriptor = open_regular(path)
     try:
-        header = _read(descriptor, INDEX_HEADER_SIZE, 0)
+        header = read_at(descriptor, INDEX_HEADER_SIZE, 0)
         if len(header) < INDEX_HEADER_SIZE or INDEX_HEADER.unpack(header)[-1] > 1:
             return False
-        return _last_nonzero(descriptor, os.fstat(descriptor).st_size) < INDEX_HEADER_SIZE
+        return written_end(descriptor) <= INDEX_HEADER_SIZE
     finally:
         os.close(descriptor)
 
@@ -457,15 +434,14 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
     """
     descriptor = open_regular(path)
     try:
-        size = INDEX_HEADER_SIZE + 4 * words
-        header = _read(descriptor, INDEX_HEADER_SIZE, 0)
+        header = read_at(descriptor, INDEX_HEADER_SIZE, 0)
         if len(header) < INDEX_HEADER_SIZE:
             return []
-        counts = _Counts(*INDEX_HEADER.unpack(header)[-3:])
+        counts = INDEX_HEADER.unpack(header)[-3:]
         end_phy_offset, _, index_count = counts
         if index_count <= 1 or index_count > words // 5:
             return []
-        last = _last_nonzero(descriptor, size)
+        last = written_end(descriptor) - 1
         if last < INDEX_HEADER_SIZE:
             return []
         candidates = set()
@@ -483,20 +459,14 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
         os.close(descriptor)
 
 
-class _Counts(NamedTuple):
-    # What the header of an index file says of its entries.
-    end_phy_offset: int
-    hash_slot_count: int
-    index_count: int
-
-
-def _split_fits(descriptor: int, slots: int, counts: _Counts) -> bool:
+def _split_fits(descriptor: int, slots: int, counts: tuple[int, ...]) -> bool:
+    # `counts` are the last fields of the header.
     end_phy_offset, hash_slot_count, index_count = counts
     table_pos = INDEX_HEADER_SIZE + INDEX_SLOT_SIZE * slots
     head_num = min(index_count, _ENTRIES_CHECKED)
     tail_first = max(1, index_count - _ENTRIES_CHECKED)
-    head_data = _read(descriptor, head_num * INDEX_ENTRY_SIZE, table_pos)
-    tail_data = _read(
+    head_data = read_at(descriptor, head_num * INDEX_ENTRY_SIZE, table_pos)
+    tail_data = read_at(
         descriptor, (index_count - tail_first) * INDEX_ENTRY_SIZE, table_pos + tail_first * INDEX_ENTRY_SIZE
     )
     if len(head_data) < head_num * INDEX_ENTRY_SIZE or len(tail_data) < (index_count - tail_first) * INDEX_ENTRY_SIZE:
@@ -524,7 +494,7 @@ def _split_fits(descriptor: int, slots: int, counts: _Counts) -> bool:
     expected[order[1:][same_slot]] = numbers[order[:-1][same_slot]]
     if not np.array_equal(expected, head["previous"][1:]):
         return False
-    slot_table = np.frombuffer(_read(descriptor, slots * INDEX_SLOT_SIZE, INDEX_HEADER_SIZE), ">i4")
+    slot_table = np.frombuffer(read_at(descriptor, slots * INDEX_SLOT_SIZE, INDEX_HEADER_SIZE), ">i4")
     # A put that was cut off may have left the number `index_count` in its slot.
     if len(slot_table) < slots or (slot_table < 0).any() or (slot_table > index_count).any():
         return False
@@ -654,7 +624,7 @@ def _holds(head: _IndexHead, slots: int, topic: str, key: str, phy_offset: int) 
     with open(open_regular(head.path), "rb", buffering=0) as file:
 
         def entry(number: int) -> tuple[int, int]:
-            data = _read(file.fileno(), 20, INDEX_HEADER_SIZE + 4 * slots + 20 * number)
+            data = read_at(file.fileno(), 20, INDEX_HEADER_SIZE + 4 * slots + 20 * number)
             stored_hash, stored_phy_offset, _, _ = struct.unpack(">iqii", data.ljust(20, b"\0"))
             return stored_hash, stored_phy_offset
 

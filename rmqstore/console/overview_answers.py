@@ -202,7 +202,7 @@ class OverviewAnswers:
             if store.commit_log.max_offset - store.commit_log.min_offset > EXACT_BYTES:
                 surveyed = self.survey.known(store)
                 messages = sum(row["messages"] for row in surveyed.rows.values()) if surveyed.complete else None
-            value = timeline(store, bins=bins, messages=messages).as_dict()
+            value = timeline(store, bins=bins, messages=messages)
             while len(self._timelines) >= _TIMELINES_KEPT:
                 self._timelines.pop(next(iter(self._timelines)))
             self._timelines[bins] = time.monotonic(), store, value

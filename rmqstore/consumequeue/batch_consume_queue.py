@@ -382,8 +382,8 @@ class BatchConsumeQueue(UnitQueue):
         expected = (phy_offset, size, tags_code, store_timestamp, queue_offset, num)
         if mapped_file is None or self._read(number) == expected:
             return False
-        mapped_file.mark_dirty()
         pos = number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset
+        mapped_file.mark_dirty(pos + _BATCH_UNIT_SIZE)
         _core.write_batch_unit(mapped_file.region, pos, phy_offset, size, tags_code, store_timestamp, queue_offset, num)
         return True
 

@@ -480,7 +480,7 @@ class ConsumeQueue(UnitQueue):
             is_end = is_end and not len(real)
             holes = np.flatnonzero((sizes[:count] <= 0) | torn[:count])
             if len(holes):
-                mapped_file.mark_dirty()
+                mapped_file.mark_dirty((int(holes[-1]) + 1) * UNIT_SIZE)
                 for number in holes.tolist():
                     _core.write_unit(mapped_file.region, number * UNIT_SIZE, 0, PRE_FILL_SIZE, 0)
                 filled += len(holes)
@@ -502,7 +502,7 @@ class ConsumeQueue(UnitQueue):
             tags_code = code
         if stored == [phy_offset, size] and code == tags_code:
             return repaired
-        mapped_file.mark_dirty()
+        mapped_file.mark_dirty(pos + UNIT_SIZE)
         _core.write_unit(mapped_file.region, pos, phy_offset, size, tags_code)
         return True
 

@@ -92,22 +92,18 @@ class ConsumeQueueExt(NotCopied):
         unit, mapped_file = self.get(address), self.files.find(address - EXT_ADDRESS_BASE)
         if unit is None or mapped_file is None or unit[:2] == (tags_code, store_timestamp):
             return False
-        mapped_file.mark_dirty()
         pos = address - EXT_ADDRESS_BASE - mapped_file.file_from_offset
+        mapped_file.mark_dirty(pos + int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE))
         _core.write_ext_unit(mapped_file.region, pos, tags_code, store_timestamp, unit[2])
         return True
 
     def make_room(self, count: int) -> None:
         """Make sure that `count` units without bitmap can be put; errors as of `MappedFileQueue.make_room`."""
         size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
-        # A file ends with some bytes that no unit takes.
-        offsets, file_size = self.files.offsets, self.files.mapped_file_size
-        room = offsets[-1] + file_size - self.files.wrote_where - _END_SIZE if offsets else 0
-        missing = count - max(room, 0) // size
-        if missing > 0:
-            self.files.prepared.prepare(-(-missing // ((file_size - _END_SIZE) // size)))
-        elif offsets:
-            self.files.make_room(0)
+        # So much of a file's end, at most, holds no unit.
+        unused = size + _END_SIZE - 1
+        ends = count // ((self.files.mapped_file_size - _END_SIZE) // size) + 1
+        self.files.make_room(count * size + ends * unused)
 
     def put(self, tags_code: int, store_timestamp: int) -> int:
         """int: the address of a unit without bitmap that was appended."""

@@ -25,6 +25,7 @@ from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import (
     PlainQueue,
     QueueLook,
+    ends_as,
     look_at_files,
     look_at_queue,
     plain_queue,
@@ -316,6 +317,12 @@ class ConsumeQueueStore(NotCopied):
                 return found
         queue = self.find(topic, queue_id)
         return None if queue is None else look_at_queue(queue, min_phy_offset, sizes=sizes)
+
+    def ends_as(self, topic: str, queue_id: int, look: QueueLook) -> bool:
+        """bool: the queue is known to end as this look found it; one that was asked for is not known to."""
+        if not self._is_in_files(topic, queue_id):
+            return False
+        return ends_as(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size, look)
 
     def folder_mark(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """Return inode and time of change of the folder that has a queue's only files; None where there is no such folder."""

@@ -10,8 +10,11 @@ end of all that were.  A queue that was opened knows its end from all its units.
 
 from __future__ import annotations
 
+import functools
 import os
+import stat
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from rmqstore import _core, _dispatch
@@ -22,9 +25,9 @@ from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import GeometryError
-from rmqstore.files.listing import listing
+from rmqstore.files.listing import names_in
 from rmqstore.files.mapped_file import name_of_offset, offset_of_name
-from rmqstore.files.open_file import open_regular, written_extents
+from rmqstore.files.open_file import open_regular, open_with_size, written_extents
 
 __all__ = ["QueueLook", "look_at_files", "look_at_queue", "unit_in_files"]
 
@@ -66,6 +69,11 @@ class QueueLook(NamedTuple):
         """int: messages that are still there."""
         return self.max_queue_offset - self.min_queue_offset
 
+    @property
+    def end(self) -> int:
+        """int: phy offset after the record of the newest unit, 0 for none."""
+        return 0 if self.last is None else self.last.phy_offset + max(self.last.size, 0)
+
 
 def _read(fd: int, size: int, pos: int) -> bytes:
     data = os.pread(fd, size, pos)
@@ -83,47 +91,44 @@ def _stop_read_ahead(fd: int) -> None:
 class _Files:
     """The files of one simple queue, read by `pread` and closed at the end of a look; what each begins with is read once."""
 
+    __slots__ = ("_fds", "_starts", "directory", "file_size", "offsets", "units_per_file")
+
     def __init__(self, directory: str, file_size: int, offsets: list[int]):
         self.directory, self.file_size, self.offsets = directory, file_size, offsets
         self.units_per_file = file_size // _UNIT_SIZE
-        self._open: dict[int, tuple[int, bytes]] = {}
-
-    def _opened(self, base: int) -> tuple[int, bytes]:
-        opened = self._open.get(base)
-        if opened is None:
-            fd = open_regular(f"{self.directory}{os.sep}{name_of_offset(base)}")
-            # Noted at once, so that `close` knows it whatever happens.
-            self._open[base] = fd, b""
-            if os.fstat(fd).st_size != self.file_size:
-                raise GeometryError("the file is not whole", self.directory)
-            _stop_read_ahead(fd)
-            opened = self._open[base] = fd, _read(fd, min(_READ_UNITS, self.units_per_file) * _UNIT_SIZE, 0)
-        return opened
-
-    def check_lengths(self) -> None:
-        """Look at the length of every file; that of an open one is known."""
-        for base in self.offsets:
-            if base not in self._open:
-                if os.stat(f"{self.directory}{os.sep}{name_of_offset(base)}").st_size != self.file_size:
-                    raise GeometryError("the file is not whole", self.directory)
+        self._fds: dict[int, int] = {}
+        self._starts: dict[int, bytes] = {}
 
     def start(self, base: int) -> bytes:
         """bytes: the first units of a file, at most two pages."""
-        return self._opened(base)[1]
+        known = self._starts.get(base)
+        if known is not None:
+            return known
+        fd, size = open_with_size(f"{self.directory}{os.sep}{name_of_offset(base)}")
+        self._fds[base] = fd
+        if size != self.file_size:
+            raise GeometryError("the file is not whole", self.directory)
+        _stop_read_ahead(fd)
+        data = self._starts[base] = _read(fd, min(_READ_UNITS, self.units_per_file) * _UNIT_SIZE, 0)
+        return data
 
-    def read(self, base: int, first: int, count: int) -> bytes:
-        """bytes: `count` units of a file."""
-        fd, start = self._opened(base)
-        begin, end = first * _UNIT_SIZE, (first + count) * _UNIT_SIZE
-        return start[begin:end] if end <= len(start) else _read(fd, end - begin, begin)
+    def are_whole(self) -> bool:
+        """bool: every file has its length; that of an open one is known."""
+        return _all_whole(self.directory, self.file_size, [base for base in self.offsets if base not in self._starts])
 
-    def unit(self, base: int, number: int) -> tuple[int, int]:
-        # (phy offset, size) of a unit of a file.
-        phy_offset, size, _ = _FIELDS.unpack(self.read(base, number, 1))
-        return phy_offset, size
+    def read(self, number: int, count: int) -> bytes:
+        """bytes: `count` units from a number on, all in one file."""
+        begin = number * _UNIT_SIZE % self.file_size
+        base, end = number * _UNIT_SIZE - begin, begin + count * _UNIT_SIZE
+        start = self.start(base)
+        return start[begin:end] if end <= len(start) else _read(self._fds[base], end - begin, begin)
+
+    def unit(self, number: int) -> tuple[int, int, int]:
+        """(int, int, int): phy offset, size and tags code of a unit."""
+        return _FIELDS.unpack(self.read(number, 1))
 
     def close(self) -> None:
-        for fd, _ in self._open.values():
+        for fd in self._fds.values():
             os.close(fd)
 
 
@@ -131,22 +136,16 @@ def _count(files: _Files, base: int) -> int | None:
     # How many units from the start of a file on are written; None where its start has a gap.
     data = files.start(base)
     known = len(data) // _UNIT_SIZE
-    low, high = 0, known
-    while low < high:
-        middle = (low + high) // 2
-        # Sizes and phy offsets that were written have no sign, and a size is not 0.
-        if 0 < int.from_bytes(data[middle * _UNIT_SIZE + 8 : middle * _UNIT_SIZE + 12], "big") < 1 << 31:
-            low = middle + 1
-        else:
-            high = middle
-    if low and _core.unit_ends(data[: low * _UNIT_SIZE], _FAR) is None:
+    # A hole may begin within the last unit, whose tags code ends in zeros.
+    low = -(-_core.nonzero_size(data) // _UNIT_SIZE)
+    if low and _core.unit_ends(memoryview(data)[: low * _UNIT_SIZE], _FAR) is None:
         return None
     if low < known or known >= files.units_per_file:
         return low
-    low, high = known, files.units_per_file
+    first, high = base // _UNIT_SIZE, files.units_per_file
     while low < high:
         middle = (low + high) // 2
-        phy_offset, size = files.unit(base, middle)
+        phy_offset, size, _ = files.unit(first + middle)
         if size > 0 and phy_offset >= 0:
             low = middle + 1
         else:
@@ -158,27 +157,26 @@ def _first_at_or_after(files: _Files, end: int, min_phy_offset: int) -> int | No
     # Number of the first unit whose record is at or after this, `end` if there is none; None where pre-fill units are in the way.
     for base in files.offsets:
         first = base // _UNIT_SIZE
-        count = min(files.units_per_file, end - first)
-        if count <= 0:
+        last = min(first + files.units_per_file, end) - 1
+        if last < first:
             break
-        phy_offset, size = files.unit(base, 0)
-        if (phy_offset, size) == (0, PRE_FILL_SIZE) and min_phy_offset == 0:
+        phy_offset, size, _ = files.unit(first)
+        if min_phy_offset == phy_offset == 0 and size == PRE_FILL_SIZE:
             return None
         if phy_offset >= min_phy_offset:
             return first
-        if files.unit(base, count - 1)[0] < min_phy_offset:
+        if files.unit(last)[0] < min_phy_offset:
             continue
-        low, high = 0, count - 1
-        while low < high:
-            middle = (low + high) // 2
-            phy_offset, size = files.unit(base, middle)
-            if (phy_offset, size) == (0, PRE_FILL_SIZE):
+        while first < last:
+            middle = (first + last) // 2
+            phy_offset, size, _ = files.unit(middle)
+            if phy_offset == 0 and size == PRE_FILL_SIZE:
                 return None
             if phy_offset < min_phy_offset:
-                low = middle + 1
+                first = middle + 1
             else:
-                high = middle
-        return first + low
+                last = middle
+        return first
     return end
 
 
@@ -202,11 +200,8 @@ def _log_bytes(files: _Files, begin: int, end: int) -> tuple[int, bool]:
     for number, count in _parts(begin, end):
         stop = number + count
         while number < stop:
-            base = number * _UNIT_SIZE
-            base -= base % files.file_size
-            first = number - base // _UNIT_SIZE
-            num = min(stop - number, files.units_per_file - first)
-            units = np.frombuffer(files.read(base, first, num), np.dtype(_UNIT), num)
+            num = min(stop - number, files.units_per_file - number % files.units_per_file)
+            units = np.frombuffer(files.read(number, num), np.dtype(_UNIT), num)
             sizes = units["size"].astype(np.int64)
             total += int(sizes[(sizes > 0) & (sizes != PRE_FILL_SIZE)].sum())
             seen += num
@@ -237,17 +232,17 @@ def look_at_files(directory: str, file_size: int, min_phy_offset: int, *, sizes:
             return None
         last = None
         if number > offsets[0] // _UNIT_SIZE:
-            base = (number - 1) * _UNIT_SIZE // file_size * file_size
-            phy_offset, size, tags_code = _FIELDS.unpack(files.read(base, number - 1 - base // _UNIT_SIZE, 1))
-            if size > 0 and (phy_offset, size) != (0, PRE_FILL_SIZE):
+            phy_offset, size, tags_code = files.unit(number - 1)
+            if size > 0 and (phy_offset or size != PRE_FILL_SIZE):
                 last = Unit(number - 1, phy_offset, size, tags_code)
         log_bytes, exact = _log_bytes(files, first, number) if sizes else (-1, True)
-        files.check_lengths()
+        if not files.are_whole():
+            return None
         return QueueLook(
             ConsumeQueue.cq_type, first, number, len(offsets), len(offsets) * file_size, last, log_bytes, exact
         )
-    except (GeometryError, FileNotFoundError, IsADirectoryError):
-        # A file is not whole, or went meanwhile: whoever opens the queue judges it.
+    except (GeometryError, OSError):
+        # A file is not whole, cannot be read, or went: opening the queue says which.
         return None
     finally:
         files.close()
@@ -299,13 +294,14 @@ def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | N
     if base > _FAR:
         return None
     try:
-        fd = open_regular(f"{directory}{os.sep}{name_of_offset(base)}")
+        fd, size_of_file = open_with_size(f"{directory}{os.sep}{name_of_offset(base)}")
     except FileNotFoundError:
-        if files_in_a_row(directory, file_size, whole=True) is None:
+        offsets = files_in_a_row(directory, file_size)
+        if offsets is None or not _all_whole(directory, file_size, offsets):
             raise GeometryError("the files have another size", directory) from None
         return None
     try:
-        if os.fstat(fd).st_size != file_size:
+        if size_of_file != file_size:
             raise GeometryError("the file is not whole", directory)
         _stop_read_ahead(fd)
         data = os.pread(fd, _UNIT_SIZE, at - base)
@@ -317,6 +313,22 @@ def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | N
     if size <= 0 or phy_offset < 0 or (phy_offset, size) == (0, PRE_FILL_SIZE):
         return None
     return Unit(queue_offset, phy_offset, size, tags_code)
+
+
+def ends_as(directory: str, file_size: int, look: QueueLook) -> bool:
+    """bool: in the files of a simple queue, the last unit is known to be the one that this look found."""
+    if look.last is None:
+        return False
+    at = look.last.queue_offset * _UNIT_SIZE
+    try:
+        fd = open_regular(f"{directory}{os.sep}{name_of_offset(at - at % file_size)}")
+        try:
+            data = os.pread(fd, 2 * _UNIT_SIZE, at % file_size)
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return data == _FIELDS.pack(*look.last[1:4]).ljust(len(data), b"\0")
 
 
 class PlainQueue(NamedTuple):
@@ -345,22 +357,32 @@ class PlainQueue(NamedTuple):
         return _dispatch.agreeing_unit_bytes(data, columns, rows, number) == len(rows)
 
 
-def files_in_a_row(directory: str, file_size: int, *, whole: bool = False) -> list[int] | None:
-    """list of int: the offsets of a queue's files, ascending; None unless they are in a row, and nothing else is there."""
-    offsets = []
+def files_in_a_row(directory: str, file_size: int) -> list[int] | None:
+    """list of int: the offsets of a queue's files, ascending; None unless their names are in a row, and nothing else is there."""
     try:
-        for entry in listing(directory).checked():
-            offset = offset_of_name(entry.name)
-            if offset is None or offset % file_size or not entry.is_file():
-                return None
-            if whole and entry.stat().st_size != file_size:
-                return None
-            offsets.append(offset)
+        names = names_in(directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if offsets and offsets[0] + file_size * (len(offsets) - 1) != offsets[-1]:
+    return _row_of(tuple(names), file_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _row_of(names: tuple[str, ...], file_size: int) -> list[int] | None:
+    # The files of most queues have the same names; the list is not changed.
+    first = offset_of_name(names[0]) if names else 0
+    if first is None or first % file_size:
         return None
-    return offsets
+    offsets = list(range(first, first + file_size * len(names), file_size))
+    return offsets if list(names) == [f"{offset:020}" for offset in offsets] else None
+
+
+def _all_whole(directory: str, file_size: int, offsets: Iterable[int]) -> bool:
+    # Whether these are files of this size.
+    for offset in offsets:
+        status = os.stat(f"{directory}{os.sep}{name_of_offset(offset)}")
+        if status.st_size != file_size or not stat.S_ISREG(status.st_mode):
+            return False
+    return True
 
 
 def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
@@ -370,8 +392,8 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     after them.  `ConsumeQueue.load` and `ConsumeQueue.tidy` then have nothing to refuse and nothing to do, if there is no
     extension.
     """
-    offsets = files_in_a_row(directory, file_size, whole=True)
-    if not offsets:
+    offsets = files_in_a_row(directory, file_size)
+    if not offsets or not _all_whole(directory, file_size, offsets):
         return None
     newest = offsets[-1]
     data = _written_start(f"{directory}{os.sep}{name_of_offset(newest)}", file_size)

@@ -418,7 +418,7 @@ class UnitQueue(NotCopied):
         return next((phy_offset for phy_offset in found if phy_offset >= 0), -1)
 
     def make_room(self, count: int) -> None:
-        """Make sure that `count` units can be put: every file that this takes is allocated."""
+        """Make sure that `count` units can be put, see `MappedFileQueue.make_room`."""
         self.files.make_room(count * self.unit_size)
 
     def forget_prepared(self) -> None:

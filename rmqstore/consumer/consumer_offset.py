@@ -41,17 +41,30 @@ _MEMBERS = ("dataVersion", "groupTopicMap", "lmqOffsetTable", "offsetTable", "pu
 _VERSION_MEMBERS = ("counter", "stateVersion", "timestamp")
 
 
+class _QueueIds(dict[str, int]):
+    # Queue ids by their names, of which a file has few; others than a broker writes are left to `whole_number`.
+    def __missing__(self, name: str) -> int:
+        if not (name.isascii() and name.isdecimal() and len(name) < 10):
+            raise ValueError(name)
+        self[name] = int(name)
+        return self[name]
+
+
 def _queue_table(document: Any, name: str, path: str, findings: list[Finding] | None) -> dict[str, dict[int, int]]:
+    queue_ids = _QueueIds()
+
     def table(key: str, queues: Any) -> dict[int, int]:
         if not isinstance(queues, dict):
             raise CorruptionError(f"{name}: {key!r} is not an object", path)
         # What brokers write takes the short way: a store may have millions of these.
+        offsets = queues.values()
+        if not queues or ({*map(type, offsets)} == {int} and min(offsets) >= 0 and max(offsets) < 2**63):
+            with contextlib.suppress(ValueError):
+                return dict(zip([queue_ids[each] for each in queues], offsets))
         return {
-            int(queue_id)
-            if queue_id.isascii() and queue_id.isdecimal() and len(queue_id) < 10
-            else whole_number(queue_id, f"{name}: a queue id of {key!r}", path, 32): offset
-            if type(offset) is int and 0 <= offset < 2**63
-            else whole_number(offset, f"{name}: the offset of queue {queue_id} of {key!r}", path)
+            whole_number(queue_id, f"{name}: a queue id of {key!r}", path, 32): whole_number(
+                offset, f"{name}: the offset of queue {queue_id} of {key!r}", path
+            )
             for queue_id, offset in queues.items()
         }
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any, TypeVar
 
+from rmqstore._core import quoted_numbers
 from rmqstore.errors import CorruptionError
 from rmqstore.files.open_file import read_small_file
 from rmqstore.message import decode_java_utf8
@@ -32,7 +33,6 @@ T = TypeVar("T")
 _MAX_DEPTH = 64
 # As many as Python takes for a whole number.
 _MAX_NUMBER_LENGTH = 4300
-_NUMBER_AS_NAME = re.compile(r"([{,]\s*-?[0-9]+)\s*:")
 # Each run of blanks is taken whole and each comment ends at one place: a text can be split in one way only, in linear time.
 _BLANK = r"[ \t\r\n\f\b\ufeff]"
 _SPACE = rf"(?:{_BLANK}+(?!{_BLANK})|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/|//[^\n]*(?![^\n]))+"
@@ -65,7 +65,7 @@ def parse_fastjson(text: str, path: str | None = None) -> Any:
     try:
         # Quotes that this puts into a string end it in front of a digit, so that the text is then no JSON.
         if "\\u" not in text:
-            return _parse_json(_with_quoted_numbers(text))
+            return _parse_json(quoted_numbers(text.encode()).decode())
     except (ValueError, RecursionError):
         pass
     parts = _json_parts(text, path)
@@ -81,14 +81,6 @@ def parse_fastjson(text: str, path: str | None = None) -> Any:
                 break
             length += len(part) + 1
         raise _damage(text, at, error.msg, path) from None
-
-
-def _with_quoted_numbers(text: str) -> str:
-    # A large file has millions of these names, and few different ones: each of those is quoted once.
-    parts = _NUMBER_AS_NAME.split(text)
-    quoted = {name: re.sub("-?[0-9]+", r'"\g<0>":', name) for name in set(parts[1::2])}
-    parts[1::2] = [quoted[name] for name in parts[1::2]]
-    return "".join(parts)
 
 
 def _parse_json(text: str) -> Any:

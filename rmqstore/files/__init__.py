@@ -10,7 +10,7 @@ changes its size or its address while it is mapped (I2).
 - `mapped_file`: one file of fixed size: making, mapping, flushing; the pool that bounds how many are mapped; what is never
   copied (`NotCopied`); one that is on no disk (`MemoryFile`)
 - `mapped_file_queue`: a directory of equal files as one stream, and what is wrong with the others there
-- `prepared_files`: making files: allocated before they are needed, and renamed into place
+- `prepared_files`: making files: before they are needed, and renamed into place
 - `output_file`: files and folders that have their name only when they are complete
 - `store_lock`: who may write; what has to be closed, and is when the program ends
 - `checkpoint`: the three times of a store's last flushes

@@ -22,7 +22,7 @@ import zlib
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
 from rmqstore.files.durable import force_data, fsync_directory
-from rmqstore.files.open_file import open_regular
+from rmqstore.files.open_file import open_regular, read_at, write_at
 from rmqstore.files.os_errors import is_not_a_file, is_unreadable, naming_errors
 from rmqstore.files.store_lock import abort_mark, abort_process
 
@@ -145,13 +145,8 @@ class Checkpoint:
                     "move it away, the store then recovers from the start of its log",
                     checkpoint.path,
                 )
-            data = b""
-            while len(data) < size:
-                with naming_errors(checkpoint.path):
-                    piece = os.pread(descriptor, size - len(data), len(data))
-                if not piece:
-                    break
-                data += piece
+            with naming_errors(checkpoint.path):
+                data = read_at(descriptor, size, 0)
         finally:
             os.close(descriptor)
         checkpoint._decode(data.ljust(CHECKPOINT_SIZE, b"\0"))
@@ -222,14 +217,11 @@ class Checkpoint:
         content = self.to_bytes()
         if content == self._written:
             return
-        data = memoryview(content)
         is_new = not os.path.exists(self.path)
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT)
         try:
-            pos = 0
             with naming_errors(self.path):
-                while pos < len(data):
-                    pos += os.pwrite(descriptor, data[pos:], pos)
+                write_at(descriptor, content, 0)
                 force_data(descriptor)
         finally:
             os.close(descriptor)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from rmqstore.files.os_errors import naming_errors
+from rmqstore.files.os_errors import full_disk, naming_errors
 
-__all__ = ["force_data", "fsync_directory", "fsync_tree", "make_directories"]
+__all__ = ["force_data", "fsync_directory", "fsync_tree", "make_directories", "write_all"]
 
 # Up to this number, folders are forced one by one, a millisecond each on a disk; more take one call for the file system, which
 # may have to wait for what other programs wrote.
@@ -71,3 +71,14 @@ def make_directories(path: str) -> None:
 def force_data(fd: int) -> None:
     """Force a file's bytes, and its size if that changed, to the disk: `fdatasync`, or `fsync` where there is none (macOS)."""
     getattr(os, "fdatasync", os.fsync)(fd)
+
+
+def write_all(fd: int, data: bytes, pos: int | None = None) -> None:
+    """Write all bytes of `data` at `pos`, or where the file is; OSError if the disk takes no more."""
+    rest = memoryview(data)
+    while rest:
+        done = os.write(fd, rest) if pos is None else os.pwrite(fd, rest, pos)
+        if not done:
+            raise full_disk()
+        rest = rest[done:]
+        pos = None if pos is None else pos + done

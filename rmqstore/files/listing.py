@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.os_errors import is_missing, is_unreadable
 
-__all__ = ["Listing", "UnreadPart", "ask_again", "is_empty", "listing", "unread_parts"]
+__all__ = ["Listing", "UnreadPart", "ask_again", "is_empty", "listing", "names_in", "unread_parts"]
 
 class Listing:
     """The entries of a directory, sorted by name.
@@ -81,6 +81,11 @@ def listing(path: str | os.PathLike[str], keep: Callable[[os.DirEntry[str]], boo
 
 def _name(entry: os.DirEntry[str]) -> str:
     return entry.name
+
+
+def names_in(path: str) -> list[str]:
+    """Return the names in a directory, sorted; for callers that list many directories and need no entries."""
+    return sorted(os.listdir(path))
 
 
 def is_empty(path: str | os.PathLike[str]) -> bool:

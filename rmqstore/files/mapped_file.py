@@ -1,8 +1,11 @@
 """One fixed-size file of a store, mapped on demand, and the pool that bounds how many are mapped at once.
 
-Owns creation (allocated in full beside its place and renamed into it, so that no half-made file is ever seen, and a
-full disk is an error here and never a SIGBUS later), mapping, flushing and removal of one file.  It never looks at
-what the bytes mean and never changes a file's size (I2).  A read-only file is opened and mapped read-only (I7).
+Owns creation (under a staging name, so that no half-made file is ever seen), space on disk, mapping, flushing and
+removal of one file.  It never looks at what the bytes mean and never changes a file's size (I2).  A read-only file is
+opened and mapped read-only (I7).
+
+A file is a hole at first.  Every writer of a mapping calls `mark_dirty` or `reserve` with the end of what it writes, so
+that a full disk is an error here and never a SIGBUS later.
 
 Eviction from the pool, and deletion, only drop the reference: whoever works with a `Region` keeps it until done.
 What is written is noted first (`mark_dirty`); a flush takes these notes while nobody writes and forces the bytes later,
@@ -47,22 +50,16 @@ _LOOK_SIZE = 8 << 20
 _staging_numbers = itertools.count()
 
 
-def _allocate(fd: int, size: int) -> None:
+def _allocate(fd: int, begin: int, end: int) -> None:
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, size)
-    else:
-        _write_holes(fd, size)
-
-
-def _write_holes(fd: int, size: int) -> None:
-    # macOS: only what was written has its place on the disk.  Nobody else writes before the file is allocated, so each byte stays.
-    status = os.fstat(fd)
-    if status.st_size >= size and status.st_blocks * 512 >= size:
+        os.posix_fallocate(fd, begin, end - begin)
         return
-    pos = 0
-    while pos < size:
-        data = os.pread(fd, min(size - pos, 1 << 20), pos) or bytes(min(size - pos, 1 << 20))
-        pos += os.pwrite(fd, data, pos)
+    # macOS: only written bytes have space on disk.  Nobody else writes to this range before it has space, so each byte stays.
+    status = os.fstat(fd)
+    if status.st_blocks * 512 >= status.st_size:
+        return
+    while begin < end:
+        begin += os.pwrite(fd, os.pread(fd, min(end - begin, 1 << 20), begin), begin)
 
 
 class NotCopied:
@@ -86,17 +83,14 @@ class MappedFilePool(NotCopied):
     Files that are read are at most `max_mapped_files`.  The newest file of each queue that is written stays mapped as long as
     the system allows (`vm.max_map_count`): mapping it for each put takes a hundred times as long as the put.
 
-    - `sparse`: files are made as holes, and only the pages that something is written to get space on disk, before the write:
-      for a rebuild, after which nobody writes to most files.  Whoever opens such a file to write on allocates the rest.
     - `dirty`: those that were written since a flush took note of it.
     - `on_create`: called when a queue of files got a new one.
     """
 
-    def __init__(self, max_mapped_files: int = 1024, *, sparse: bool = False):
+    def __init__(self, max_mapped_files: int = 1024):
         if max_mapped_files < 1:
             raise ValueError(f"max_mapped_files is {max_mapped_files}, it must be at least 1")
         self.max_mapped_files = max_mapped_files
-        self.sparse = sparse
         self.lock = threading.RLock()
         self.dirty: set[MappedFile] = set()
         self.on_create: Callable[[], object] | None = None
@@ -182,11 +176,12 @@ class MappedFile(NotCopied):
       long, and nothing after `size` is read.  Only read-only.
     - `advice`: how it will be read, as of `Region.advise`; told to the system before the first touch.
     - `appended`: it is the file that its queue writes to.
+    - `reserved`: position up to which `reserve` made sure of space on disk; 0 in a file that was just opened.
     """
 
     __slots__ = (
-        "__weakref__", "_allocated", "_allocated_to", "_closed", "_deleted", "_inode", "_region", "_taken", "advice",
-        "appended", "file_from_offset", "padded", "path", "pool", "read_only", "size", "used",
+        "__weakref__", "_closed", "_deleted", "_inode", "_region", "_taken", "advice", "appended", "file_from_offset",
+        "padded", "path", "pool", "read_only", "reserved", "size", "used",
     )  # fmt: skip
 
     def __init__(
@@ -211,9 +206,7 @@ class MappedFile(NotCopied):
         self._deleted = False
         self._inode = (0, 0)
         self._taken = False
-        self._allocated = False
-        # Of a sparse file: up to where its pages have space, at least.
-        self._allocated_to = 0
+        self.reserved = 0
 
     @classmethod
     def of_any_length(
@@ -224,21 +217,23 @@ class MappedFile(NotCopied):
         mapped_file.padded = True
         return mapped_file
 
-    @staticmethod
-    def allocate(directory: str | os.PathLike[str], size: int, *, sparse: bool = False) -> str:
-        """Make a file of `size` zero bytes under a name that no store reads, allocated on disk or all hole; its path."""
+    @classmethod
+    def stage(cls, directory: str | os.PathLike[str], size: int, reserved: int) -> MappedFile:
+        """Make a file of `size` zero bytes under a name that no store reads, with space on disk for the first `reserved`."""
         temporary = os.path.join(os.fspath(directory), f"{STAGING_PREFIX}{os.getpid()}-{next(_staging_numbers)}")
+        staged = cls(temporary, size)
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             with naming_errors(temporary):
-                os.ftruncate(fd, size) if sparse else _allocate(fd, size)
+                os.ftruncate(fd, size)
+                staged.reserve(reserved)
                 os.fsync(fd)
         except BaseException:
             os.unlink(temporary)
             raise
         finally:
             os.close(fd)
-        return temporary
+        return staged
 
     @property
     def region(self) -> Region:
@@ -370,7 +365,7 @@ class MappedFile(NotCopied):
         """int: how many bytes from `pos` to the last one that is not zero were made zero."""
         last = self.last_nonzero(pos)
         if last > pos:
-            self.mark_dirty()
+            self.mark_dirty(last)
             self.region.zero(pos, last - pos)
         return last - pos
 
@@ -379,34 +374,35 @@ class MappedFile(NotCopied):
         region = self.region
         return region.view(pos, region.size - pos if size is None else size)
 
-    def mark_dirty(self, end: int | None = None) -> None:
-        """Note that something will be written, so that `flush` has work to do; space on disk is made sure of first.
-
-        Files that a Java store made have holes (it only extends them), and a write into a hole of a full disk would kill
-        the process with SIGBUS.
-
-        - `end`: nothing is written at or after this position; a file of a sparse pool then stays a hole from there on.
-        """
-        if not self._allocated:
-            if end is not None and self.pool.sparse:
-                self.reserve_range(self._allocated_to, end)
-                self._allocated_to = max(self._allocated_to, -(-end // _PAGE) * _PAGE)
-            else:
-                self.reserve()
+    def mark_dirty(self, end: int) -> None:
+        """Note that bytes before `end` will be written, so that `flush` has work to do; `reserve` them first."""
+        if end > self.reserved:
+            self.reserve(end)
         self.pool.dirty.add(self)
-
-    def note_allocated(self) -> None:
-        """Take the whole file for allocated on disk, as `allocate` made it."""
-        self._allocated = True
 
     def adopt(self) -> None:
         """Let the next flush force what a process that died may have left unforced."""
         self.pool.dirty.add(self)
 
-    def reserve(self) -> None:
-        """Allocate the whole file on disk, once."""
-        if self._allocated or self.read_only:
-            return
+    def reserve(self, end: int) -> None:
+        """Make sure that the bytes before `end` have space on disk: a write into a hole of a full disk would be a SIGBUS.
+
+        Files that a Java store made have holes (it only extends them), as have those that a power cut left.
+
+        Raises
+        ------
+        OSError
+            The disk is full.
+        StoreChangedError
+            The file was cut short.
+        """
+        end = min(-(-end // _PAGE) * _PAGE, self.size)
+        if end > self.reserved and not self.read_only:
+            self.reserve_range(self.reserved, end)
+            self.reserved = end
+
+    def reserve_range(self, begin: int, end: int) -> None:
+        """Make sure that the pages of the bytes from `begin` to `end` have space on disk; errors as for `reserve`."""
         fd = open_regular(self.path, os.O_RDWR)
         try:
             length = os.fstat(fd).st_size
@@ -419,42 +415,26 @@ class MappedFile(NotCopied):
                     length,
                 )
             with naming_errors(self.path):
-                _allocate(fd, self.size)
-        finally:
-            os.close(fd)
-        self._allocated = True
-
-    def reserve_range(self, begin: int, end: int) -> None:
-        """Allocate the pages that hold the bytes from `begin` to `end`, those of a file that is to stay sparse."""
-        begin, end = begin // _PAGE * _PAGE, min(-(-end // _PAGE) * _PAGE, self.size)
-        if self._allocated or end <= begin:
-            return
-        if not hasattr(os, "posix_fallocate"):
-            self.reserve()
-            return
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            with naming_errors(self.path):
-                os.posix_fallocate(fd, begin, end - begin)
+                _allocate(fd, begin // _PAGE * _PAGE, min(-(-end // _PAGE) * _PAGE, self.size))
         finally:
             os.close(fd)
 
     def populate(self, pos: int, size: int) -> bool:
-        """Make pages ready for a writer, see `Region.populate`; what lies after the file's end is left out.
+        """Make pages ready for a writer, see `Region.populate`; False if that was not done for all of them.
 
-        Nothing happens to a file that is not mapped now, is read-only, or was not allocated on disk by `create` or
-        `reserve`: pages of holes would take space that nobody made sure of.
+        Only pages before `reserved` of a file that is mapped now: a hole would take space that nobody made sure of.
         """
         region = self._region
         size = min(size, self.size - pos)
-        if region is None or self.read_only or not self._allocated or size <= 0:
+        ready = min(size, self.reserved - pos)
+        if region is None or self.read_only or ready <= 0:
             return False
         try:
-            region.populate(pos, size)
+            region.populate(pos, ready)
         except StoreError:
             # It was closed meanwhile.
             return False
-        return True
+        return ready == size
 
     def take_dirty(self) -> bool:
         """Whether anything was written since this was last asked; `flush` then forces it.  Ask while nobody writes."""
@@ -559,10 +539,10 @@ class MemoryFile(MappedFile):
         """bool: True, as nobody else can replace it."""
         return True
 
-    def mark_dirty(self, end: int | None = None) -> None:
+    def mark_dirty(self, end: int) -> None:
         """Nothing: it never goes to a disk."""
 
-    def reserve(self) -> None:
+    def reserve(self, end: int) -> None:
         """Nothing: it takes no disk."""
 
 

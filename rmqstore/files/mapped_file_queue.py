@@ -378,14 +378,20 @@ class MappedFileQueue(NotCopied, FileStream):
         return asked
 
     def make_room(self, size: int) -> None:
-        """Make sure that `size` bytes can be appended: every file that this takes is allocated now."""
+        """Make sure that `size` bytes can be appended: they have space on disk, in files that are made now if need be.
+
+        The newest file gets twice the space that it needs, so that a queue that grows asks for space a few times a file.
+        """
         room = 0
         if self.file_offsets:
-            room = self.file_offsets[-1] + self.mapped_file_size - self.wrote_where
-            if room:
-                self.file(self.file_offsets[-1]).reserve()
+            last = self.file(self.file_offsets[-1])
+            begin = self.wrote_where - last.file_from_offset
+            room = last.size - begin
+            end = begin + min(size, room)
+            if room and end > last.reserved:
+                last.reserve(2 * end)
         if size > room:
-            self.prepared.prepare(-(-(size - room) // self.mapped_file_size))
+            self.prepared.prepare(size - room)
 
     def refresh(self) -> bool:
         """Take in the files that another process appended or deleted (read-only use); True if there are new ones."""

@@ -18,9 +18,13 @@ __all__ = [
     "is_directory",
     "last_nonzero",
     "open_regular",
+    "open_with_size",
     "read_ahead",
+    "read_at",
     "read_small_file",
     "why_unreadable",
+    "write_at",
+    "written_end",
     "written_extents",
 ]
 
@@ -33,14 +37,36 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
 
     - `flags`, `mode`: as for `os.open`; O_CLOEXEC is added.
     """
+    return open_with_size(path, flags, mode)[0]
+
+
+def open_with_size(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> tuple[int, int]:
+    """(int, int): the descriptor of `open_regular`, and the size of the file in bytes."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
-        return fd
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode):
+        return fd, status.st_size
     os.close(fd)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
+
+
+def read_at(fd: int, size: int, pos: int) -> bytes:
+    """Read `size` bytes at `pos`; fewer where the file ends."""
+    parts = []
+    while size > 0 and (data := os.pread(fd, min(size, 1 << 26), pos)):
+        parts.append(data)
+        pos, size = pos + len(data), size - len(data)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def write_at(fd: int, data: bytes | memoryview, pos: int) -> None:
+    """Write all of `data` at `pos`."""
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(fd, rest, pos)
+        rest, pos = rest[written:], pos + written
 
 
 def is_directory(path: str) -> bool:
@@ -132,6 +158,17 @@ def written_extents(fd: int, begin: int, end: int) -> list[tuple[int, int]] | No
     except (OSError, AttributeError):
         return None
     return extents if at >= end else [*extents, (at, end)]
+
+
+def written_end(fd: int) -> int:
+    """int: the position after the last byte of a file that is not zero, 0 without one; holes are not read."""
+    size = os.fstat(fd).st_size
+    extents = written_extents(fd, 0, size)
+    for begin, end in reversed([(0, size)] if extents is None else extents):
+        last = last_nonzero(fd, begin, end)
+        if last > begin:
+            return last
+    return 0
 
 
 def last_nonzero(fd: int, begin: int, end: int) -> int:

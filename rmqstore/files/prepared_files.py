@@ -1,7 +1,7 @@
-"""Create the files of a store, which are allocated before they are needed, so that a new one is a rename.
+"""Create the files of a store, which are made before they are needed, so that a new one is a rename.
 
-Owns the paths of such files, which are out of sight in a staging folder, their first pages, and the rename that gives a file
-its name: no half-made file is ever seen.
+Owns such files, which are out of sight in a staging folder, their first pages, and the rename that gives a file its
+name: no half-made file is ever seen.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import contextlib
 import logging
 import os
 
-from rmqstore._core import Region
+from rmqstore.errors import StoreError
 from rmqstore.files.durable import force_data, fsync_directory, make_directories
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
-from rmqstore.files.open_file import open_regular
+from rmqstore.files.open_file import write_at
 from rmqstore.files.os_errors import has_no_links, naming_errors
 
 __all__ = ["PreparedFiles"]
@@ -30,17 +30,23 @@ class PreparedFiles:
 
     def __init__(self, folder: str | os.PathLike[str], size: int):
         self.folder, self.size = os.fspath(folder), size
-        self._paths: list[str] = []
+        self._waiting: list[MappedFile] = []
         # The file whose head `populate` made ready.
-        self._populated: str | None = None
+        self._populated: MappedFile | None = None
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._waiting)
 
-    def prepare(self, count: int = 1) -> None:
-        """Allocate files until `count` wait."""
-        while len(self._paths) < count:
-            self._paths.append(MappedFile.allocate(self.folder, self.size))
+    def prepare(self, size: int | None = None) -> None:
+        """Make sure that the files that wait have space on disk for `size` bytes; default: one whole file."""
+        left = self.size if size is None else size
+        for staged in list(self._waiting):
+            if left > 0:
+                staged.reserve(min(left, self.size))
+                left -= self.size
+        while left > 0:
+            self._waiting.append(MappedFile.stage(self.folder, self.size, min(left, self.size)))
+            left -= self.size
 
     def create(
         self,
@@ -49,26 +55,26 @@ class PreparedFiles:
         file_from_offset: int = 0,
         pool: MappedFilePool | None = None,
         head: bytes = b"",
+        reserved: int = 0,
     ) -> MappedFile:
         """Make a file of zero bytes, from one that waits if there is one, and open it for writing.
 
-        It is allocated on disk unless it did not wait and `pool` is sparse.
-
         - `head`: the first bytes, which are on disk before the file has its name.
+        - `reserved`: the number of bytes that have space on disk before the file has its name.
         """
         path = os.fspath(path)
         directory = os.path.dirname(path) or "."
         waited = self._take()
-        sparse = waited is None and pool is not None and pool.sparse
         try:
             make_directories(directory)
-            staged = MappedFile.allocate(self.folder, self.size, sparse=sparse) if waited is None else waited
-            made = os.stat(staged)
+            staged = MappedFile.stage(self.folder, self.size, reserved) if waited is None else waited
+            made = os.stat(staged.path)
             try:
+                staged.reserve(reserved)
                 # One that waited may have the head that it got for a try that failed.
                 if head and (waited is not None or any(head)):
-                    _write_head(staged, head)
-                _rename_without_replacing(staged, path)
+                    _write_head(staged.path, head)
+                _rename_without_replacing(staged.path, path)
                 fsync_directory(directory)
             except BaseException:
                 # The caller may retry, even under another name.  An interrupt leaves the file with one name, or with both.
@@ -77,49 +83,42 @@ class PreparedFiles:
                         os.unlink(path)
                 if waited is None:
                     with contextlib.suppress(OSError):
-                        os.unlink(staged)
+                        os.unlink(staged.path)
                 raise
         except BaseException:
             if waited is not None:
-                self._paths.insert(0, waited)
+                self._waiting.insert(0, waited)
             raise
         created = MappedFile(path, self.size, file_from_offset=file_from_offset, pool=pool)
-        if not sparse:
-            created.note_allocated()
+        created.reserved = staged.reserved
         return created
 
-    def _take(self) -> str | None:
+    def _take(self) -> MappedFile | None:
         # Taken out first: what another thread prepares in the meantime is for the next time.
-        path = self._paths.pop(0) if self._paths else None
+        waited = self._waiting.pop(0) if self._waiting else None
         # Somebody may have tidied up the store's directory.
-        return path if path is not None and os.path.exists(path) else None
+        return waited if waited is not None and os.path.exists(waited.path) else None
 
     def populate(self, size: int) -> None:
         """Make the first `size` bytes of the next file ready for a writer, once; nothing that goes wrong raises."""
-        path = self._paths[0] if self._paths else None
-        if path is not None and path != self._populated:
-            self._populated = path
+        staged = self._waiting[0] if self._waiting else None
+        if staged is not None and staged is not self._populated:
+            self._populated = staged
             # It may be renamed into its place meanwhile; the pages stay in the page cache.
-            with contextlib.suppress(OSError):
-                fd = open_regular(path, os.O_RDWR)
-                try:
-                    region = Region.map(fd, self.size, True)
-                finally:
-                    os.close(fd)
-                try:
-                    region.populate(0, min(size, self.size))
-                finally:
-                    region.close()
+            with contextlib.suppress(OSError, StoreError):
+                staged.region  # noqa: B018  (mapped now)
+                staged.populate(0, size)
+                staged.let_go()
 
     def forget(self) -> None:
         """Leave the files to the parent of this forked process."""
-        self._paths = []
+        self._waiting = []
 
     def delete(self) -> None:
         """Delete what was not used."""
-        paths, self._paths = self._paths, []
-        for path in paths:
-            _delete(path)
+        waiting, self._waiting = self._waiting, []
+        for staged in waiting:
+            _delete(staged.path)
 
 
 def _delete(path: str) -> None:
@@ -136,9 +135,7 @@ def _write_head(path: str, head: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         with naming_errors(path):
-            done = 0
-            while done < len(head):
-                done += os.pwrite(descriptor, head[done:], done)
+            write_at(descriptor, head, 0)
             force_data(descriptor)
     finally:
         os.close(descriptor)

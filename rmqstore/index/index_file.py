@@ -94,7 +94,7 @@ class IndexFile(NotCopied, IndexRegion):
             The file exists, the disk is full, …
         """
         config = StoreConfig() if config is None else config
-        pool = MappedFilePool(1, sparse=sparse)
+        pool = MappedFilePool(1)
         time = phy_offset = 0
         if previous is not None:
             header = previous.header
@@ -102,11 +102,12 @@ class IndexFile(NotCopied, IndexRegion):
         if prepared is None:
             prepared = PreparedFiles(os.path.dirname(os.fspath(path)) or ".", config.index_file_size)
         created = prepared.create(
-            path, pool=pool, head=INDEX_HEADER.pack(time, time, phy_offset, phy_offset, 0, 0)
+            path,
+            pool=pool,
+            head=INDEX_HEADER.pack(time, time, phy_offset, phy_offset, 0, 0),
+            reserved=int(_core.IndexLayout.INDEX_HEADER_SIZE) if sparse else config.index_file_size,
         )
         try:
-            if sparse:
-                created.reserve_range(0, int(_core.IndexLayout.INDEX_HEADER_SIZE))
             return cls.over(created, config)
         except BaseException:
             # An empty file among others would never be filled: a further try takes a new name.
@@ -198,7 +199,7 @@ class IndexFile(NotCopied, IndexRegion):
         num = left if num is None else max(min(num, left), 0)
         if not self.region.writable:
             raise ReadOnlyError("the index file was opened read-only; no page of it will be written", self.path)
-        self.mapped_file.reserve()
+        self.mapped_file.reserve(self.mapped_file.size)
         self.region.populate(0, self.entry_pos(0))
         if num:
             self.region.populate(self.entry_pos(count), num * _core.IndexLayout.ENTRY_SIZE)

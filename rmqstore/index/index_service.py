@@ -417,7 +417,7 @@ class IndexService(NotCopied, OpenedIndexes):
         if newest is not None and not newest.is_full:
             # A file that a Java store made has holes; on a full disk that must be an error here and no SIGBUS later.
             if not self.sparse:
-                newest.mapped_file.reserve()
+                newest.mapped_file.reserve(newest.mapped_file.size)
             return newest
         if self.read_only:
             raise ReadOnlyError("the store was opened read-only", self.path)
@@ -486,7 +486,7 @@ class IndexService(NotCopied, OpenedIndexes):
     def reserve(self) -> None:
         """Allocate the newest file on disk where a Java store left holes in it."""
         if self._names:
-            self.file(self._names[-1]).mapped_file.reserve()
+            self.file(self._names[-1]).mapped_file.reserve(self.config.index_file_size)
 
     @property
     def fill(self) -> float:

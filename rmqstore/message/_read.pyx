@@ -13,7 +13,7 @@ from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t
 from libc.string cimport memcpy
 
-from rmqstore._bytes cimport acquire_i32_at, difference_of, get_i32, get_i64, same_bytes_at, sum_of
+from rmqstore._bytes cimport acquire_i32_at, before, difference_of, get_i32, get_i64, same_bytes_at, sum_of
 from rmqstore._core cimport (
     ANY_KEY, C_MAGIC_V1, entry_before, ENTRY_KEY_HASH, ENTRY_PHY_OFFSET, ENTRY_SIZE, FileStream, index_count_of,
     index_head, INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, OpenedIndexes, RECORD, RECORD_BORN_HOST, Region,
@@ -197,12 +197,10 @@ cdef class MessageExt:
     @property
     def keys(self):
         """list of str: the pieces of the KEYS property, split at spaces."""
-        if self.parsed is None:
-            find_indexed(self)
-            text = text_at(self, self.indexed.keys_pos, self.indexed.keys_len)
-        else:
-            text = self.parsed.get("KEYS")
-        return [] if text is None else [text] if " " not in text else [key for key in text.split(" ") if key]
+        if self.parsed is not None:
+            return [key for key in self.parsed.get("KEYS", "").split(" ") if key]
+        find_indexed(self)
+        return keys_of(self)
 
     @property
     def tags(self):
@@ -397,26 +395,39 @@ cdef inline int take_properties(MessageExt m, const unsigned char* text, int64_t
     return 0
 
 
+cdef inline const unsigned char* text_start(MessageExt m) noexcept:
+    if m.long_properties is None:
+        return m.short_properties
+    return <const unsigned char*>PyBytes_AS_STRING(m.long_properties)
+
+
 cdef inline int find_indexed(MessageExt m) except -1:
     cdef KnownProperties known
     with cython.critical_section(m):
         if not m.is_indexed:
-            if m.long_properties is None:
-                find_properties(m.short_properties, m.properties_len, SHORT_PROPERTIES, &known)
-            else:
-                find_properties(<const unsigned char*>PyBytes_AS_STRING(m.long_properties), m.properties_len,
-                                m.properties_len, &known)
+            find_properties(text_start(m), m.properties_len, max(m.properties_len, SHORT_PROPERTIES), &known)
             m.indexed, m.is_indexed = known.indexed, True
     return 0
 
 
 cdef inline object text_at(MessageExt m, int32_t pos, int32_t n):
     # A part of the properties text, None where it has none.
-    if pos < 0:
-        return None
-    if m.long_properties is None:
-        return text_of(m.short_properties + pos, n)
-    return text_of(<const unsigned char*>PyBytes_AS_STRING(m.long_properties) + pos, n)
+    return None if pos < 0 else text_of(text_start(m) + pos, n)
+
+
+cdef list keys_of(MessageExt m):
+    # Of its text that was looked for.
+    cdef list keys = []
+    cdef int32_t start = 0, end, n = m.indexed.keys_len
+    cdef const unsigned char* text = text_start(m) + m.indexed.keys_pos
+    if m.indexed.keys_pos < 0:
+        return keys
+    while start < n:
+        end = start + <int32_t>before(text + start, 32, n - start, n - start)
+        if end > start:
+            keys.append(text_of(text + start, end - start))
+        start = end + 1
+    return keys
 
 
 cdef object tags_of(MessageExt m):
@@ -904,8 +915,8 @@ cdef class KeyQuery:
         if (self.closed or not PyUnicode_CheckExact(<PyObject*>topic) or not PyUnicode_CheckExact(<PyObject*>key)
                 or not small_number(<PyObject*>max_num, &num) or num < 0):
             return None
-        indexes = self.indexes.known()
-        if not indexes:
+        cdef tuple indexes = self.indexes.known()
+        if indexes is None or not indexes:
             return None
         if self.interval < INFINITY and (monotonic() - self.looked_at >= self.interval
                                          or is_full(<IndexRegion?>indexes[0])):

@@ -5,7 +5,6 @@ write.
 
 - `describe`: a store in one look, also what nothing reads of it; rows of its queues and of the progress of consumer groups
 - `single_file`: one file of a store alone, recognised and read
-- `key_search`: messages by key of all topics
 - `settings`: a broker's topics, groups, offsets and pop records
 - `verify`: what is wrong, with file, position and what to do, and the log itself; `verify_units` (queues),
   `verify_entries` (index), `verify_databases` (both in RocksDB), `verify_settings` (checkpoint, settings, what waits);

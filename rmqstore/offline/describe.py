@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
-from rmqstore.errors import OffsetOutOfRangeError, StoreError
+from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.listing import UnreadPart, ask_again, listing, unread_parts
 from rmqstore.files.mapped_file import STAGING_PREFIX, offset_of_name
 from rmqstore.index.index_service import is_index_name
@@ -23,6 +23,7 @@ from rmqstore.offline.verify_databases import has_index_database
 from rmqstore.rocksdb.places import FOLDERS, PLACES, closed_folder, queue_databases
 from rmqstore.rocksdb.settings import settings_layouts
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.stats import Consumers
 
 if TYPE_CHECKING:
     from rmqstore.consumequeue.queue_look import QueueLook
@@ -393,33 +394,23 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
         queue_ids.setdefault(name, []).append(queue_id)
-    looks: dict[str, dict[int, QueueLook]] = {}
-    times: dict[tuple[str, int, int], int | None] = {}
+    looks: dict[str, dict[int, QueueLook | None]] = {}
+    consumers = Consumers(store.queues, store.commit_log)
     for (its_group, its_topic), offsets in sorted(store.consumer_offsets.list().items()):
         if group not in (None, its_group) or topic not in (None, its_topic):
             continue
         if its_topic not in looks:
             # Once for all groups.
             names = [(its_topic, queue_id) for queue_id in queue_ids.get(its_topic, ())]
-            looks[its_topic] = {queue_id: look for _, queue_id, look in _looks(store, names)}
-        there, kind = looks[its_topic], progress_kind(its_group, its_topic)
-        for queue_id in sorted({*queue_ids.get(its_topic, ()), *offsets}):
-            queue_offset, look = offsets.get(queue_id, -1), there.get(queue_id)
-            if look is not None and not look.files and not look.max_queue_offset and queue_offset > 0:
-                # Only its folder is left: nobody knows what it held.
-                look = None
-            newest, lag, waiting_since = None, None, None
-            if look is not None:
-                newest = look.max_queue_offset
-                lag = None if newest < queue_offset else newest - max(queue_offset, 0)
-            if look is not None and lag:
-                place = its_topic, queue_id, max(queue_offset, look.min_queue_offset)
-                if place not in times:
-                    times[place] = _stored(store, look, *place)
-                waiting_since = times[place]
+            looks[its_topic] = dict.fromkeys(queue_ids.get(its_topic, ()))
+            looks[its_topic] |= {queue_id: look for _, queue_id, look in _looks(store, names)}
+        kind = progress_kind(its_group, its_topic)
+        for each in consumers.of(its_group, its_topic, offsets, looks[its_topic]):
+            lag = each.lag
             yield {
-                "group": its_group, "topic": its_topic, "queue_id": queue_id, "queue_offset": queue_offset,
-                "max_queue_offset": newest, "lag": lag, "waiting_since": waiting_since, "kind": kind,
+                "group": its_group, "topic": its_topic, "queue_id": each.queue_id, "queue_offset": each.queue_offset,
+                "max_queue_offset": each.max_queue_offset, "lag": lag if lag is not None and lag >= 0 else None,
+                "waiting_since": each.next_store_timestamp, "kind": kind,
             }  # fmt: skip
 
 
@@ -433,16 +424,6 @@ def _looks(store: MessageStore, names: Iterable[tuple[str, int]]) -> Iterator[tu
             continue
         if look is not None:
             yield topic, queue_id, look
-
-
-def _stored(store: MessageStore, look: QueueLook, topic: str, queue_id: int, queue_offset: int) -> int | None:
-    try:
-        # Many groups lack the last message alone, whose unit was read.
-        is_last = look.last is not None and look.last.queue_offset == queue_offset
-        unit = look.last if is_last else store.queues.unit(topic, queue_id, queue_offset)
-        return None if unit is None else _time_at(store, unit.phy_offset)
-    except (StoreError, OSError):
-        return None
 
 
 def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

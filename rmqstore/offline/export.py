@@ -1,8 +1,7 @@
-"""Messages of a store as files that other tools read: JSON lines, CSV, Arrow, Parquet, or a file for each body.
+"""Export messages of a store to JSON lines, CSV, Arrow, Parquet, or a file for each body, in the order of the log.
 
-Which messages a selection means, in the order of the log, and what damage does; `export_files` has the files.  A message that is
-chosen is written or reported; where the index does not reach, the log is searched.  Memory does not grow with the number of
-messages: a look-up by key holds 8 bytes for each hit.
+Each chosen message is written or reported; the log is searched where the index does not reach.  Memory does not grow with the
+number of messages, except for 8 bytes for each hit of a search by key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pending messages of delay levels, retry and dead-letter topics, and transactions.
 
-They wait from where config/delayOffset.json, a group's progress, or the offset of the service that checks transactions says,
-less the half messages that an OP message names; in RocksDB by the keys of its database, completed from the log.
+They wait from config/delayOffset.json, a group's progress, or the offset of the service that checks transactions; OP messages
+settle half messages.  Transactions in RocksDB wait by the keys of the database, completed from the log.
 """
 
 from __future__ import annotations

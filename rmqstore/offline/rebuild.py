@@ -1,10 +1,8 @@
-"""rebuild: the index and the consume queues of a store, rebuilt from its commit log alone.
+"""rebuild: rebuild the index and the consume queues of a store from its commit log alone.
 
-The old files stay in place until the new ones are complete, verified and on disk.  The bytes are those that the broker wrote
-(RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), except for the file names of the index.
-
-A rebuild that was killed while building starts again; one that was killed while swapping continues the swap.  A database of
-queues (RocksDB) is moved aside, and queue files take its place.
+The old files stay until the new ones are complete, verified and on disk; a rebuild that was killed begins again, or continues the
+swap.  The bytes are those of the broker (RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), except for the names of index
+files.  A database of queues (RocksDB) is moved aside.
 """
 
 from __future__ import annotations
@@ -399,13 +397,13 @@ class _Build:
         from concurrent.futures import ThreadPoolExecutor
 
         report = self.report
-        # Nobody writes to most of the files that are built, so that their holes may stay what they are.
-        log_pool, pool = MappedFilePool(4), MappedFilePool(self.config.max_mapped_files, sparse=True)
+        log_pool, pool = MappedFilePool(4), MappedFilePool(self.config.max_mapped_files)
         log = CommitLog(self.root, self.config, log_pool, read_only=True)
         queues = ConsumeQueueStore(self.target, self.config, pool) if "consumequeue" in self.kinds else None
         index_service = IndexService(self.target, self.config) if "index" in self.kinds else None
         parts: list[ConsumeQueueStore | IndexService] = [each for each in (queues, index_service) if each is not None]
         if index_service is not None:
+            # Nobody writes on in most index files that are built.
             index_service.sparse = True
         try:
             log.load()

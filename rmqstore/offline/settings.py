@@ -1,10 +1,7 @@
 """settings: a broker's topics, subscription groups, consumer offsets and pop records, as plain values.
 
-Their shapes as JSON are those of RocketMQ's own tools.  Where they are kept, and which of several sources counts, is decided in
-`rmqstore.consumer.settings_sources`.
-
-Facts about the shapes (RocketMQ 5.5.0): ``mqadmin rocksDBConfigToJson`` prints ``dataVersion`` with ``topicConfigTable`` or
-``subscriptionGroupTable``, and for offsets ``offsetTable`` alone, queue ids as names.
+Their shapes as JSON are those of ``mqadmin rocksDBConfigToJson`` (RocketMQ 5.5.0): ``dataVersion`` with ``topicConfigTable`` or
+``subscriptionGroupTable``; for offsets ``offsetTable`` alone, queue ids as names.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from typing import Any
 
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
-from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
+from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError, finding_of
 from rmqstore.rocksdb.waiting import PopRecord, has_pop_records, pop_records
 
 __all__ = ["Settings", "SourceDescription", "settings"]
@@ -163,12 +160,9 @@ def _pop_records(root: str, sources: list[SourceDescription], findings: list[Fin
         records = tuple(pop_records(root, findings))
     except MissingDependencyError:
         raise
-    except StoreError as error:
+    except (StoreError, OSError) as error:
         kind = "damaged_database" if isinstance(error, CorruptionError) else "not_checked"
-        findings.append(Finding(path, 0, kind, f"pop records are not known: {error.message}"))
-    except OSError as error:
-        where = os.fsdecode(error.filename) if error.filename is not None else path
-        findings.append(Finding(where, 0, "file", f"pop records are not known: {error.strerror or error}"))
+        findings.append(finding_of(error, kind, path, "pop records are not known: "))
     sources.append(SourceDescription("pop_records", "kvStore", path, None, None, len(records), True))
     return records
 

@@ -1,249 +1,144 @@
 """Messages and bytes over time, estimated by sampling the log; and those after a place, counted.
 
-A log of up to 32 MiB is scanned.  Of a longer one at most 256 records are read, at even distances.  Between two of them bytes
-are taken to have come evenly, and messages by the sizes of the records at both.
+A log of up to 32 MiB is scanned.  Of a longer one some records at each of 256 places are read, at even distances; they
+represent the bytes up to the next place.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from bisect import bisect_right
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import decode_java_utf8
 from rmqstore.store.message_store import MessageStore
 
-__all__ = ["EXACT_BYTES", "Timeline", "TimelineBin", "timeline"]
+__all__ = ["EXACT_BYTES", "messages_behind", "timeline"]
 
 EXACT_BYTES = 32 << 20
 """A log of no more bytes is scanned as a whole."""
 
-# Records that are read of a longer log, at even distances: so no column is wrong by more than two of them.
+# Places of a longer log, records that are read at each, and bytes in which the first of them is searched.
 _PLACES = 256
-# Bytes of records after a place, whose number says how large they are.
-_RUN = 32 * 1024
-# Bytes after a place in which a record is looked for.
-_SEARCH = 1 << 20
-# What lies outside is not a time.
+_RECORDS = 64
+_SEARCH = 8 << 20
 _TIME_MAX = 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineBin:
-    """Messages and bytes of records with store times from `begin` up to but not including `end`, ms since epoch."""
-
-    begin: int
-    end: int
-    messages: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """What came when: bins one after the other, equally long; `exact` if every record was read, else at `places` of the log."""
-
-    bins: tuple[TimelineBin, ...] = ()
-    exact: bool = True
-    places: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """dict: the fields, bins as a list of dicts."""
-        return {"bins": [dataclasses.asdict(each) for each in self.bins], "exact": self.exact, "places": self.places}
-
-
-class _Place(NamedTuple):
-    phy_offset: int
-    store_timestamp: int
-    # Messages a byte, here.
-    density: float
-
-
-def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None) -> Timeline:
+def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None) -> dict[str, Any]:
     """Estimate messages and bytes by store time, in at most `bins` (2 or more) equally long times.
 
     The estimate is scaled to `messages`, the number of all messages, where that is known.
+
+    Returns
+    -------
+    dict
+        ``bins``: dicts with ``begin``, ``end`` (ms since epoch, the end excluded), ``messages`` and ``bytes``; ``exact``: every
+        record was read; ``places``: the number of places that were sampled.
     """
     if bins < 2:
         raise ValueError(f"bins is {bins}; give at least 2")
     log = store.commit_log
     low, high = log.min_offset, log.max_offset
-    if high <= low:
-        return Timeline()
-    if high - low <= EXACT_BYTES:
-        return _exact(log, low, high, bins)
-    with log.single_records():
-        places = _spread(log, low, high)
-    found = _ordered(places)
-    return Timeline(_binned(found, low, high, bins, messages) if len(found) > 1 else (), False, len(places))
+    exact = high - low <= EXACT_BYTES
+    runs = list(_all_records(log, low, high) if exact else _samples(log, low, high))
+    answer: dict[str, Any] = {"bins": [], "exact": exact, "places": 0 if exact else len(runs)}
+    time, size, weight = (np.concatenate([np.empty(0), *(run[i] for run in runs)]) for i in range(3))
+    known = (time >= 0) & (time < _TIME_MAX)
+    time, size, weight = time[known], size[known], weight[known]
+    if not len(time):
+        return answer
+    first, last = int(time.min()), int(time.max())
+    if not exact:
+        # A damaged time may be far from all others.
+        first, last = sorted((int(time[0]), log.last_store_timestamp() or int(time[-1])))
+        time = np.clip(time, first, last)
+    step = max(-(-(last - first + 1) // bins), 1)
+    edges = list(range(first, last + 1 + step, step))
+    counts, sizes = (np.cumsum(np.histogram(time, edges, weights=each)[0]) for each in (weight, weight * size))
+    if not exact:
+        # Blanks at the ends of segments are bytes of the log too.
+        sizes *= (high - low) / sizes[-1]
+        counts *= (messages or counts[-1]) / counts[-1]
+    # Rounded before the differences are taken, so that the sums stay right.
+    columns = (np.diff(np.rint(each), prepend=0).astype(np.int64).tolist() for each in (counts, sizes))
+    names = ("begin", "end", "messages", "bytes")
+    answer["bins"] = [dict(zip(names, each)) for each in zip(edges[:-1], edges[1:], *columns, strict=True)]
+    return answer
 
 
-def _exact(log: CommitLog, low: int, high: int, bins: int) -> Timeline:
-    times, sizes = [], []
+# Store times, sizes, and the number of records that each represents.
+_Run = tuple["np.ndarray", "np.ndarray", "np.ndarray"]
+
+
+def _run(columns: RecordColumns, weight: float) -> _Run:
+    num = columns.count
+    return columns.store_timestamp[:num].copy(), columns.size[:num].copy(), np.full(num, weight)
+
+
+def _all_records(log: CommitLog, low: int, high: int) -> Iterator[_Run]:
     for stretch, columns in log.scans(low, high, keys=False):
         if stretch.verdict is Verdict.RECORD:
-            times.append(columns.store_timestamp[: columns.count].copy())
-            sizes.append(columns.size[: columns.count].astype(np.int64))
-    if not times:
-        return Timeline()
-    time, size = np.concatenate(times), np.concatenate(sizes)
-    known = (time >= 0) & (time < _TIME_MAX)
-    time, size = time[known], size[known]
-    if not len(time):
-        return Timeline()
-    edges = _edges(int(time.min()), int(time.max()), bins)
-    messages, total = (np.histogram(time, edges, weights=weights)[0] for weights in (None, size))
-    return Timeline(_bins(edges, messages, total))
+            yield _run(columns, 1.0)
 
 
-def _bins(edges: list[int], messages: np.ndarray, sizes: np.ndarray) -> tuple[TimelineBin, ...]:
-    columns = zip(edges[:-1], edges[1:], messages.tolist(), sizes.tolist(), strict=True)
-    return tuple(TimelineBin(begin, end, int(num), int(size)) for begin, end, num, size in columns)
-
-
-def _edges(first: int, last: int, bins: int) -> list[int]:
-    # Of bins that cover both times, as long as each other.
-    step = max(-(-(last - first + 1) // bins), 1)
-    return list(range(first, last + 1 + step, step))
-
-
-def _spread(log: CommitLog, low: int, high: int) -> list[_Place]:
-    # Places at even distances, in order; the last of `_PLACES` is the end.
-    gap = -(-(high - low) // (_PLACES - 1))
-    found = {place for begin in range(low, high, gap) if (place := _at_or_after(log, begin, gap)) is not None}
-    places = sorted(found)
-    last = log.last_store_timestamp()
-    if last is not None and 0 <= last < _TIME_MAX and places:
-        # The end is not a record, but what lies before it came until then.
-        places.append(_Place(high, last, places[-1].density))
-    return places
-
-
-def _at_or_after(log: CommitLog, phy_offset: int, gap: int) -> _Place | None:
-    # The first whole record at that place, or within `gap` bytes after it.
-    known = log.region_of(phy_offset)
-    if known is None:
-        return None
-    region, base, _, _ = known
-    at = phy_offset - base
-    found = _core.RecordSearch(region, base).find(at, min(at + min(gap, _SEARCH), region.size))
-    if found < 0:
-        # The end of a segment may have no record.
-        left = phy_offset + gap - (base + log.segment_size)
-        return _at_or_after(log, base + log.segment_size, left) if left > 0 else None
-    begin = base + found
-    time = log.store_timestamp_at(begin)
-    end = min(begin + _RUN, base + log.segment_size, log.max_offset)
-    run = next(iter(log.stretches(begin, end, check_crc=False, resume=False)), None)
-    if not 0 <= time < _TIME_MAX or run is None or run.verdict is not Verdict.RECORD:
-        return None
-    return _Place(begin, time, run.records / (run.end - run.begin))
-
-
-def _ordered(places: Sequence[_Place]) -> list[_Place]:
-    # As many of them as have times in order: a clock that was set back, or a damaged time, is passed over.
-    ends: list[int] = []
-    last: list[int] = []
-    before: list[int] = []
-    for number, place in enumerate(places):
-        at = bisect_right(ends, place.store_timestamp)
-        before.append(last[at - 1] if at else -1)
-        if at == len(ends):
-            ends.append(place.store_timestamp)
-            last.append(number)
-        else:
-            ends[at], last[at] = place.store_timestamp, number
-    found = []
-    number = last[-1] if last else -1
-    while number >= 0:
-        found.append(places[number])
-        number = before[number]
-    return found[::-1]
-
-
-def _binned(places: Sequence[_Place], low: int, high: int, bins: int, messages: int | None) -> tuple[TimelineBin, ...]:
-    offsets = np.array([each.phy_offset for each in places], np.float64)
-    times = np.array([each.store_timestamp for each in places], np.float64)
-    density = np.array([each.density for each in places], np.float64)
-    records = np.concatenate(([0.0], np.cumsum(np.diff(offsets) * (density[1:] + density[:-1]) / 2)))
-    # Of places with the same time the last one says how far the log was then.
-    is_last = np.append(times[1:] > times[:-1], True)
-    edges = _edges(places[0].store_timestamp, places[-1].store_timestamp, bins)
-    reached = np.interp(np.array(edges, np.float64), times[is_last], offsets[is_last])
-    reached[0], reached[-1] = low, high
-    came = np.interp(reached, offsets, records)
-    if messages and came[-1] > came[0]:
-        came = (came - came[0]) * (messages / (came[-1] - came[0]))
-    # Rounded before the differences are taken, so that the sums stay right.
-    up_to, num = np.rint(reached).astype(np.int64), np.rint(came).astype(np.int64)
-    return _bins(edges, np.diff(num), np.diff(up_to))
-
-
-@dataclass(slots=True)
-class LostMessages:
-    """The messages of a log from `phy_offset`: how many whole ones, and their bytes.
-
-    `damaged_size` are the bytes up to the end that are no whole message; the timestamps are the least and greatest store time of
-    the whole ones, ms since epoch; `topics` counts them by topic.
-    """
-
-    phy_offset: int
-    messages: int = 0
-    size: int = 0
-    damaged_size: int = 0
-    first_store_timestamp: int | None = None
-    last_store_timestamp: int | None = None
-    topics: dict[str, int] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """dict: every attribute under its name, fit for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
+def _samples(log: CommitLog, low: int, high: int) -> Iterator[_Run]:
+    gap = -(-(high - low) // _PLACES)
+    columns = RecordColumns(_RECORDS)
+    with log.single_records():
+        for begin in range(low, high, gap):
+            end = min(begin + min(gap, _SEARCH), high)
+            for stretch in log.stretches(begin, end, columns, check_crc=False, keys=False):
+                if stretch.verdict is Verdict.RECORD:
+                    yield _run(columns, gap / (stretch.end - stretch.begin))
+                    break
 
 
 def messages_behind(
     path: str, config: StoreConfig, phy_offset: int, progress: Callable[[int, int], object] | None = None
-) -> LostMessages:
+) -> dict[str, Any]:
     """Count what the log of the store at `path` holds from `phy_offset`; a message whose CRC fails is damaged.
+
+    Returns
+    -------
+    dict
+        ``phy_offset``; ``messages`` and ``size``: the whole ones, and their bytes; ``damaged_size``: all other bytes up to the end;
+        ``first_store_timestamp`` and ``last_store_timestamp``: the least and greatest, ms since epoch, None without a message;
+        ``topics``: messages by topic.
 
     Raises
     ------
     StoreError, OSError
         The log cannot be read.
     """
-    found = LostMessages(phy_offset)
+    messages = size = damaged = 0
+    times: list[int] = []
     topics: Counter[str] = Counter()
-    log = CommitLog(path, config, MappedFilePool(config.max_mapped_files), read_only=True)
-    try:
+    with contextlib.closing(CommitLog(path, config, MappedFilePool(config.max_mapped_files), read_only=True)) as log:
         log.load()
         end = log.find_end_behind_damage()
         log.set_end(end)
         for stretch, columns in log.scans(phy_offset, end, keys=False):
             if progress is not None:
                 progress(stretch.end - phy_offset, end - phy_offset)
-            if stretch.verdict is not Verdict.RECORD:
-                if stretch.verdict is not Verdict.BLANK:
-                    found.damaged_size += stretch.end - stretch.begin
-                continue
-            rows = columns.count
-            found.messages += rows
-            found.size += stretch.end - stretch.begin
-            times = columns.store_timestamp[:rows]
-            first, last = int(times.min()), int(times.max())
-            if found.first_store_timestamp is None or first < found.first_store_timestamp:
-                found.first_store_timestamp = first
-            if found.last_store_timestamp is None or last > found.last_store_timestamp:
-                found.last_store_timestamp = last
-            for number, count in zip(*np.unique(columns.topic[:rows], return_counts=True), strict=True):
-                topics[decode_java_utf8(columns.topics.topics[int(number)])] += int(count)
-    finally:
-        log.close()
-    found.topics = dict(topics.most_common())
-    return found
+            if stretch.verdict is Verdict.RECORD:
+                rows = columns.count
+                messages, size = messages + rows, size + stretch.end - stretch.begin
+                stored = columns.store_timestamp[:rows]
+                times = [min([int(stored.min()), *times]), max([int(stored.max()), *times])]
+                for number, count in zip(*np.unique(columns.topic[:rows], return_counts=True), strict=True):
+                    topics[decode_java_utf8(columns.topics.topics[int(number)])] += int(count)
+            elif stretch.verdict is not Verdict.BLANK:
+                damaged += stretch.end - stretch.begin
+    first, last = times or (None, None)
+    return {
+        "phy_offset": phy_offset, "messages": messages, "size": size, "damaged_size": damaged,
+        "first_store_timestamp": first, "last_store_timestamp": last, "topics": dict(topics.most_common()),
+    }  # fmt: skip

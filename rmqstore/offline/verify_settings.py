@@ -80,8 +80,7 @@ def _delay_offsets(compared: Compared, queues_known: bool) -> Iterator[Finding]:
     except CorruptionError as error:
         yield finding_of(error, "bad_settings", path)
     except OSError as error:
-        where = path if error.filename is None else os.fsdecode(error.filename)
-        yield Finding(where, 0, "file", f"progress of delay levels is not known: {error.strerror or error}")
+        yield finding_of(error, "file", path, "progress of delay levels is not known: ")
 
 
 def _end_of_queue(compared: Compared, topic: str, queue_id: int) -> int:

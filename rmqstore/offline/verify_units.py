@@ -61,14 +61,11 @@ class QueueCheck:
         try:
             self.queue = compared.queues.find(topic, queue_id)
         except (StoreError, OSError) as error:
-            named = getattr(error, "path", None) or getattr(error, "filename", None)
-            where = os.fsdecode(named) if named else compared.root
+            self.problem = finding_of(error, "file", compared.root)
             if is_unreadable(error):
-                self.problem = unread_file(where, error, _NOT_COMPARED)
                 # The folder was reported, once for all queues that may be in it.
-                self._files_told = where in compared.queues.unseen
-            else:
-                self.problem = Finding(where, getattr(error, "pos", None) or 0, "file", str(error))
+                self._files_told = self.problem.path in compared.queues.unseen
+                self.problem = unread_file(self.problem.path, error, _NOT_COMPARED)
             return
         if self.queue is not None:
             self.units = _UNITS[self.queue.kind](self, self.queue)

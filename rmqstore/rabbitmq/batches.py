@@ -116,10 +116,9 @@ class Batches:
     Parameters
     ----------
     name : QueueName
-        What the columns ``vhost``, ``queue`` and ``level`` say.
+        For the columns ``vhost``, ``queue`` and ``level``.
     stores : callable
-        Called with True or False, it returns the persistent or the transient message store, or None; only where one is
-        needed.
+        Called with True or False, it returns the persistent or the transient message store, or None.
     columns : sequence of str
         Of `COLUMNS`; only these are decoded.
     on_lost : callable, optional

@@ -43,12 +43,7 @@ class CleanState(NamedTuple):
 def read_clean_state(message_files: MessageFiles, present: list[int], client_refs: list[bytes] | None) -> CleanState:
     """What an orderly close left, checked against the message files that are `present` (§7.2.5, §9).
 
-    Raises
-    ------
-    FileNotFoundError
-        One of the three files is missing.
-    CorruptionError
-        The reason why they cannot be used.
+    FileNotFoundError if one of the three files is missing; CorruptionError says why they cannot be used.
     """
     clean_path, summary_path, index_path = (os.path.join(message_files.path, name) for name in CLEAN_FILES)
     for path in (summary_path, index_path):

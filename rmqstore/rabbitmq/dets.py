@@ -145,23 +145,9 @@ class _Buddies:
 def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
     """Make the file of a table of type set with these objects, closed properly.
 
-    Parameters
-    ----------
-    objects : iterable of tuple
-        Their first elements are the keys, lists of bytes or binaries, and differ.
-
-    Returns
-    -------
-    bytes
-        Up to 256 objects, what `dets` of OTP 25 leaves where all were inserted into a new table at once.  For more the
-        table has as many slots as are needed, like one opened with `min_no_slots`.
-
-    Raises
-    ------
-    ValueError
-        Two objects have the same key.
-    TypeError
-        A key of another kind.
+    Their first elements are the keys, lists of bytes or binaries: TypeError for another kind, ValueError for one that comes
+    twice.  Up to 256 objects, the bytes are what `dets` of OTP 25 leaves where all were inserted into a new table at once;
+    beyond, the table has as many slots as are needed, like one opened with `min_no_slots`.
     """
     rows = list(objects)
     slot_num = SEGMENT_SLOTS
@@ -224,15 +210,8 @@ class DetsProblem(NamedTuple):
 class DetsTable:
     """The contents of a table's file.
 
-    Attributes
-    ----------
-    objects : list
-        Every object that was found, in the order of the file.
-    positions : list of int
-        Where the collection of each begins.
-    problems : list of DetsProblem
-        Empty for a sound table.  A node opens a table that was not closed by repairing it, as it does with one whose
-        slots are damaged.
+    `objects` in the order of the file, `positions` where the collection of each begins, and `problems`, empty for a sound
+    table.  A node repairs a table that was not closed, or whose slots are damaged, when it opens it.
     """
 
     objects: list[Any] = field(default_factory=list, repr=False)

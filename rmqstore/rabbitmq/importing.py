@@ -104,30 +104,27 @@ def import_messages(
     path : path
         The vhost's directory.
     queue : str
-        The node must know it: that is looked up in its Mnesia tables.
+        A durable queue in the node's Mnesia tables.
     messages : iterable of Message, or of (Message, expiry in ms since epoch or None)
-        They become persistent; a node drops transient ones at its start.  All are read, some into a temporary file, before
-        anything is changed.  A message whose ``msg_id`` is in use gets a new one, unless the message store has the same
-        bytes under it: then both share them.
+        They become persistent.  All are read, some into a temporary file, before anything is changed.  A message whose
+        ``msg_id`` is in use gets a new one, unless the message store has the same bytes under it.
     state : {"auto", "exact", "dirty"}
         ``"exact"`` keeps numbers and redelivered flags of all queues, and needs a clean stop of the node.  With ``"dirty"``
         the node recovers as after a crash, and marks all messages as redelivered.  By default exact where possible.
     level : int, optional
         The level of a priority queue; needed for one.
     declared : bool
-        The node knows the queue although no Mnesia table is beside `path` (a copy of a vhost); else the node would delete its
-        directory.
+        The node knows the queue although no Mnesia table is next to `path`; else it would delete the directory.
     embed_below : int
         The node's ``queue_index_embed_msgs_below``, in bytes.
     segment_entry_count : int, optional
-        As of `Vhost.open`.
+        As for `Vhost.open`.
 
     Raises
     ------
     StoreError
         The node does not know the queue or would not boot, the directory is of RabbitMQ 4.x, the queue is of version
-        2, or `state` is not possible; or a file of any queue, or of the message store, is damaged or cannot be read,
-        so that the messages in use are not known.  Nothing was changed.
+        2, `state` is not possible, or a damaged or unreadable file may hide messages in use.  Nothing was changed.
     InvalidMessageError
         One of `messages` is not a message; nothing was changed.
     StoreLockedError

@@ -67,21 +67,19 @@ class IndexEntry(NamedTuple):
     seq_id : int
     msg_id : bytes
         16 bytes.
-    expiry : int or None
-        When it expires, in ms since the epoch.
+    expiry, expiry_us : int or None, int
+        When it expires, since the epoch: in ms, or None; in microseconds as in the file, 0 = none.
     size : int
         Bytes of the body.
     persistent : bool
     delivered : bool
-        A node would hand it out as redelivered: its id is below `QueueIndex.next_deliver_seq_id`.
+        A node would deliver it as redelivered: its id is below `QueueIndex.next_deliver_seq_id`.
     message : bytes or None
         The external term of an embedded message; None: it is in a message store.
     path, pos : str, int
-        Where its publish record is.  Of an entry that is not written yet, where in the journal it will be.
-    expiry_us : int
-        As the file has it: microseconds, 0 = none.
+        Where its publish record is, or will be in the journal.
     marked : bool
-        It has a deliver record; since RabbitMQ 3.10 every entry gets one when it is published.
+        It has a deliver record; since RabbitMQ 3.10 each entry gets one with its publish.
     """
 
     seq_id: int
@@ -149,14 +147,9 @@ def _columns(room: _Room, count: int) -> IndexColumns:
 
 
 class LiveIndex(NotCopied):
-    """The live entries of a queue's directory: what the indexes of both versions have.
+    """The live entries in a queue's directory `path`: the interface of an index of any version.
 
-    Attributes
-    ----------
-    path : str
-        The directory.
-    recovered_clean : bool
-        The recovery terms of an orderly stop were there, and are taken.
+    `recovered_clean` says that the recovery terms of an orderly stop were there and are used.
     """
 
     path: str
@@ -251,10 +244,9 @@ def read_segment(
 ) -> tuple[IndexColumns, list[Problem]]:
     """Read one segment file alone, acked entries included; never raises for damage.
 
-    After a damaged stretch reading goes on at the next publish record that is certainly one: its term is well-formed for
-    exactly its length and has the record's message id, or it has none and records follow to the end of the file.
-    `number` is by default that of the file's name, or 0.  With `check_terms`, entries whose embedded term fails are
-    marked `ENTRY_DAMAGED`.
+    After damage, reading continues at the next publish record that is certainly one: its term is well-formed for exactly
+    its length and has the record's message id, or it has none and records follow to the end of the file.  `number` is by
+    default that of the file's name, or 0.  With `check_terms`, entries whose embedded term fails are `ENTRY_DAMAGED`.
     """
     check_entry_count(segment_entry_count)
     path = "" if isinstance(source, bytes) else os.fspath(source)
@@ -280,7 +272,6 @@ class IndexDirectory:
     read_only : bool
         A file that cannot be read is a problem; otherwise an error.
     journal : JournalMap
-        What was not flushed, and the segments that have entries.
     journal_size : int
         Bytes of the journal's file as far as it was read and not written.
     journal_malformed : bool

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqstore.errors import StoreChangedError
-from rmqstore.files.durable import fsync_directory
+from rmqstore.files.durable import fsync_directory, write_all
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import naming_errors
@@ -38,14 +38,6 @@ from rmqstore.remedies import OpenReadOnly, Sentence
 __all__ = ["IndexWriter", "RecoveryTerms", "checked_terms", "next_seq_ids", "recover"]
 
 logger = logging.getLogger(__name__)
-
-
-def _write_all(fd: int, data: bytes, pos: int | None = None) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.write(fd, view) if pos is None else os.pwrite(fd, view, pos)
-        view = view[done:]
-        pos = None if pos is None else pos + done
 
 
 class IndexWriter(NotCopied):
@@ -121,7 +113,7 @@ class IndexWriter(NotCopied):
             return
         with naming_errors(path):
             self._check_unchanged(self._journal_fd, path, max(journal.written, directory.journal_size))
-            _write_all(self._journal_fd, data, journal.written)
+            write_all(self._journal_fd, data, journal.written)
             os.fsync(self._journal_fd)
         journal.written += len(data)
         directory.journal_size = journal.written
@@ -169,7 +161,7 @@ class IndexWriter(NotCopied):
             try:
                 self._check_unchanged(fd, path, old)
                 try:
-                    _write_all(fd, blob)
+                    write_all(fd, blob)
                     os.fsync(fd)
                 except BaseException:
                     # A node hangs on a part of a record; the journal still has everything.

@@ -149,19 +149,9 @@ def format_config(segment_entry_count: int) -> bytes:
 
 
 def read_segment_entry_count(vhost_path: str | os.PathLike[str]) -> int | None:
-    """Read the entries a segment from a vhost's `.config`.
+    """Read the entries a segment from a vhost's `.config`; None if there is no such file.
 
-    Returns
-    -------
-    int or None
-        None where there is no such file; a node then takes `LEGACY_SEGMENT_ENTRY_COUNT` if the vhost has queues.
-
-    Raises
-    ------
-    CorruptionError
-        The file says nothing that could be understood.
-    GeometryError
-        The number is not between 1 and 16384.
+    CorruptionError if it says no number, GeometryError if that is not between 1 and 16384.
     """
     path = os.path.join(os.fspath(vhost_path), ".config")
     try:

@@ -141,12 +141,9 @@ class Message(_term.MessageTerm):
 
 
 def checked_term(msg_id: bytes, message: Any, path: str) -> Buffer:
-    """Return the term of a message that is to be written to a message store.
+    """Return the term of a message for a message store.
 
-    Raises
-    ------
-    InvalidMessageError
-        It is not well-formed, or holds another id; the error names `path`.
+    InvalidMessageError, with `path`, if it is not well-formed, or holds another id.
     """
     if not isinstance(msg_id, bytes) or len(msg_id) != 16:
         raise InvalidMessageError(f"a message id is of 16 bytes, not {msg_id!r}", path)
@@ -177,18 +174,14 @@ class LostMessage(NamedTuple):
         16 bytes.
     level : int or None
         Of a priority queue.
-    path : str
-        The file of the index that knows it, or the message file.
+    path, pos : str, int
+        Its entry in a file of the index, or its bytes in a message file.
     embedded : bool
         Its bytes should be in the queue's own files; otherwise in the vhost's message store.
-    pos : int
-        Where in `path` its entry or its bytes begin.
     reason : str
-        Why they cannot be read although they may be whole, as of an unreadable file, or why they cannot be decoded;
-        empty where they are lost.
+        Why they cannot be read although they may be whole, or cannot be decoded; empty where they are lost.
     undecoded : bool
-        The bytes are there and cannot be decoded.  `entries` of a queue's directory, and `MessageStore.read_term`, give
-        them as they are.
+        The bytes are whole, and `MessageStore.read_term` and a directory's `entries` return them.
     """
 
     queue: str

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqstore.errors import StoreError
-from rmqstore.files.durable import fsync_directory
+from rmqstore.files.durable import fsync_directory, write_all
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
-from rmqstore.files.os_errors import full_disk, naming_errors, unread_format, with_path
+from rmqstore.files.os_errors import naming_errors, unread_format, with_path
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.layout import lock_directory, map_file
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
@@ -51,14 +51,8 @@ class FileSummary(NamedTuple):
 class Locations(NamedTuple):
     """Where messages are, a row each, in the order of files and positions.
 
-    Attributes
-    ----------
-    msg_id : numpy.ndarray
-        (n, 16) uint8.
-    refcount, file : numpy.ndarray
-        (n,) int32: 0 for a message without a reference, whose file was not cleaned up yet; the number of the N.rdq.
-    pos, size : numpy.ndarray
-        (n,) int64: place and size of the whole record in bytes, 25 more than its term.
+    `msg_id` (n, 16) uint8; `refcount` and `file` (n,) int32; `pos` and `size` (n,) int64, bytes of the whole record, 25
+    more than its term.  A message without a reference has a `refcount` of 0 until its file goes.
     """
 
     msg_id: np.ndarray
@@ -69,25 +63,21 @@ class Locations(NamedTuple):
 
 
 class MessageFiles(NotCopied):
-    """The files, and the table of what lies in them.
+    """The files in `path`, and the table of what is in them.
 
     Attributes
     ----------
-    path : str
-    file_size_limit : int
-        Bytes at which the next file is begun.
     scan_mode : str
         "auto", "sequential" or "bytewise".
-    problems : list of Problem
     unreadable : dict of str to OSError
-        Files that a read-only opening could not open or does not read, by path: nobody can tell what is in them.
+        Files that a read-only opening could not open or does not read, by path.
     table : LocationTable
     summaries : dict of int to list
         File number -> [valid size, file size], ascending; the last one is the current file.
     current : int
         Its number, -1 where there is none.
     valid_size, size : int
-        The sums over the files, which every write and remove needs.
+        The sums over the files.
     failure : str or None
         What ended writing.
     """
@@ -236,23 +226,18 @@ class MessageFiles(NotCopied):
             self.summaries[file][0] += size
             self.valid_size += size
 
-    def append(self, data: bytes, size: int, places: Sequence[tuple[bytes, int, int, int]]) -> bool:
-        """Append records to the current file; whether it was full then and the next one was begun.
+    def append(self, data: bytes, places: Sequence[tuple[bytes, int, int, int]]) -> None:
+        """Append records to the current file, and begin the next one if it is full.
 
         `places` has the message id, reference count, position and size of each record in `data`.
         """
-        number = self.current
+        number, size = self.current, len(data)
         summary = self.summaries[number]
         pos = summary[1]
         self.table.reserve(len(self.table) + len(places))
         self._unsynced = True
         try:
-            written = os.pwrite(self._current_fd, data, pos)
-            while written < size:
-                more = os.pwrite(self._current_fd, memoryview(data)[written:], pos + written)
-                if more == 0:
-                    raise full_disk()
-                written += more
+            write_all(self._current_fd, data, pos)
         except OSError as error:
             # The next opening would cut the tail as well; without it a reader sees whole records only.
             with contextlib.suppress(OSError):
@@ -268,8 +253,6 @@ class MessageFiles(NotCopied):
         self.size += size
         if summary[1] >= self.file_size_limit:
             self._roll()
-            return True
-        return False
 
     def _roll(self) -> None:
         number = self.current
@@ -324,7 +307,7 @@ class MessageFiles(NotCopied):
     ) -> None:
         """Note that `destination` was replaced by `size` bytes with what was in use in it and in `source`.
 
-        `moves` has, for each of the two, the ids that moved, where they are now, and the ids that are gone.
+        `moves` has for each of the two the ids that moved, their new places, and the ids that are gone.
         """
         # From here on the new file is the one that readers meet, whatever becomes of the old one.
         self.forget_fd(destination)

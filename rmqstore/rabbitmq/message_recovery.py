@@ -34,10 +34,9 @@ from rmqstore.rabbitmq.problem import Problem, unreadable_file
 if TYPE_CHECKING:
     References = Mapping[bytes, int] | np.ndarray | Callable[[], "Mapping[bytes, int] | np.ndarray"]
 
-__all__ = ["FileScan", "Merging", "Opened", "check_files", "recover", "refer", "scan_file"]
+__all__ = ["FileScan", "Opened", "check_files", "merge", "merge_all", "recover", "refer", "scan_file"]
 
 _COPY_SIZE = 1 << 20
-_GARBAGE_FRACTION = 0.5
 # Records of a file that are named for one kind of damage.
 _NAMED = 1000
 
@@ -46,21 +45,10 @@ _NAMED = 1000
 
 
 class FileScan(NamedTuple):
-    """The records of a message file, in their order.
+    """The records of a message file, in their order, and `end`, where the scan ended.
 
-    Attributes
-    ----------
-    msg_id : numpy.ndarray
-        (n, 16) uint8.
-    pos : numpy.ndarray
-        (n,) int64: where the record begins, bytes.
-    size : numpy.ndarray
-        (n,) int64: bytes of the term; negative where the record is too short for an id.
-    flags : numpy.ndarray
-        (n,) uint8 of `MessageFlag`.
-    end : int
-        Where the scan ended.
-    problems : list of Problem
+    `msg_id` (n, 16) uint8; `pos` (n,) int64, bytes; `size` (n,) int64, bytes of the term, negative where the record is too
+    short for an id; `flags` (n,) uint8 of `MessageFlag`.
     """
 
     msg_id: np.ndarray
@@ -103,21 +91,15 @@ def refer(table: _messages.LocationTable, references: Mapping[bytes, int] | np.n
 
 
 def scan_file(path: str | os.PathLike[str], mode: str = "sequential") -> FileScan:
-    """Read the records of an N.rdq or N.rdt, damaged or not; never raises for damage.
+    """Read the records of an N.rdq or N.rdt; never raises for damage, OSError if it cannot be read.
 
     Parameters
     ----------
     path : str or os.PathLike
     mode : str
-        "sequential": as RabbitMQ up to 3.12 does, from record to record (§8.1); a record without its mark is a row without
-        `MESSAGE_WRITTEN`.  "salvage": at every position a record whose term is well-formed, of exactly its length, and
-        holds the record's id.  "auto": sequential as far as it goes, and if it meets damage, with what salvage finds
-        besides.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
+        "sequential": from record to record, as RabbitMQ up to 3.12 (§8.1); a record without its mark is a row without
+        `MESSAGE_WRITTEN`.  "salvage": at every position a record whose term is well-formed, of exactly its length, and holds
+        the record's id.  "auto": sequential, and after damage also what salvage finds.
     """
     path = os.fspath(path)
     problems: list[Problem] = []
@@ -363,89 +345,63 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
 # ----------------------------------------------------------------------------------------------------------- merging
 
 
-class Merging:
-    """The merging of one store's files; `suspended` once a copy could not be written."""
+def merge_all(files: MessageFiles) -> int:
+    """Merge as long as two neighbours fit into one, and return the number of merges."""
+    merged = 0
+    while (pair := _pair_to_merge(files)) is not None:
+        merge(files, *pair)
+        merged += 1
+    return merged
 
-    def __init__(self, files: MessageFiles):
-        self._files = files
-        self.suspended = False
 
-    def merge_while_worth_it(self) -> None:
-        """Merge as long as more than half of all bytes is garbage, and pairs fit (§8.4), as after each remove and roll."""
-        files = self._files
-        while not self.suspended and self._is_merging_worth_it():
-            pair = self._pair_to_merge()
-            if pair is None:
-                return
-            try:
-                self._merge(*pair)
-            except OSError as error:
-                # As long as nothing was replaced, a full disk is not a reason to refuse removes and writes.
-                if files.failure is not None:
-                    raise
-                self.suspended = True
-                files.problems.append(Problem(files.path_of(pair[0]), 0, "merge_failed", str(error), None))
+def _pair_to_merge(files: MessageFiles) -> tuple[int, int] | None:
+    # The first two neighbours, the current file not among them, that fit into one file and are not empty.
+    for destination, source in itertools.pairwise(list(files.summaries)[:-1]):
+        first, second = files.summaries[destination][0], files.summaries[source][0]
+        if first > 0 and second > 0 and first + second <= files.file_size_limit:
+            return destination, source
+    return None
 
-    def merge_all(self) -> int:
-        """Merge as long as two neighbours fit into one, whatever the share of garbage is; how many were merged."""
-        self.suspended = False
-        merged = 0
-        while (pair := self._pair_to_merge()) is not None:
-            self._merge(*pair)
-            merged += 1
-        return merged
 
-    def _is_merging_worth_it(self) -> bool:
-        files = self._files
-        size = files.size
-        return size > 2 * files.file_size_limit and (size - files.valid_size) / size > _GARBAGE_FRACTION
+def merge(files: MessageFiles, destination: int, source: int) -> None:
+    """Replace a file by what is in use in it and in the next one, and delete the next one (§8.4).
 
-    def _pair_to_merge(self) -> tuple[int, int] | None:
-        # The first two neighbours, the current file not among them, that fit into one file and are not empty.
-        files = self._files
-        for destination, source in itertools.pairwise(list(files.summaries)[:-1]):
-            first, second = files.summaries[destination][0], files.summaries[source][0]
-            if first > 0 and second > 0 and first + second <= files.file_size_limit:
-                return destination, source
-        return None
-
-    def _merge(self, destination: int, source: int) -> None:
-        # §8.4 with the same result, byte for byte, by other steps.  A node copies aside what lies after the first gap,
-        # cuts the file, and copies back; between the two its own recovery loses messages.  Here the .rdt gets the whole
-        # new file and takes the place of the old one.  A crash leaves, before the rename, an .rdt whose records are all
-        # whole elsewhere; after it, a source whose messages are in the destination as well.
-        files, moves = self._files, []
-        path, rdt_path = files.path_of(destination), files.path_of(destination | RDT)
-        at = 0
-        try:
-            with open(rdt_path, "wb") as new, naming_errors(rdt_path):
-                for number in (destination, source):
-                    ids, positions, sizes, dead = files.live(number)
-                    with open(open_regular(files.path_of(number)), "rb") as old:
-                        for begin, size in _runs(positions, sizes):
-                            copy_bytes(old, begin, size, new)
-                    ends = at + np.cumsum(sizes)
-                    moves.append((ids, ends - sizes, dead))
-                    at = int(ends[-1])
-                new.flush()
-                os.fsync(new.fileno())
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(rdt_path)
-            raise
-        try:
-            os.rename(rdt_path, path)
-        except OSError as error:
-            files.fail(error)
-            raise
-        files.take_merged(destination, source, moves, at)
-        try:
-            # The source may only go when the name of the new file is on the disk.
-            fsync_directory(files.path)
-            os.unlink(files.path_of(source))
-        except OSError as error:
-            files.fail(error)
-            raise
+    The bytes are those of a node's merge.  A node copies aside what is after the first gap, cuts the file, and copies
+    back: a crash in between loses messages.  Here the .rdt gets the whole new file and replaces the old one: until then
+    its records are whole elsewhere, and afterwards those of the source are in the destination as well.
+    """
+    moves = []
+    path, rdt_path = files.path_of(destination), files.path_of(destination | RDT)
+    at = 0
+    try:
+        with open(rdt_path, "wb") as new, naming_errors(rdt_path):
+            for number in (destination, source):
+                ids, positions, sizes, dead = files.live(number)
+                with open(open_regular(files.path_of(number)), "rb") as old:
+                    for begin, size in _runs(positions, sizes):
+                        copy_bytes(old, begin, size, new)
+                ends = at + np.cumsum(sizes)
+                moves.append((ids, ends - sizes, dead))
+                at = int(ends[-1])
+            new.flush()
+            os.fsync(new.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(rdt_path)
+        raise
+    try:
+        os.rename(rdt_path, path)
+    except OSError as error:
+        files.fail(error)
+        raise
+    files.take_merged(destination, source, moves, at)
+    try:
+        # The source may only go when the name of the new file is on the disk.
+        fsync_directory(files.path)
+        os.unlink(files.path_of(source))
+    except OSError as error:
+        files.fail(error)
+        raise
 
 
 def _runs(positions: np.ndarray, sizes: np.ndarray) -> list[tuple[int, int]]:

@@ -34,7 +34,7 @@ from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
 from rmqstore.rabbitmq.message import Message, checked_term
 from rmqstore.rabbitmq.message_files import RDT, FileSummary, Locations, MessageFiles
-from rmqstore.rabbitmq.message_recovery import FileScan, Merging, Opened, recover, scan_file
+from rmqstore.rabbitmq.message_recovery import FileScan, Opened, merge_all, recover, scan_file
 from rmqstore.rabbitmq.problem import Problem
 
 if TYPE_CHECKING:
@@ -58,26 +58,24 @@ _BATCH_SIZE = 1 << 20
 class MessageStore(ClosedAtExit, NotCopied):
     """The messages of a vhost that are not in a queue's index; made by `open`, usable in a ``with`` statement.
 
-    All methods may be called from several threads; one lock guards them.  A store that is open for writing and was not closed
-    is closed when the program ends, with a ResourceWarning; one that was forgotten before is let go as by a crash.
+    Methods may be called from several threads.  A store that is open for writing and was not closed is closed with a
+    ResourceWarning when the program ends; one that was garbage-collected ends as in a crash.
 
     Attributes
     ----------
     path : str
-        The directory.
     read_only : bool
     file_size_limit : int
         Bytes at which the next file is begun.
     clean : bool
-        The state of an orderly close was found and used; otherwise the files were scanned.  A read-only store scans them
-        later as well, where that state does not lead to a message that they have.
+        The state of an orderly close is used; otherwise the files were scanned.  A read-only store scans them later as well,
+        where that state does not lead to a message that they have.
     dirty_reason : str or None
         Why there was no clean state.
     client_refs : list of bytes
         The queues' references in ``clean.dot``, 16 bytes each; empty unless `clean`.
     missing : numpy.ndarray
-        (n, 16) uint8: ids that are referred to and were found nowhere; the node drops their index entries.  Where a
-        file could not be read, which is one of `problems`, they may be in it.
+        (n, 16) uint8: ids that are referred to and were found in no file that can be read; a node drops their entries.
     problems : list of Problem
         What was wrong with the files when the store was opened.
     """
@@ -106,7 +104,7 @@ class MessageStore(ClosedAtExit, NotCopied):
             self._note_open()
 
     def _take(self, files: MessageFiles, opened: Opened) -> None:
-        self._files, self._merging, self.problems = files, Merging(files), files.problems
+        self._files, self.problems = files, files.problems
         self.dirty_reason, self.client_refs, self.missing, self._node = opened
         self.clean = opened.dirty_reason is None
 
@@ -271,11 +269,9 @@ class MessageStore(ClosedAtExit, NotCopied):
         KeyError
             There is no such message.
         CorruptionError
-            Its record is not what was there when the store was opened.
+            Its record has changed since the store was opened.
         StoreChangedError
-            A writer removed the file since this store was opened read-only.
-        StoreClosedError
-            The store is closed.
+            A writer has removed the file since this store was opened read-only.
         OSError
             The file that has the message, or may have it, cannot be read.
         """
@@ -317,28 +313,10 @@ class MessageStore(ClosedAtExit, NotCopied):
     # ------------------------------------------------------------------------------------------------------ writing
 
     def write(self, msg_id: bytes, message: Message | Buffer) -> bool:
-        """Write a message, or add a reference if it is there already (§8.3).
+        """Write a message (or its external term) with an id of 16 bytes, or add a reference if it is there (§8.3).
 
-        Parameters
-        ----------
-        msg_id : bytes
-            16 bytes.
-        message : Message or bytes-like
-            The message, or its external term.
-
-        Returns
-        -------
-        bool
-            It was new, so its data were written.
-
-        Raises
-        ------
-        InvalidMessageError
-            The term is not well-formed, or holds another id: a node would not boot on it.
-        StorePoisonedError
-            An earlier failure ended writing.
-        OSError
-            The write failed; the store takes no more.
+        Returns True if it was new.  InvalidMessageError for a term that is not well-formed or holds another id;
+        StorePoisonedError after an earlier failure; after an OSError the store takes no more writes.
         """
         return self.write_many((msg_id,), (message,)) == 1
 
@@ -360,11 +338,7 @@ class MessageStore(ClosedAtExit, NotCopied):
             batch_size = 0
 
             def append() -> None:
-                full = files.append(
-                    b"".join(batch), batch_size, [(one, count, at, size) for one, (count, at, size) in places.items()]
-                )
-                if full:
-                    self._merging.merge_while_worth_it()
+                files.append(b"".join(batch), [(one, count, at, size) for one, (count, at, size) in places.items()])
 
             for msg_id, term in pairs:
                 waiting = places.get(msg_id)
@@ -389,60 +363,30 @@ class MessageStore(ClosedAtExit, NotCopied):
         return new
 
     def remove(self, msg_id: bytes) -> int:
-        """Remove one reference to a message; its data go with its file, or when that is merged (§8.3, §8.4).
+        """Remove one reference to a message and return how many are left (§8.3, §8.4).
 
-        Returns
-        -------
-        int
-            How many references are left.
-
-        Raises
-        ------
-        KeyError
-            There is no such message.
-        StorePoisonedError
-            An earlier failure ended writing.
+        Its bytes go with its file, or with `merge`.  KeyError if there is no such message; StorePoisonedError after a failure.
         """
         with self._lock:
             self._check_writable()
-            left = self._files.drop_reference(msg_id)
-            self._merging.merge_while_worth_it()
-            return left
+            return self._files.drop_reference(msg_id)
 
     def remove_many(self, msg_ids: Iterable[bytes]) -> None:
-        """Remove one reference for each id, and merge after all of them, as a node does.
-
-        KeyError where there is no such message; the references of those before it were removed.
-        """
+        """Remove one reference for each id; KeyError where there is no such message, with those before it removed."""
         with self._lock:
-            try:
-                for msg_id in msg_ids:
-                    self._check_writable()
-                    self._files.drop_reference(msg_id)
-            finally:
-                if self._files.failure is None and not self._closed and not self.read_only:
-                    self._merging.merge_while_worth_it()
+            for msg_id in msg_ids:
+                self.remove(msg_id)
 
     # ------------------------------------------------------------------------------------------------------ merging
 
     def merge(self) -> int:
-        """Merge neighbouring files as long as two fit into one, whatever the share of garbage is.
+        """Merge neighbouring files while the messages of two fit into one, and return the number of merges.
 
-        Returns
-        -------
-        int
-            How many files were merged into their left neighbour.
-
-        Raises
-        ------
-        OSError
-            A file could not be written; if it was the copy, everything is as it was before.
-        StorePoisonedError
-            An earlier failure ended writing.
+        Only this call merges.  After an OSError of a copy everything is as before; StorePoisonedError after a failure.
         """
         with self._lock:
             self._check_writable()
-            return self._merging.merge_all()
+            return merge_all(self._files)
 
     # -------------------------------------------------------------------------------------------- syncing and closing
 
@@ -462,9 +406,8 @@ class MessageStore(ClosedAtExit, NotCopied):
         Parameters
         ----------
         client_refs : iterable of bytes, optional
-            The `persistent_ref` of every durable queue that was closed in order, as its recovery terms say: the clean state
-            is written for them, and the next opening scans nothing.  None: no clean state, so that the next opening, here
-            or in a node, scans.
+            The `persistent_ref` of every durable queue that was closed in order: the clean state is written for them, so that
+            the next opening scans nothing.  None: no clean state.
 
         Raises
         ------

@@ -27,7 +27,6 @@ __all__ = [
     "UnreadPart",
     "data_directory",
     "durable_queues",
-    "fate_of_expired",
     "find_vhosts",
     "is_vhost",
     "nodes_below",
@@ -316,24 +315,6 @@ class QueueDefinition:
         if isinstance(highest, bool) or not isinstance(highest, int) or not 0 < highest <= 255:
             return (None,)
         return tuple(range(highest + 1))
-
-
-def fate_of_expired(definition: QueueDefinition | None) -> str:
-    """str: what the node does with messages of this queue that have expired, as far as its own arguments say.
-
-    A policy can name an exchange too; the arguments go before it.  None: the node's definitions are not known.
-    """
-    if definition is None:
-        return "the node drops them, or dead-letters them if the queue's arguments or a policy say so, which is not known here"
-    exchange, key = (definition.arguments.get(f"x-dead-letter-{name}") for name in ("exchange", "routing-key"))
-    if not isinstance(exchange, str):
-        return "the node drops them, unless a policy names a dead-letter exchange"
-    if exchange == "":
-        if isinstance(key, str):
-            return f"the node dead-letters them into queue {key!r}"
-        return "the node dead-letters them into the queues that their own routing keys name"
-    routing = f"routing key {key!r}" if isinstance(key, str) else "their own routing keys"
-    return f"the node dead-letters them to exchange {exchange!r} with {routing}"
 
 
 def data_directory(vhost_path: str | os.PathLike[str]) -> str | None:

@@ -57,13 +57,12 @@ class QueueDirectory(NotCopied):
 
     Attributes
     ----------
-    path : str
-    name : str
-        The directory's own name.
+    path, name : str
+        The directory, and its own name.
     queue_name : QueueName or None
-        Whose it is; None where that is not known.
+        The queue, as far as it is known.
     index_version : int
-        1 or 2; 2 also while a node is half-way from one to the other.
+        1 or 2; 2 also while a node converts one to the other.
     terms : dict or None
         The queue's recovery terms, if the last stop left any.
     unreadable : list of Problem
@@ -246,13 +245,13 @@ class QueuedMessage:
     expiry : int or None
         When it expires, in ms since epoch.
     delivered : bool
-        The real node would deliver it with the redelivered flag.
+        A node would deliver it with the redelivered flag.
     persistent : bool
         It outlives a restart of the node.
     level : int or None
-        The level of a priority queue that it is in.
+        Its level of a priority queue.
     size : int
-        Of the body, in bytes, as the index says.
+        Bytes of the body, as the index says.
     location : str
         ``"index"`` (embedded), ``"store"`` (the vhost's message store) or ``"queue"`` (the queue's own, version 2).
     body, properties, exchange, routing_keys, vhost, term
@@ -314,12 +313,12 @@ class Queue(NotCopied):
     Attributes
     ----------
     name : str
-        As declared; if that is unknown, the name of the directory in angle brackets.
+        As declared, or the name of the directory in angle brackets.
     vhost : str
     directories : list of QueueDirectory
         One; of a priority queue one for each level that has been written to, the lowest first.
     definition : QueueDefinition or None
-        As the node's Mnesia files have it; None where they are not there or do not know it.
+        From the node's Mnesia files, if they are there and have it.
     """
 
     def __init__(
@@ -385,16 +384,16 @@ class Queue(NotCopied):
     ) -> Iterator[QueuedMessage]:
         """The live messages, oldest first; of a priority queue the highest level first, as the node delivers.
 
-        A message whose bytes are lost, or are of a protocol that is not decoded here, counts in `depth` and cannot be
-        given.  What comes after damage of the index is not even counted: `incomplete` says where that may be.
+        A message whose bytes are lost, or of a protocol that is not decoded here, counts in `depth` and is left out.
+        `incomplete` says where damage of an index may hide more.
 
         Parameters
         ----------
         on_lost : callable, optional
-            Called with each such message in its turn; by default a warning at the end says how many there were, and
-            another one where messages may be missing.
+            Called with each message that is left out; by default warnings at the end say how many there were, and that
+            messages may be missing.
         decoded : bool
-            Treat a message whose properties cannot be decoded in the same way.
+            Leave out a message whose properties cannot be decoded, too.
         """
         lost = LostMessages(on_lost)
         for directory in reversed(self.directories):
@@ -432,21 +431,10 @@ class Queue(NotCopied):
     def batches(
         self, columns: Sequence[str] = COLUMNS, on_lost: Callable[[LostMessage], None] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The same messages as Arrow record batches, of which only the asked columns are decoded.
+        """The same messages as Arrow record batches, of which only the asked `columns` are decoded.
 
-        Parameters
-        ----------
-        columns : sequence of str
-            Of `rmqstore.rabbitmq.batches.COLUMNS`, which `rmqstore.rabbitmq.batches.schema` describes.
-        on_lost : callable, optional
-            As for `messages`.
-
-        Raises
-        ------
-        ValueError
-            There is no such column.
-        MissingDependencyError
-            pyarrow is not installed.
+        `columns` are of `rmqstore.rabbitmq.batches.COLUMNS`, else ValueError; `on_lost` as for `messages`.
+        MissingDependencyError without pyarrow.
         """
         for directory in reversed(self.directories):
             name = QueueName(self.vhost, self.name, directory.level)

@@ -56,10 +56,9 @@ _REASONS: dict[int, tuple[type[StoreError], str]] = {
 class QueueIndex(ClosedAtExit, LiveIndex):
     """The queue index (version 1) of one classic queue; made by `open`.
 
-    Usable in a ``with`` statement, from any thread; calls are serialised.  Actions stay in memory until `sync` writes them to
-    the journal or `flush` to the segments, as in a node: what was not synced is gone after a crash.  An index that is open for
-    writing and was not closed is closed when the program ends, with a ResourceWarning; one that was forgotten before loses what
-    was not synced.
+    Use it in a ``with`` statement, from any thread.  Actions stay in memory until `sync` writes them to the journal or
+    `flush` to the segments: a crash loses what was not synced.  An index that was not closed is closed with a
+    ResourceWarning when the program ends; one that was garbage-collected loses what was not synced.
 
     Attributes
     ----------
@@ -69,7 +68,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     max_journal_entries : int
         Actions above which a flush is due.
     recovered_clean : bool
-        The queue was opened with terms of an orderly stop, which were good.
+        The queue was opened with good terms of an orderly stop.
     """
 
     max_journal_entries: int
@@ -109,8 +108,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         """Open the index of a queue's directory: load, merge and, for writing, recover it as a node would.
 
         Without `terms` the queue is dirty: next_seq_id begins after the last segment that remains, every message counts as
-        delivered, entries without a deliver record get one, transient ones and those that are in no store are acked, and all
-        of it is flushed.  Read-only, the numbers are the same and nothing is changed or locked.
+        delivered, and transient entries and those in no store are acked.  For writing, all of it is flushed.
 
         Parameters
         ----------
@@ -119,20 +117,20 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         segment_entry_count : int, optional
             By default that of the vhost's `.config` two directories above, else 16384.
         max_journal_entries : int
-            A flush is due when more actions than this wait for it (a node's queue_index_max_journal_entries), or when
-            256 MiB of the journal are in memory; tested after each publish and each call of `deliver` and `ack`.
+            A call flushes when more actions than this, or 256 MiB of the journal, are in memory (a node's
+            queue_index_max_journal_entries).
         read_only, create : bool
             `create`: make the directory if it is missing.
         terms : mapping or pairs, optional
             The queue's recovery terms after an orderly stop (section 9.1): segments, next_seq_id, next_deliver_seq_id, ….
         store_clean : bool
-            False with `terms`: the message store was not clean.  Numbers come from the terms, what is in no store is acked.
+            False with `terms`: the message store was not clean; what is in no store is acked.
         is_stored : callable, optional
             True of a message id that the persistent store has; by default it has all that are not embedded.
         check_terms : bool
-            Look at every embedded term; those that fail are a problem and no entry.
+            Check every embedded term; those that fail are a problem and no entry.
         segments : range, optional
-            Read-only: only the entries of these segments; numbers about the whole queue are then of no use.
+            Read-only: only the entries of these segments; numbers of the whole queue are then meaningless.
 
         Raises
         ------
@@ -209,25 +207,23 @@ class QueueIndex(ClosedAtExit, LiveIndex):
 
         Parameters
         ----------
-        msg_id : bytes
-            16 bytes; may be left out for an embedded message.
-        message : Message or bytes, optional
-            Embedded: a `Message`, or its external term.  None: it is in a message store.
+        msg_id, message : bytes, Message or bytes
+            16 bytes, and the message to embed or its term.  A message in a store has only the id; an embedded one needs none.
         size : int
-            Bytes of the body; may be left out for an embedded message.
+            Bytes of the body; optional for an embedded message.
         expiry, expiry_us : int, optional
-            When it expires, since the epoch: in ms, or in microseconds as the file has it.
+            When it expires, since the epoch: in ms, or in microseconds as in the file.
         persistent : bool, optional
             None: as the embedded message says, else True.
         seq_id : int, optional
-            None: the next one.  A number that leaves a gap is fine (transient messages in a node leave some).
+            None: the next one.  It may leave a gap.
 
         Raises
         ------
         InvalidMessageError
             Something is missing or impossible, or the id is in use; nothing was changed.
         OSError
-            A flush that was due failed.  The entry was not written; the index takes no more writes.
+            A flush that was due failed: the entry was not written, and the index takes no more writes.
         """
         expiry_us = _expiry_field(expiry, expiry_us)
         if size is not None and not (isinstance(size, (int, np.integer)) and 0 <= size <= 0xFFFFFFFF):
@@ -261,14 +257,10 @@ class QueueIndex(ClosedAtExit, LiveIndex):
 
         Parameters
         ----------
-        messages : sequence of Message or bytes, optional
-            As for `publish`.
-        msg_ids : ndarray (n, 16) of uint8, or sequence of bytes
-        sizes : array of n integers
-            Both may be left out for embedded messages.
+        messages, msg_ids, sizes, persistent : sequences or arrays of n, optional
+            As for `publish`; `msg_ids` may be an (n, 16) array of uint8, `persistent` one bool for all.
         expiries : sequence, optional
-            ms since the epoch (None: never).
-        persistent : bool or array of bool, optional
+            ms since the epoch, None for never.
         deliver : bool
             Follow each publish by its deliver, as a node of 3.10 does.
 
@@ -299,22 +291,16 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             return range(first, first + count)
 
     def deliver(self, seq_ids: int | range | Iterable[int] | np.ndarray) -> None:
-        """Mark entries as delivered, all or none, without moving `next_deliver_seq_id`, as in a node since 3.10.
+        """Mark entries as delivered, all or none; `next_deliver_seq_id` stays, as in a node since 3.10.
 
-        Raises
-        ------
-        OffsetOutOfRangeError, InvalidMessageError
-            One is not in the queue, or was delivered before.
+        OffsetOutOfRangeError or InvalidMessageError if one is not in the queue, or was delivered before.
         """
         self._mark(seq_ids, False)
 
     def ack(self, seq_ids: int | range | Iterable[int] | np.ndarray) -> None:
-        """Ack entries, all or none; a node acks several from the highest id down, here the order is the caller's.
+        """Ack entries in this order, all or none.
 
-        Raises
-        ------
-        OffsetOutOfRangeError, InvalidMessageError
-            One is not in the queue or was acked before, or was not delivered.
+        OffsetOutOfRangeError or InvalidMessageError if one is not in the queue, was acked before, or was not delivered.
         """
         self._mark(seq_ids, True)
 
@@ -361,17 +347,10 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     # ---------------------------------------------------------------------------------------------------------- closing
 
     def close(self) -> dict[str, Any] | None:
-        """Sync the journal and release the directory; closing twice does nothing.
+        """Sync the journal, release the directory and return the recovery terms for `recovery.dets` (section 9.1).
 
-        Returns
-        -------
-        dict or None
-            The recovery terms for `recovery.dets` in a node's order (section 9.1); None if read-only or closed before.
-
-        Raises
-        ------
-        StorePoisonedError
-            An earlier write failed; the directory is released anyway.
+        None if the index is read-only or was closed before.  StorePoisonedError after a failed write; the directory is
+        released anyway.
         """
         with self._lock:
             if self._closed:
@@ -481,17 +460,9 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         self._directory.refuse_damage()
 
     def columns(self, *, live: bool = True) -> IndexColumns:
-        """The entries as columns, in the order of their sequence ids.
+        """The entries as columns, in the order of their sequence ids; without `live` also those that are acked or damaged.
 
-        Parameters
-        ----------
-        live : bool
-            False: acked and damaged ones too, as long as they are in a file.
-
-        Raises
-        ------
-        StoreChangedError
-            A node, or another writer, changed the files meanwhile.
+        StoreChangedError if a node, or another writer, has changed the files.
         """
         with self._lock:
             self._check_open()

@@ -76,10 +76,10 @@ class SegmentV2(NamedTuple):
     Attributes
     ----------
     first, end : int
-        The range of sequence ids that the head says, `end` exclusive.
+        The range of sequence ids of the file, `end` exclusive.
     problems : list of Problem
-    seq_id : numpy.ndarray
-        (n,) int64.
+    seq_id, size, expiry_us : numpy.ndarray
+        (n,) int64; bytes of the body; microseconds since 1970, 0 for none.
     persistent : numpy.ndarray
         (n,) bool.
     location : numpy.ndarray
@@ -88,10 +88,6 @@ class SegmentV2(NamedTuple):
         (n, 16) uint8: of entries in the shared store; else other bytes.
     pos, term_size : numpy.ndarray
         (n,) int64: place of the record's head in the N.qs and bytes of its term, for `location` 2; else 0.
-    size : numpy.ndarray
-        (n,) int64: bytes of the body.
-    expiry_us : numpy.ndarray
-        (n,) int64: microseconds since 1970, as the file has it; 0 for none.
     verdict : numpy.ndarray
         (n,) uint8 of `QueueStoreVerdict`: of messages in the N.qs, once that was read.
     """
@@ -146,8 +142,7 @@ def _head(data: bytes | memoryview, magic: int) -> tuple[int, int] | str:
 def read_segment_v2(source: str | os.PathLike[str] | bytes, number: int | None = None) -> SegmentV2:
     """Read an N.qi; never raises for damage.
 
-    `number` is the N of the name; by default that of a file's name.  With it an unreadable head is replaced by the usual
-    range.
+    With `number`, by default that of the file's name, an unreadable head is replaced by the usual range.
     """
     path = "" if isinstance(source, bytes) else os.fspath(source)
     match = _NAME.fullmatch(os.path.basename(path))
@@ -226,15 +221,8 @@ def _range_of(data: bytes, path: str, number: int | None, problems: list[Problem
 class StoreV2(NamedTuple):
     """The messages of one N.qs, whether an entry refers to them or not, a row each, in the order of the file.
 
-    Attributes
-    ----------
-    pos : numpy.ndarray
-        (n,) int64: where the head of the record begins, bytes.
-    term_size : numpy.ndarray
-        (n,) int64: bytes of the term, with the zeros that 4.x may put after it.
-    verdict : numpy.ndarray
-        (n,) uint8 of `QueueStoreVerdict`.
-    problems : list of Problem
+    `pos` and `term_size` (n,) int64: where the head of the record begins, and bytes of the term, with the zeros that 4.x
+    may put after it; `verdict` (n,) uint8 of `QueueStoreVerdict`.
     """
 
     pos: np.ndarray
@@ -286,10 +274,9 @@ class QueueIndexV2(LiveIndex):
     path : str
         The directory.
     next_deliver_seq_id : int
-        Everything below was delivered at least once.  After a crash that is everything.  4.3 names each other one.
+        Everything below was delivered at least once; after a crash that is everything.
     recovered_clean : bool
-        The recovery terms were there and are taken; without them, and where one of them is not what a node writes (then
-        `problems` says which), the numbers are those of after a crash.
+        Good recovery terms were there and are used; else the numbers are those of after a crash.
     """
 
     def __init__(self, *arguments: object, **options: object) -> None:
@@ -306,19 +293,10 @@ class QueueIndexV2(LiveIndex):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, terms: Mapping[str, Any] | None = None) -> QueueIndexV2:
-        """Read the index of a queue.
+        """Read the index of a queue in directory `path`.
 
-        Parameters
-        ----------
-        path : str or os.PathLike
-            The queue's directory.
-        terms : mapping, optional
-            The queue's recovery terms after an orderly stop; None after a crash.
-
-        Raises
-        ------
-        OSError
-            The directory is missing or cannot be read; of a file of it, that is a problem.
+        `terms` are its recovery terms after an orderly stop.  OSError if the directory cannot be read; of a file, that is a
+        problem.
         """
         index = cls.__new__(cls)
         index.path = os.fspath(path)
@@ -479,9 +457,8 @@ class QueueIndexV2(LiveIndex):
     def __iter__(self) -> Iterator[IndexEntry]:
         """The live entries in the order of their sequence ids.
 
-        `message` is the term of a message in the N.qs; None where it is in the shared store (then `msg_id` says which), or
-        cannot be trusted (then `problems` says why, and `msg_id` is 16 zero bytes).  `path` is the N.qi, but the N.qs
-        of a message in it that is given, or that cannot be read.
+        `message` is the term of a message in the N.qs; None where it is in the shared store, as `msg_id`, or cannot be trusted:
+        then `problems` says why, and `msg_id` is zeros.  `path` is the N.qs of a message that is in it, else the N.qi.
         """
         return self._entries(self._segments)
 
@@ -522,10 +499,9 @@ class QueueIndexV2(LiveIndex):
 
 
 def both(version_1: Iterable[IndexEntry], version_2: Iterable[IndexEntry]) -> Iterator[IndexEntry]:
-    """The live entries of a directory that holds files of both versions, in the order of sequence ids.
+    """The live entries of a directory with files of both versions, in the order of sequence ids.
 
-    A node converts segment by segment: it writes the new one and then deletes the old one.  An entry that is in both is the
-    same message; the one of version 2 is given, which nobody could have acknowledged before the conversion ended.
+    A node converts a segment and then deletes the old one: an entry in both is one message, taken from version 2.
     """
     entries = {entry.seq_id: entry for entry in version_1}
     entries.update((entry.seq_id, entry) for entry in version_2)

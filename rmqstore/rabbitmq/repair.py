@@ -28,7 +28,7 @@ from rmqstore.rabbitmq.clean_state import CLEAN_FILES
 from rmqstore.rabbitmq.dets import write_recovery_terms
 from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.node import STORES, fate_of_expired
+from rmqstore.rabbitmq.node import STORES
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE
 from rmqstore.rabbitmq.queue import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex
@@ -78,24 +78,20 @@ class RepairedQueue:
     directory : str
         The directory's own name.
     messages : int
-        Which the real node delivers from the output.
+        Which a node delivers from the output.
     lost : int
-        Live entries whose message is gone or damaged, also where the damage is in the index; and what the recovery terms
-        count beyond the entries (`missing`).
+        Live entries whose message is gone or damaged, and those `missing`.
     transient, expired : int
-        Messages that the node drops at any start, left out; and messages that have expired, kept though they are not delivered.
+        Messages that a node drops at any start, left out; and those that have expired, kept though they are not delivered.
     files : str
-        ``"copied"`` as they are, ``"rewritten"``, or ``"left out"``: the node would delete the directory, and its messages count as
-        lost.  `export` reads them.
+        ``"copied"`` as they are, ``"rewritten"``, or ``"left out"``: the node would delete the directory, and its messages
+        count as lost.  `export` reads them.
     redelivered : str
         ``"exact"``: the flag is as before; ``"all"``: the node marks all its messages as redelivered.
-    fate_of_expired : str
-        Where the node sends those that have expired (dead-letter exchange), empty where none has.
     unreadable : int
-        Live entries whose message lies, or may lie, in a file that cannot be read: they are not in the output, and not
-        known to be lost.
+        Live entries whose message is, or may be, in a file that cannot be read: not in the output, not known to be lost.
     missing : int
-        Of those lost: messages that the recovery terms count and no index has.
+        Messages that the recovery terms count and no index has.
     """
 
     name: str
@@ -107,7 +103,6 @@ class RepairedQueue:
     expired: int
     files: str
     redelivered: str
-    fate_of_expired: str = ""
     unreadable: int = 0
     missing: int = 0
 
@@ -125,8 +120,8 @@ class RepairReport:
     store_rewritten : bool
         The message files were written again, with the messages that queues refer to.
     unreferenced : int
-        Whole messages of the source that no index has, which a node does not deliver from the output: they were
-        acknowledged, or their index is lost.  `export` with ``unreferenced=True`` reads them.
+        Whole messages of the source that no index has, acknowledged or with their index lost: a node does not deliver them.
+        `export` with ``unreferenced=True`` reads them.
     """
 
     source: str
@@ -350,9 +345,8 @@ class _Repair:
         )
 
     def _report(self, directory: QueueDirectory, rows: _Rows, files: str, exact: bool) -> RepairedQueue:
-        name, missing = directory.queue_name, directory.lacking
+        missing = directory.lacking
         left_out = files == "left out"
-        definition = None if name is None else (self.vhost.definitions or {}).get((name.vhost, name.queue))
         return RepairedQueue(
             directory.owner,
             directory.level,
@@ -363,7 +357,6 @@ class _Repair:
             rows.expired,
             files,
             "exact" if exact else "all",
-            fate_of_expired(definition) if rows.expired else "",
             rows.unreadable,
             missing,
         )

@@ -169,22 +169,8 @@ class _Terms:
 def consult(text: str | bytes, *, path: str | None = None) -> list[Any]:
     """Read the terms of a text as `file:consult` does: each followed by a full stop; comments begin with ``%``.
 
-    Parameters
-    ----------
-    text : str or bytes
-        Bytes are UTF-8, or Latin-1 if they are not UTF-8.
-    path : str, optional
-        The file that it is from, for errors.
-
-    Returns
-    -------
-    list
-        Values as for `decode`: a text in double quotes is a list of integers, ``<<"...">>`` is bytes.
-
-    Raises
-    ------
-    CorruptionError
-        It contains something else, or what no node writes (`pos` in characters).
+    Bytes are UTF-8, or Latin-1 if they are not UTF-8.  Values are those of `decode`: a text in double quotes is a list of
+    integers, ``<<"...">>`` is bytes.  CorruptionError, with `path` and `pos` in characters, for anything else.
     """
     if isinstance(text, str):
         reader = _Terms(text, path)

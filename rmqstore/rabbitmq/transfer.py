@@ -83,12 +83,7 @@ def found_object(found: FoundMessage, vhost: str = "") -> dict[str, Any]:
 def object_message(value: Mapping[str, Any]) -> tuple[Message, int | None]:
     """(Message, int or None): the message of such an object, and its expiry in ms since epoch.
 
-    Only a body is needed; what else is missing is empty.
-
-    Raises
-    ------
-    InvalidMessageError
-        The object is none.
+    Only a body is needed; what else is missing is empty.  InvalidMessageError for another object.
     """
     if not isinstance(value, Mapping):
         raise InvalidMessageError("a message is a JSON object")

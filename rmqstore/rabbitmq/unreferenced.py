@@ -34,15 +34,7 @@ _HEAD = MessageRecordLayout.MESSAGE_RECORD_TERM
 class FoundMessage(NamedTuple):
     """A whole message of a message file.  No index says where in a queue it was, or whether it was acknowledged.
 
-    Attributes
-    ----------
-    path, pos : str, int
-        Its record.
-    queue : str
-        The queue of an `N.qs`; empty for a message of the shared store, whose routing keys say where it was sent.
-    msg_id : bytes
-        16 bytes.
-    message : Message
+    `path` and `pos` are its record; `queue` that of an `N.qs`, empty for the shared store; `msg_id` has 16 bytes.
     """
 
     path: str
@@ -62,14 +54,13 @@ def file_messages(
     on_lost: Callable[[LostMessage], None] | None = None,
     on_problem: Callable[[Problem], None] | None = None,
 ) -> Iterator[FoundMessage]:
-    """Read every whole message of one message file, in the order of the file.
+    """Read every whole message of one message file (N.rdq, N.rdt or N.qs), in the order of the file.
 
     Parameters
     ----------
     path : path
-        An N.rdq, N.rdt or N.qs, with or without the rest of its vhost.
     on_lost : callable, optional
-        Called with each message that is whole and cannot be decoded; by default a warning says how many there are.
+        Called with each whole message that cannot be decoded; by default a warning says how many there are.
     on_problem : callable, optional
         Called with each `Problem` of the file.
 
@@ -93,18 +84,8 @@ def unreferenced_messages(
 ) -> Iterator[FoundMessage]:
     """Read the whole messages of a vhost's message files that no live index entry refers to.
 
-    They were acknowledged and the node has not freed their space yet, or the index that had them is lost.
-
-    Parameters
-    ----------
-    vhost : Vhost
-    on_lost : callable, optional
-        As of `file_messages`.
-
-    Raises
-    ------
-    OSError
-        A message file cannot be read.
+    They were acknowledged and their space is not freed yet, or their index is lost.  `on_lost` as for `file_messages`;
+    OSError if a message file cannot be read.
     """
     lost = LostMessages(on_lost)
     for file in _files(vhost):

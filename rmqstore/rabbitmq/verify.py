@@ -140,21 +140,16 @@ def verify(
     segment_entry_count: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Finding]:
-    """Look for everything that is wrong in a vhost, or in all vhosts of a node; nothing is changed.
+    """Yield a `Finding` for everything that is wrong in a vhost, or in all vhosts of a node; nothing is changed.
 
     Parameters
     ----------
     path : path
         A vhost's directory or a node's data directory; the node must not run.
     segment_entry_count : int, optional
-        As of `Vhost.open`.
+        As for `Vhost.open`.
     progress : callable, optional
-        Called with (queue directories done, in all), now and then and at the end.
-
-    Yields
-    ------
-    Finding
-        By vhost: its small files, its queues, its message store.
+        Called with (queue directories done, in all).
 
     Raises
     ------
@@ -361,19 +356,18 @@ def _verify_messages(vhost: Vhost, queue: Queue, index: LiveIndex) -> Iterator[F
 
 
 class Met(NamedTuple):
-    """An index entry and what it leads to, as `verify` and `repair` judge it.
+    """An index entry and its message, as `verify` and `repair` judge it.
 
     Attributes
     ----------
-    entry : IndexEntry
     term : bytes or None
         The message's, as far as it can be read.
     reason : str or None
-        Why it is no message that a node, or a reader, can take; None for a whole one, and where there is no term.
+        Why it is no message that a node, or a reader, can take.
     unread : OSError or None
         The file that has it, or may have it, cannot be read.
     own_id : bytes or None
-        The id that the term of a stored message holds, where that is not the entry's.
+        The id in the term of a stored message, where that is not the entry's.
     """
 
     entry: IndexEntry

@@ -70,9 +70,8 @@ class Vhost(NotCopied):
     terms : dict of str to dict
         Recovery terms by directory, empty after an unclean stop.
     problems : list of Problem
-        What was met in the vhost's own small files.
+        Of the vhost's own small files.
     closed : bool
-        `close` was called.
     """
 
     def __init__(self, *arguments: object, **options: object) -> None:
@@ -108,11 +107,11 @@ class Vhost(NotCopied):
         path : path
             ``<node's data directory>/msg_stores/vhosts/<name>``; of a node before 3.7, its data directory.
         read_only : bool
-            Only True is possible: a vhost is written through `repair`, `import_messages`, `QueueIndex` and `MessageStore`.
+            Only True: `repair`, `import_messages`, `QueueIndex` and `MessageStore` write.
         segment_entry_count : int, optional
             By default what ``.config`` says, or what the segments show where that cannot be right.
         check_terms : bool
-            Look at every embedded message when an index is opened; `verify` does.
+            Check every embedded message when an index is opened; `verify` does.
 
         Raises
         ------
@@ -278,8 +277,7 @@ class Vhost(NotCopied):
     def version_4(self) -> str | None:
         """str or None: what shows that RabbitMQ 4.x wrote this directory; None for one of 3.x.
 
-        4.x writes no index of version 1, and 4.3 ignores one, so that nothing may be written here.  In doubt a
-        directory with queues of version 2 is one of 4.x.
+        4.3 ignores an index of version 1, so that nothing may be written here.  In doubt version 2 means 4.x.
         """
         node = data_directory(self.path)
         if any(name.endswith(".sqs") for name in listing(store_path(self.path, True)).names):
@@ -355,11 +353,7 @@ class Vhost(NotCopied):
     def queue(self, name: str) -> Queue:
         """Queue: the one of this name; a queue that was never written to has no directory, and is empty.
 
-        Raises
-        ------
-        StoreError
-            No directory is this queue's, and the node's definitions do not name it; or it is a quorum queue or a
-            stream.
+        StoreError if neither a directory nor the node's definitions have it, or for a quorum queue or a stream.
         """
         for each in self.queues():
             if each.name == name:
@@ -395,10 +389,7 @@ class Vhost(NotCopied):
     def store(self, persistent: bool = True) -> MessageStore | None:
         """MessageStore or None: the persistent or the transient message store, opened read-only; None if there is none.
 
-        Raises
-        ------
-        OSError
-            Its directory cannot be read; of a file of it, that is one of its `problems`.  Every call says the same.
+        OSError, at every call, if its directory cannot be read; of a file of it, that is one of its `problems`.
         """
         found = self.open_store(persistent)
         if isinstance(found, OSError):
@@ -441,10 +432,9 @@ class Vhost(NotCopied):
         return not isinstance(store, OSError) and (store is None or store.clean)
 
     def term_of(self, entry: IndexEntry) -> tuple[bytes | None, CorruptionError | OSError | None]:
-        """The term of the message that an entry leads to, or None and why it cannot be read; both None where it is lost.
+        """The term of an entry's message, or None and why it cannot be read; both None where it is lost.
 
-        An OSError is that of the file that has it, or may have it; a CorruptionError says that its record is not what was
-        there when the message store was opened.
+        OSError: the file that has it, or may have it, cannot be read.  CorruptionError: its record has changed.
         """
         if entry.message is not None:
             return entry.message, None
@@ -517,11 +507,10 @@ def _is_erlang(path: str) -> bool:
 
 
 def _segments_show(path: str, queues: Iterable[str]) -> tuple[int, int | None]:
-    """The highest entry number in any segment, and the count if it can be told from segments with others after them.
+    """The highest entry number in any segment, and the count if segments with others after them show it.
 
-    Segments that are not the last of their queue end at the same entry, if that is where a segment is full.  One is
-    enough for the two counts that nodes use; for others there must be more, and a power of two.  Only entry numbers with a
-    neighbour count: a single one is damage of that record.
+    Segments that are not the last of their queue end at the same entry where they are full.  One is enough for the two
+    counts that nodes use; other counts need more, and a power of two.  A number without a neighbour is damage.
     """
     highest, looked = -1, 0
     tops: list[int] = []

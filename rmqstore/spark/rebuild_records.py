@@ -27,7 +27,7 @@ from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import can_name_queue, queue_directory
 from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
-from rmqstore.files.open_file import read_small_file
+from rmqstore.files.open_file import read_small_file, write_at
 from rmqstore.message import decode_java_utf8
 from rmqstore.offline.rebuild import refuse_assumed
 from rmqstore.offline.rebuild_swap import delete_tree
@@ -221,9 +221,7 @@ def _write_at(path: str, size: int, pos: int, data: memoryview) -> None:
     try:
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
-        while len(data):
-            written = os.pwrite(fd, data, pos)
-            data, pos = data[written:], pos + written
+        write_at(fd, data, pos)
     finally:
         os.close(fd)
 
@@ -448,7 +446,7 @@ def dispatch_alone(
 def _dispatch_alone(
     plan: RebuildPlan, target: str, segments: list[int], queues: frozenset[QueueKey], batch_topics: list[str]
 ) -> tuple[int, list[Any], dict[str, int], dict[str, int], list[QueueKey]]:
-    store = ConsumeQueueStore(target, plan.config, MappedFilePool(plan.config.max_mapped_files, sparse=True))
+    store = ConsumeQueueStore(target, plan.config, MappedFilePool(plan.config.max_mapped_files))
     try:
         with plan.open(segments) as log:
             for topic in batch_topics:

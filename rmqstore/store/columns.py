@@ -1,8 +1,6 @@
-"""Messages as Apache Arrow columns: the schema, and the ways from the log, a queue or the index to it.
+"""Messages as Apache Arrow columns: names, types, and arrays over the buffers of the core without a copy.
 
-Owns the names and types of the columns and the making of Arrow arrays over the core's buffers, without a copy.  It never
-decodes a record (`_columns.ArrowColumns` does that) and imports pyarrow only when columns are asked for.  A row equals the
-`MessageExt` that the same place of the log gives.
+A row equals the `MessageExt` at the same place of the log.  pyarrow is imported when columns are asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The condition of an open store: what is damaged, lost or not dispatched, its numbers, and the progress that it keeps.
-
-Owns the part of `MessageStore` that reports this.  It opens no queue that can be read in its files.
-"""
+"""The condition of an open store: what is damaged, lost or not dispatched, its numbers, and the progress of groups."""
 
 from __future__ import annotations
 

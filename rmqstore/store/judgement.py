@@ -1,7 +1,6 @@
-"""Judging the store that is being recovered: where the log ends, what queues and index lack, which index entries are sound.
+"""Judge a store that is being recovered: where the log ends, what queues and index lack, which index entries are sound.
 
-Owns these decisions.  Only `IndexSurvey.cut` writes: the oldest index file that lacks pages is where the index ends, and after a
-cut every file has a header that agrees with its entries.
+Only `IndexSurvey.cut` writes.  The index ends in the oldest file that lacks pages.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class IndexSurvey:
             self.index_service.remove(name)
         for number, count in sorted(self.counts.items(), reverse=True):
             index = self._file(number)
-            index.mapped_file.reserve()
+            index.mapped_file.reserve(index.mapped_file.size)
             stored = self._stored(number)
             dropped += stored - count
             if number in self.unlinked or count != stored:

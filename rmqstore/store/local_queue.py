@@ -1,7 +1,6 @@
-"""A queue of the local store as a source of messages: its units, and the commit log that they lead into.
+"""A queue of the local store as a source of messages: its units, and the commit log that they point to.
 
-Owns the walk of a get (RocketMQ 5.5.0 DefaultMessageStore.getMessage), and what becomes of units that are gone and of units that
-lead to no record: a warning, or what a policy does with them.
+A get scans units as RocketMQ 5.5.0 does (DefaultMessageStore.getMessage).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Parts of the commit log that are lost: what readers are told of them, and the queue units and index entries that lead there.
+"""Find lost parts of the commit log, and the queue units and index entries that point to them.
 
-Owns where such a part is, the number of units and entries, and the refusal of every rebuild and recovery to go on without that
-number: they are lost once they are cut or replaced.  It reads the files as bytes, with the places of units and entries alone, so
-that queues are counted which nothing else can open.  Invariants:
+A rebuild or recovery that would drop such units and entries is refused until the caller names their number.  Files are read as
+bytes, so that queues count which nothing else can open.
 
-- Only what leads where the log has no segment counts, or behind the end of a log that is known to have gone on there.
-- What leads in front of the log was deleted in its time, except in files that retention would have deleted with it.
+- A unit or entry counts where the log has no segment, or after the end of a log that is known to have been longer.
+- Retention deleted what points before the log, except in files that it would have deleted too.
 - A unit counts only in the order of its neighbours: one that lost a bit is repaired from the log.
 """
 
@@ -26,7 +25,7 @@ from rmqstore.errors import CorruptionError, LostLogError, MissingDependencyErro
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import name_of_offset, offset_of_name
-from rmqstore.files.open_file import last_nonzero, open_regular, written_extents
+from rmqstore.files.open_file import open_regular, read_at, written_end
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.remedies import DropUnits, Sentence
 from rmqstore.rocksdb.places import queue_databases
@@ -233,7 +232,7 @@ def _of_queue_file(path: str, unit_size: int, runs: _Runs, is_expired: bool) -> 
     # With `is_expired` a later file follows, so that retention would have deleted this one with the segments of its units.
     fd = open_regular(path)
     try:
-        end = _written_end(fd)
+        end = written_end(fd)
         first, last = _unit(fd, 0), _unit(fd, (end - 1) // unit_size * unit_size)
         if first is not None and last is not None and first <= last:
             if is_expired and last < runs.begin:
@@ -242,21 +241,9 @@ def _of_queue_file(path: str, unit_size: int, runs: _Runs, is_expired: bool) -> 
             if _are_together(runs, first, last):
                 # Units ascend, so that those between them lead there as well.
                 return
-        yield from _of_bytes(path, _read(fd, end), unit_size, runs)
+        yield from _of_bytes(path, read_at(fd, end, 0), unit_size, runs)
     finally:
         os.close(fd)
-
-
-def _written_end(fd: int) -> int:
-    size = os.fstat(fd).st_size
-    extents = written_extents(fd, 0, size)
-    if extents is None:
-        return last_nonzero(fd, 0, size) if size else 0
-    for begin, end in reversed(extents):
-        last = last_nonzero(fd, begin, end)
-        if last > begin:
-            return last
-    return 0
 
 
 def _unit(fd: int, pos: int) -> int | None:
@@ -271,18 +258,6 @@ def _unit(fd: int, pos: int) -> int | None:
 def _are_together(runs: _Runs, first: int, last: int) -> bool:
     low, high = runs.number(np.array([first, last])).tolist()
     return low == high and (low % 2 == 1 or (bool(len(runs.bounds)) and last < runs.begin))
-
-
-def _read(fd: int, end: int) -> bytes:
-    parts = []
-    at = 0
-    while at < end:
-        data = os.pread(fd, min(end - at, 1 << 24), at)
-        if not data:
-            break
-        parts.append(data)
-        at += len(data)
-    return b"".join(parts)
 
 
 def _of_bytes(path: str, data: bytes, unit_size: int, runs: _Runs) -> Iterator[Outside]:

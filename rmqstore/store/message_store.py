@@ -1,7 +1,4 @@
-"""MessageStore: a directory that holds messages, opened for writing or only for reading.
-
-Owns opening and closing, puts, flushes, deletion and consuming, with their words; what a store answers is in its bases.
-Invariants:
+"""MessageStore: a directory of messages, opened for writing or only for reading.
 
 - A read-only open creates nothing, locks nothing and maps read-only (I7); it works next to a running broker.
 - A writable store is held by one process, and by one `MessageStore` in it: an exclusive POSIX lock on byte 0 of ``lock``,

@@ -1,7 +1,6 @@
-"""Opening and closing a store: the mark of an unclean exit, recovery, what is forced when, and stores that were forgotten.
+"""Open and close a store: the ``abort`` file, recovery, what is forced when, and stores that were garbage-collected.
 
-Owns the ``abort`` file: it is there while a store is open for writing, holds the process id, and stays after a failed write.
-What recovery does is in `rmqstore.store.recovery`.
+``abort`` exists while a store is open for writing, contains the process id, and stays after a failed write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What is in a queue: messages, tables and offsets by time, wherever the messages are, and waiting for new ones.
+"""Read queues: messages, tables, offsets by time, and waiting for new messages.
 
-Owns the statuses and limits of a get (RocketMQ 5.5.0 DefaultMessageStore.getMessage), and the part of `MessageStore` that asks
-about queues.  It opens no file: the sources of a queue do.
+The statuses and limits of a get are those of RocketMQ 5.5.0 (DefaultMessageStore.getMessage).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a put, a get and a query answer with.
-
-Owns these values and nothing else: no file, no store.
-"""
+"""The results of a put, a get and a query."""
 
 from __future__ import annotations
 

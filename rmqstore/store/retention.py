@@ -1,8 +1,7 @@
-"""Retention: which files of a store have had their time, by RocketMQ's rules (5.5.0, DefaultMessageStore).
+"""Delete expired files of a store by RocketMQ's rules (5.5.0, DefaultMessageStore): hour of the day, age, disk space.
 
-Owns the decision (hour of the day, age, disk space) and the order of deletion: segments of the log, oldest first, never
-the newest; then the queue and index files that lead only to what is gone.  It never deletes anything that a newer file
-would then miss, and nothing at all in a store that was opened read-only.  Whoever reads a file keeps it until done.
+Segments go first, the oldest first and the newest never; then queue and index files that point only to deleted segments.  A
+reader keeps its file until it is done.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Every number is in the files or follows from what the store knows, so that nothing is spent on a put or a get.  It changes
 nothing, opens no queue that can be read in its files, and reads no more than headers, the ends of queues and one record for each.
 
-While neither the log nor the folder of a queue changes, the queue is not read again: the log grows before a queue does, and
-retention changes the folder.  This holds once the newest record is in its queue, the last of all.
+A queue is looked at again when its folder changes, or a unit follows its last one.  While the log does not grow, even that is not
+read: the log grows before a queue does.  This holds once the newest record is in its queue, the last of all.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_service import IndexService
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.retention import used_ratio
 from rmqstore.store.store_state import StoreState
 
-__all__ = ["ConsumerStats", "DiskStats", "IndexFileStats", "QueueStats", "StoreStats", "take_stats"]
+if TYPE_CHECKING:
+    from rmqstore.commitlog.commit_log import CommitLog
+    from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+    from rmqstore.consumequeue.queue_look import QueueLook
+    from rmqstore.consumequeue.unit_queue import Unit
+
+__all__ = ["ConsumerStats", "Consumers", "DiskStats", "IndexFileStats", "QueueStats", "StoreStats", "take_stats"]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStats:
+class QueueStats(NamedTuple):
     """One consume queue.
 
     Attributes
@@ -56,8 +61,7 @@ class QueueStats:
         return self.max_queue_offset - self.min_queue_offset
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerStats:
+class ConsumerStats(NamedTuple):
     """The progress of one group in one queue.
 
     Attributes
@@ -209,14 +213,14 @@ def _numbers(state: StoreState, flushing: Flushing) -> StoreStats:
     checkpoint, (progress, progress_error) = state.checkpoint_now(), state.progress.list()
     undispatched = state.undispatched.served or state.undispatched.left_out
     # Until the newest record is in its queue, queues grow while the log does not.
-    dispatched_end = state.queues.dispatched_end(commit_log)
+    is_settled = undispatched is None and state.queues.dispatched_end(commit_log) == high
     known = state.known_numbers
-    if known is None or known.log != (low, high) or undispatched is not None:
-        known = KnownNumbers((low, high), {}, {})
-    queues = _queues(state, known.queues)
+    if known is None or known.low != low:
+        known = KnownNumbers(low, -1, {}, {})
+    queues = _queues(state, known.queues, grown=known.high != high or not is_settled)
     queue_stats = [queue.stats for queue in queues.found.values()]
-    pairs = _pairs(state, queue_stats, progress, {} if queues.unread else known.pairs, queues.known_topics)
-    state.known_numbers = KnownNumbers((low, high), queues.found, pairs) if dispatched_end == high else None
+    pairs = _pairs(state, queues.found, progress, {} if queues.unread else known.pairs, queues.known_topics)
+    state.known_numbers = KnownNumbers(low, high if is_settled else -1, queues.found, pairs)
     index_files = [] if state.index_service is None else _index_files(state.index_service)
     first = commit_log.store_timestamp_at(low)
     return StoreStats(
@@ -255,10 +259,10 @@ def _numbers(state: StoreState, flushing: Flushing) -> StoreStats:
 
 
 class _Queue(NamedTuple):
-    # Numbers of one queue, its folder's inode and time of change, and where its newest record ends.
+    # Numbers of one queue, and its folder's inode and time of change.
     stats: QueueStats
+    look: QueueLook
     folder: tuple[int, int] | None
-    end: int
 
 
 class _Pair(NamedTuple):
@@ -268,9 +272,10 @@ class _Pair(NamedTuple):
 
 
 class KnownNumbers(NamedTuple):
-    """Numbers of queues and groups as of a log with these bounds."""
+    """Numbers of queues and groups as of a log with these bounds; `high` is -1 while a record may not be in its queue."""
 
-    log: tuple[int, int]
+    low: int
+    high: int
     queues: dict[tuple[str, int], _Queue]
     pairs: dict[tuple[str, str], _Pair]
 
@@ -284,7 +289,7 @@ class _Queues(NamedTuple):
     dispatched: int
 
 
-def _queues(state: StoreState, known: Mapping[tuple[str, int], _Queue]) -> _Queues:
+def _queues(state: StoreState, known: Mapping[tuple[str, int], _Queue], *, grown: bool) -> _Queues:
     low, high = state.commit_log.min_offset, state.commit_log.max_offset
     found, unread, dispatched = {}, [], low
     keys = state.queues.keys()
@@ -292,7 +297,13 @@ def _queues(state: StoreState, known: Mapping[tuple[str, int], _Queue]) -> _Queu
     for topic, queue_id in keys:
         folder = state.queues.folder_mark(topic, queue_id)
         queue = known.get((topic, queue_id))
-        if queue is None or folder is None or queue.folder != folder or queue.end > high:
+        if (
+            queue is None
+            or folder is None
+            or queue.folder != folder
+            or queue.look.end > high
+            or (grown and not state.queues.ends_as(topic, queue_id, queue.look))
+        ):
             changed.add(topic)
             try:
                 queue = _look(state, topic, queue_id, folder)
@@ -302,7 +313,7 @@ def _queues(state: StoreState, known: Mapping[tuple[str, int], _Queue]) -> _Queu
                 continue
             if queue is None:
                 continue
-        dispatched = max(dispatched, min(queue.end, high))
+        dispatched = max(dispatched, min(queue.look.end, high))
         found[topic, queue_id] = queue
     return _Queues(found, {topic for topic, _ in keys} - changed, unread, dispatched)
 
@@ -311,8 +322,6 @@ def _look(state: StoreState, topic: str, queue_id: int, folder: tuple[int, int] 
     look = state.queues.look(topic, queue_id, state.commit_log.min_offset)
     if look is None:
         return None
-    unit = look.last
-    time = -1 if unit is None else state.commit_log.store_timestamp_at(unit.phy_offset)
     stats = QueueStats(
         topic,
         queue_id,
@@ -320,9 +329,14 @@ def _look(state: StoreState, topic: str, queue_id: int, folder: tuple[int, int] 
         look.max_queue_offset,
         look.files + look.ext_files,
         look.size + look.ext_size,
-        time if time >= 0 else None,
+        _time_of(state.commit_log, look.last),
     )
-    return _Queue(stats, folder, 0 if unit is None else unit.phy_offset + max(unit.size, 0))
+    return _Queue(stats, look, folder)
+
+
+def _time_of(commit_log: CommitLog, unit: Unit | None) -> int | None:
+    time = -1 if unit is None else commit_log.store_timestamp_at(unit.phy_offset)
+    return time if time >= 0 else None
 
 
 def _newest(state: StoreState, queue_stats: list[QueueStats]) -> int | None:
@@ -358,58 +372,59 @@ def _index_files(index_service: IndexService) -> list[IndexFileStats]:
 
 def _pairs(
     state: StoreState,
-    queue_stats: list[QueueStats],
+    queues: Mapping[tuple[str, int], _Queue],
     progress: Mapping[tuple[str, str], Mapping[int, int]],
     known: Mapping[tuple[str, str], _Pair],
     known_topics: set[str],
 ) -> dict[tuple[str, str], _Pair]:
-    of_topic: dict[str, dict[int, QueueStats]] = {}
-    for each in queue_stats:
-        of_topic.setdefault(each.topic, {})[each.queue_id] = each
+    of_topic: dict[str, dict[int, QueueLook | None]] = {}
+    for (topic, queue_id), queue in queues.items():
+        of_topic.setdefault(topic, {})[queue_id] = queue.look
     pairs = {}
+    consumers = Consumers(state.queues, state.commit_log)
     for (group, topic), offsets in sorted(progress.items()):
         pair = known.get((group, topic))
         if pair is None or pair.offsets != offsets or topic not in known_topics:
-            pair = _Pair(offsets, _consumers(state, group, topic, offsets, of_topic.get(topic, {})))
+            pair = _Pair(offsets, list(consumers.of(group, topic, offsets, of_topic.get(topic, {}))))
         pairs[group, topic] = pair
     return pairs
 
 
-def _consumers(
-    state: StoreState, group: str, topic: str, offsets: Mapping[int, int], there: Mapping[int, QueueStats]
-) -> list[ConsumerStats]:
-    result = []
-    # As a broker counts: a queue in which the group has no progress is consumed from its start.
-    for queue_id in sorted({*there, *offsets}):
-        offset = offsets.get(queue_id, -1)
-        stats = there.get(queue_id)
-        if stats is not None and not stats.files and not stats.max_queue_offset and offset > 0:
-            # Only its folder is left.
-            stats = None
-        result.append(
-            ConsumerStats(
-                group,
-                topic,
-                queue_id,
-                offset,
-                None if stats is None else stats.max_queue_offset,
-                None if stats is None else _next_timestamp(state, stats, offset),
-            )
-        )
-    return result
+class Consumers:
+    """Work out the progress of groups; a message is read once for all groups that are at it."""
 
+    def __init__(self, queues: ConsumeQueueStore, commit_log: CommitLog):
+        self._queues, self._commit_log = queues, commit_log
+        self._times: dict[tuple[str, int, int], int | None] = {}
 
-def _next_timestamp(state: StoreState, stats: QueueStats, offset: int) -> int | None:
-    # What is gone is passed over, as by a broker that is asked for it.
-    at = max(offset, stats.min_queue_offset)
-    if at >= stats.max_queue_offset:
-        return None
-    try:
-        unit = state.queues.unit(stats.topic, stats.queue_id, at)
-    except OffsetOutOfRangeError:
-        return None
-    time = -1 if unit is None else state.commit_log.store_timestamp_at(unit.phy_offset)
-    return time if time >= 0 else None
+    def of(
+        self, group: str, topic: str, offsets: Mapping[int, int], looks: Mapping[int, QueueLook | None]
+    ) -> Iterator[ConsumerStats]:
+        """Yield the progress of a group in the queues of a topic, by queue id; also where it has no offset, as a broker counts.
+
+        - `looks`: by queue id, None for a queue that cannot be read.
+        """
+        for queue_id in sorted({*looks, *offsets}):
+            offset, look = offsets.get(queue_id, -1), looks.get(queue_id)
+            if look is None or (offset > 0 and not look.files and not look.max_queue_offset):
+                # Of a queue whose folder is all that is left, the end is not known.
+                yield ConsumerStats(group, topic, queue_id, offset, None, None)
+                continue
+            # A broker skips what is gone.
+            at, end = max(offset, look.min_queue_offset), look.max_queue_offset
+            time = self._time(topic, queue_id, at, look.last) if at < end else None
+            yield ConsumerStats(group, topic, queue_id, offset, end, time)
+
+    def _time(self, topic: str, queue_id: int, queue_offset: int, last: Unit | None) -> int | None:
+        place = topic, queue_id, queue_offset
+        if place not in self._times:
+            time = None
+            with contextlib.suppress(StoreError, OSError):
+                # Many groups lack the last message alone, whose unit was read.
+                is_last = last is not None and last.queue_offset == queue_offset
+                time = _time_of(self._commit_log, last if is_last else self._queues.unit(*place))
+            self._times[place] = time
+        return self._times[place]
 
 
 def _disk(path: str) -> DiskStats:

@@ -1,8 +1,6 @@
-"""What the parts of an open store share: its files, the append lock, what wakes waiting readers, the progress of groups.
+"""The shared state of an open store: its files, the append lock, waiting readers, and why it takes no writes.
 
-Owns these, and the marks of a store that is being closed, that failed, or whose disk is full.  It never writes a message and
-starts no thread.  After a failed write nothing more is written (`fail`): the operating system reports it once, and may then
-forget it.
+After a failed write nothing more is written (`StoreState.fail`): the operating system reports it once, and may then forget it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from rmqstore.config.places import other_progress_file, progress_file
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore, unseen_text
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError, StoreError, StorePoisonedError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.listing import ask_again
+from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.files.os_errors import is_not_a_file, is_unreadable
 from rmqstore.index.database_index import DatabaseIndex
@@ -104,6 +102,8 @@ class GroupProgress:
         self.config = config
         self.read_only = read_only
         self._offsets: ConsumerOffsets | None = None
+        # The files of the settings when the file of progress was read.
+        self._mark: object = None
         # What was logged last.
         self._said = ""
         self._pid = os.getpid()
@@ -114,9 +114,23 @@ class GroupProgress:
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Read the file again when it is next asked for."""
+        """Read the progress again when it is next asked for."""
         with self._lock:
-            self._offsets = None
+            self._offsets = self._mark = None
+
+    def refresh(self) -> None:
+        """Read the progress again when it is next asked for, unless it was in a file and no file of the settings changed."""
+        with self._lock:
+            if self._mark is None or self._mark != self._mark_of_files():
+                self._offsets = self._mark = None
+
+    def _mark_of_files(self) -> object:
+        # A broker replaces a file by another.
+        try:
+            found = [(each.name, each.stat()) for each in listing(os.path.join(self.path, "config")).existing()]
+        except OSError:
+            return None
+        return [(name, status.st_ino, status.st_mtime_ns, status.st_size) for name, status in found]
 
     @property
     def offsets(self) -> ConsumerOffsets:
@@ -127,7 +141,10 @@ class GroupProgress:
 
                 # In doubt the file that was written last is read, and none is written.
                 lmq = None if "enable_lmq" in self.config.assumed else self.config.enable_lmq
-                self._offsets = offsets_in_databases(self.path, lmq) or self._of_file(lmq)
+                mark = self._mark_of_files()
+                self._offsets = offsets_in_databases(self.path, lmq)
+                if self._offsets is None:
+                    self._offsets, self._mark = self._of_file(lmq), mark
             return self._offsets
 
     def _of_file(self, lmq: bool | None) -> ConsumerOffsets:
@@ -424,7 +441,7 @@ class StoreState(StateFields):
                 self.log_index.look_again()
             self.database_index.look_again()
             self.older.refresh(uploads=uploads)
-            self.progress.forget()
+            self.progress.refresh()
 
     def learn(self) -> None:
         """Take the sizes of files that came since they were assumed (read-only use)."""

@@ -1,8 +1,4 @@
-"""Putting the rows of an Arrow table, in parts that the core takes at once where every row is plain.
-
-Owns how a table is cut, checked before anything of it is written, and put.  A part whose rows are not all plain goes as
-messages, by `Writing.put`.
-"""
+"""Put the rows of an Arrow table, in parts: at once by the core if all rows of a part are plain, else as messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tiered storage as a part of a store: what the local log no longer has, by queue, by key and in scans, each message once.
+"""Read what the local log no longer has from tiered storage, by queue, by key and in scans, each message once.
 
-Owns which messages come from tiered storage.  Units of a local queue count where those at both ends point to their messages and
-the message before them is older than the log; otherwise the log is scanned once.  Queue offsets that neither has are reported.
+Units of a local queue count if those at both ends point to their messages and the message before them is older than the log;
+otherwise the log is scanned once.  Queue offsets that neither has are reported.
 """
 
 from __future__ import annotations

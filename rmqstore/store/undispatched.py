@@ -1,8 +1,7 @@
-"""The end of a log that no queue leads to yet, served to readers: units in memory, where a broker died before it dispatched.
+"""Serve readers the end of the log that no queue on disk points to, as after a kill of its broker.
 
-Owns finding where that end begins, and dispatching it into queue files in memory by the rules that recovery uses.  It writes
-nothing to disk (I7) and changes nothing for a store that somebody has open for writing, who dispatches by himself.  Queues in
-RocksDB, which a writer flushes rarely, are another matter: `completion` does what is to be done for them, beside a writer too.
+Units are made in memory by the rules of recovery; nothing is written (I7).  A store that is open for writing dispatches this
+itself.  `completion` does the same for queues in RocksDB, which a running broker flushes rarely.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The background threads of a store that is open for writing: timers, files prepared ahead, retention, pages ahead of the writer.
 
-Owns the two threads and when each task is due.  A task that fails is logged and tried again when it is due next; only a failed
-write ends the store.  A thread holds a weak reference to its store, and ends when the store was forgotten.
+A task that fails is logged and tried again when it is due next; only a failed write ends the store.  A thread holds a weak
+reference to its store, and ends when the store is garbage.
 """
 
 from __future__ import annotations

@@ -551,6 +551,5 @@ def _end_of(stream: MappedFileQueue) -> FileEnd | None:
     last = stream.last()
     if last is None:
         return None
-    last.reserve()
     last.region  # noqa: B018  (mapped now, and marked as used)
     return FileEnd(stream, last)

@@ -17,6 +17,7 @@ import pytest
 from test_cli import HOSTILE, assert_harmless, environment, json_lines, run, utc  # noqa: F401
 
 from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 
 GEOMETRY = StoreConfig(
@@ -352,3 +353,44 @@ def test_the_tail_of_a_topic_opens_no_other_queue(tmp_path, monkeypatch):
     done = run("tail", tmp_path / "store", "T7", "--json")
     assert [each["body"] for each in json_lines(done)] == ["7", "27", "47"]
     assert opened == [("T7", 1)]
+
+
+def test_plain_tail_reads_the_end_of_the_log_and_no_queue(tmp_path, monkeypatch):
+    root = tmp_path / "store"
+    with MessageStore.open(root, config=GEOMETRY) as store:
+        for number in range(1200):
+            put(store, [number], f"T{number % 40}")
+        size = store.commit_log.max_offset
+    assert size > 10 * 65536
+    asked, read = [], []
+    for name in ("find", "unit", "look"):
+        method = getattr(ConsumeQueueStore, name)
+        monkeypatch.setattr(
+            ConsumeQueueStore, name, lambda self, *args, method=method, **k: asked.append(args) or method(self, *args, **k)
+        )
+    entries = CommitLog.entries
+    monkeypatch.setattr(
+        CommitLog, "entries", lambda self, begin, end: read.append(end - begin) or entries(self, begin, end)
+    )
+    for number, most in ((10, 70_000), (300, 400_000), (2000, size)):
+        asked.clear(), read.clear()
+        shown = json_lines(run("tail", root, "-n", number, "--json"))
+        assert [each["keys"] for each in shown] == [[f"k{each}"] for each in range(max(1200 - number, 0), 1200)]
+        assert sum(read) <= most and not asked
+
+
+def test_plain_tail_passes_lost_parts_of_the_log(tmp_path):
+    root = tmp_path / "store"
+    with MessageStore.open(root, config=GEOMETRY) as store:
+        put(store, range(600))
+        kept = [each for each in store.messages() if each.phy_offset // 65536 != 2]
+        damaged = next(each for each in kept if each.phy_offset // 65536 == 3 and each.phy_offset % 65536 > 30_000)
+    names = sorted(os.listdir(root / "commitlog"))
+    (root / "commitlog" / names[2]).unlink()
+    with open(root / "commitlog" / names[3], "r+b") as segment:
+        segment.seek(damaged.phy_offset % 65536 + 4)
+        segment.write(b"XXXX")
+    wanted = [each.phy_offset for each in kept if each.phy_offset != damaged.phy_offset]
+    for number in (1, 150, 10**6):
+        shown = json_lines(run("tail", root, "-n", number, "--json"))
+        assert [each["phy_offset"] for each in shown] == wanted[-number:]

@@ -406,8 +406,8 @@ def test_a_part_of_a_large_index_is_read(tmp_path, monkeypatch, slots):
     entries = (105_000_000 - slots) // 5
     keys = [("Orders", f"A-{i}") for i in range(300_000)]
     write_index(tmp_path / "index" / "1", slots, entries, keys, first_phy=9)
-    sizes, read = [], infer._read
-    monkeypatch.setattr(infer, "_read", lambda descriptor, size, pos: sizes.append(size) or read(descriptor, size, pos))
+    sizes, read = [], infer.read_at
+    monkeypatch.setattr(infer, "read_at", lambda descriptor, size, pos: sizes.append(size) or read(descriptor, size, pos))
     assert infer_index(tmp_path)[:2] == (slots, entries)
     # The slot table and as much of the entries, of a file of 420 MB.
     assert sum(sizes) < 2 * 4 * slots + (1 << 20), sizes

@@ -239,7 +239,7 @@ def test_the_picture_of_the_log_is_the_timeline(broker):
     asker = Asker(console.app(broker))
     value = asker.json("/api/timeline?bins=20")
     with MessageStore.open(broker, read_only=True) as store:
-        assert value == timeline(store, bins=20).as_dict()
+        assert value == timeline(store, bins=20)
         assert sum(each["messages"] for each in value["bins"]) == sum(1 for _ in store.messages())
     page = asker.page("/")
     assert "Every record was looked at" in page

@@ -154,3 +154,23 @@ def test_sql_reads_the_file_that_counts(root):
     write(root, LMQ, 3)
     code, out, _ = command("sql", root, 'select queue_offset from consumers where "group" = \'G\'', "--json")
     assert code == 0 and json.loads(out.splitlines()[0]) == {"queue_offset": 3}
+
+
+def test_a_file_that_did_not_change_is_read_once(root, monkeypatch):
+    path, reads = write(root, PLAIN, 2), []
+    load = ConsumerOffsets.load
+    monkeypatch.setattr(ConsumerOffsets, "load", lambda *key, **options: (reads.append(key), load(*key, **options))[1])
+    with MessageStore.open(root, config=CONFIG, read_only=True) as store:
+
+        def offset():
+            store.refresh()
+            return store.consumer_offsets.get("G", "Orders", 0)
+
+        assert (offset(), offset(), len(reads)) == (2, 2, 1)
+        written = path.with_name("new")
+        written.write_bytes(path.read_bytes().replace(b"2", b"3"))
+        os.utime(written, ns=(0, path.stat().st_mtime_ns))
+        written.replace(path)
+        assert (offset(), offset(), len(reads)) == (3, 3, 2)
+        path.unlink()
+        assert (offset(), offset(), len(reads)) == (-1, -1, 3)

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -1818,6 +1819,13 @@ def test_size_without_the_zeros_at_the_end(data, zeros):
         assert _core.nonzero_size(kind(data + bytes(zeros))) == len(data.rstrip(b"\0"))
 
 
+@given(st.lists(st.sampled_from([b"{", b",", b":", b"-", b"0", b"17", b" ", b"\n", b'"', b"x", b"\xff"]), max_size=40))
+def test_names_that_are_numbers_are_quoted(parts):
+    text = b"".join(parts)
+    expected = re.sub(rb"([{,])[ \t\r\n]*(-?[0-9]+)[ \t\r\n]*:", rb'\1"\2":', text)
+    assert _core.quoted_numbers(text) == expected
+
+
 def test_ends_of_units():
     def units(*places: tuple[int, int]) -> bytes:
         return b"".join(struct.pack(">qiq", phy_offset, size, 7) for phy_offset, size in places)
@@ -2621,7 +2629,7 @@ def test_every_region_function_is_tried_closed():
     }
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
     without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32"}
-    without_region |= {"crc32_implementations", "crc32_with", "agreeing_unit_bytes", "nonzero_size", "unit_ends"}
+    without_region |= {"crc32_implementations", "crc32_with", "agreeing_unit_bytes", "nonzero_size", "quoted_numbers", "unit_ends"}
     # These look themselves whether the region of a stream is open, and answer None.
     without_region |= {"entries_by_key", "text_arrays", "read_recent"}
     of_other_classes = {name for name in named if "." in name}

@@ -225,6 +225,20 @@ def fill(child: Life) -> None:
         child.heal()
 
 
+def growth(child: Life) -> None:
+    """Put batches until two queues have grown page by page to a whole file; the store is closed and opened on the way."""
+    child.open()
+    for number in range(8):
+        for topic in ("Orders", "Pay"):
+            child.put("many", [Message(topic, b"%d.%d" % (number, i)) for i in range(250)], 0)
+        if number == 3:
+            child.close()
+            child.open()
+    child.close()
+    if child.patient:
+        child.heal()
+
+
 def endless(child: Life) -> None:
     """Put until killed."""
     child.open()
@@ -237,6 +251,7 @@ def endless(child: Life) -> None:
 
 SCENARIOS = {
     "life": life,
+    "growth": growth,
     "recovery": recovery,
     "rebuilding": rebuilding,
     "threads": threads,

@@ -208,9 +208,9 @@ def test_the_nodes_merge_is_repeated_byte_for_byte(golden_vhost, tmp_path):
             assert store.write(*terms[seq])
         assert list(store.files) == list(range(10))
         store.remove_many([terms[seq][0] for seq in golden_rabbitmq.seqs(queue["acked"])])
-        assert list(store.files) == [0, 2, 4, 6, 7, 8, 9]
-        # The node had one pair more in work when there was little enough garbage.
-        store._merging._merge(6, 7)
+        # The node merged by itself when more than half of all bytes was garbage.
+        for left in (0, 2, 4, 6):
+            message_recovery.merge(store._files, left, left + 1)
     assert read_all(tmp_path / "store") == read_all(folder)
 
 
@@ -275,7 +275,6 @@ def test_merging_puts_records_together_in_their_order(tmp_path):
         assert list(store.files) == [0, 1, 2, 3]
         for n in (1, 2, 5, 6):
             store.remove(message_id(n))
-        assert list(store.files) == [0, 1, 2, 3]  # Not yet half garbage.
         assert store.merge() == 1
         assert list(store.files) == [0, 2, 3]
         expected = b"".join(oracle.rdq_record(message_id(n), term_of(n)) for n in (0, 3, 4, 7))
@@ -288,18 +287,6 @@ def test_merging_puts_records_together_in_their_order(tmp_path):
         store.remove(message_id(8))
         assert sorted(os.listdir(tmp_path)) == ["0.rdq", "2.rdq", "3.rdq"]
         assert store.merge() == 0  # Three and four do not fit into one.
-
-
-def test_the_trigger_of_a_merge(tmp_path):
-    record = len(term_of(0)) + 25
-    with filled(tmp_path, 12, limit=4 * record) as store:  # Three full files and an empty one.
-        for n in (0, 1, 2, 4, 5):
-            store.remove(message_id(n))
-        assert list(store.files) == [0, 1, 2, 3]  # 5 of 12 are garbage
-        store.remove(message_id(8))
-        assert list(store.files) == [0, 1, 2, 3]  # 6 of 12: half is not enough
-        store.remove(message_id(9))
-        assert list(store.files) == [0, 2, 3]
 
 
 def test_without_references_nothing_is_lost_and_with_them_the_rest_is_garbage(tmp_path):
@@ -611,7 +598,7 @@ def test_a_failed_sync_ends_writing_too(tmp_path, monkeypatch):
     store.close()
 
 
-def test_a_full_disk_ends_merging_and_nothing_else(tmp_path, monkeypatch):
+def test_a_full_disk_ends_a_merge_and_nothing_else(tmp_path, monkeypatch):
     record = len(term_of(0)) + 25
     store = filled(tmp_path, 12, limit=4 * record)
 
@@ -620,7 +607,6 @@ def test_a_full_disk_ends_merging_and_nothing_else(tmp_path, monkeypatch):
 
     monkeypatch.setattr(message_recovery, "copy_bytes", full)
     store.remove_many([message_id(n) for n in (0, 1, 2, 4, 5, 8, 9)])
-    assert [problem.kind for problem in store.problems] == ["merge_failed"] and list(store.files) == [0, 1, 2, 3]
     with pytest.raises(OSError, match="space"):
         store.merge()
     monkeypatch.undo()

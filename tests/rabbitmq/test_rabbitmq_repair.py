@@ -17,16 +17,13 @@ import classic_queue_oracle as oracle
 import golden
 import golden_rabbitmq
 import pytest
-from click.testing import CliRunner
 from damage import DAMAGES, Damage, Unsuitable
 
-from rmqstore import cli
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq import (
     Consequence,
     Message,
     MessageStore,
-    QueueDefinition,
     QueueIndex,
     Vhost,
     index_directory,
@@ -34,7 +31,6 @@ from rmqstore.rabbitmq import (
     repair,
     verify,
 )
-from rmqstore.rabbitmq import vhost as vhost_module
 
 LARGE = {"06-kill9-multisegment", "20-clean-rdq-roll-16MiB", "30-kill9-default-2048-segments"}
 
@@ -336,39 +332,3 @@ def test_a_damaged_time_ends_no_repair(tmp_path):
     assert [(each.message.body, each.expiry) for each in found.entries] == [
         (b"0", damaged), (b"1", damaged), (b"2", damaged),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (None, "not known here"),
-        ({}, "the node drops them, unless a policy names a dead-letter exchange"),
-        ({"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "late"}, "into queue 'late'"),
-        ({"x-dead-letter-exchange": ""}, "into the queues that their own routing keys name"),
-        ({"x-dead-letter-exchange": "dlx"}, "to exchange 'dlx' with their own routing keys"),
-        ({"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": "k"}, "to exchange 'dlx' with routing key 'k'"),
-        ({"x-dead-letter-exchange": 7}, "unless a policy"),
-    ],
-)
-def test_a_repair_says_where_expired_messages_go(tmp_path, monkeypatch, arguments, wanted):
-    # They were counted as expired only, though the node moves them into another queue.
-    node = tmp_path / "node"
-    path = node / "msg_stores" / "vhosts" / "one"
-    directory = path / "queues" / layout.queue_directory("/", "orders")
-    directory.parent.mkdir(parents=True)
-    (path / ".vhost").write_text("/")
-    (path / ".config").write_bytes(layout.format_config(2048))
-    index = QueueIndex.open(directory, create=True)
-    for number in range(5):
-        index.publish(message=Message(b"%d" % number, properties={"delivery_mode": 2}), expiry=1000 if number < 3 else None)
-    index.close()
-    (directory / ".queue_name").write_text("VHOST: /\nQUEUE: orders\n")
-    if arguments is not None:
-        known = {("/", "orders"): QueueDefinition("/", "orders", "rabbit_classic_queue", arguments)}
-        monkeypatch.setattr(vhost_module, "durable_queues", lambda folder: known)
-    else:
-        monkeypatch.setattr(vhost_module, "durable_queues", lambda folder: None)
-    (queue,) = repair(path, tmp_path / "repaired").queues
-    assert (queue.messages, queue.expired) == (2, 3) and wanted in queue.fate_of_expired
-    done = CliRunner().invoke(cli.main, ["rabbitmq", "repair", str(path), str(tmp_path / "again")])
-    assert done.exit_code == 0 and "queue orders: 3 have expired: " in done.stdout and wanted in done.stdout

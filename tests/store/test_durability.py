@@ -815,6 +815,10 @@ def sparse(path: str) -> None:
         file.truncate(len(content))
 
 
+def space(path: str) -> int:
+    return os.stat(path).st_blocks * 512
+
+
 @pytest.fixture(params=["linux", "macos"])
 def system(request, monkeypatch):
     """This system, and then one whose Python lacks what macOS's does."""
@@ -824,8 +828,7 @@ def system(request, monkeypatch):
 
 
 def allocated(path: str) -> bool:
-    status = os.stat(path)
-    return status.st_blocks * 512 >= status.st_size
+    return space(path) >= os.stat(path).st_size
 
 
 @pytest.fixture
@@ -835,7 +838,8 @@ def sparse_store(tmp_path):
         mapped_file_size_commit_log=1 << 18, mapped_file_size_consume_queue=100_000, max_index_num=5000
     )
     with MessageStore.open(root, config=config) as store:
-        store.put_message(small())
+        # One unit more, and the queue needs a second page.
+        store.put_messages([small(number) for number in range(4096 // 20)])
     files = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names if name[:2].isdigit()]
     files = {os.path.relpath(path, root).split(os.sep)[0]: path for path in files}
     for path in files.values():
@@ -845,15 +849,18 @@ def sparse_store(tmp_path):
     return root, config, files
 
 
-def test_files_with_holes_are_allocated_before_the_first_write(system, sparse_store, monkeypatch):
+def test_files_with_holes_get_space_before_the_first_write(system, sparse_store, monkeypatch):
     root, config, files = sparse_store
     looked: dict[str, bool] = {}
+
+    def has_space(kind: str) -> bool:
+        return space(files[kind]) >= (2 * 4096 if kind == "consumequeue" else os.stat(files[kind]).st_size)
 
     def watch(owner, name: str, kind: str) -> None:
         real = getattr(owner, name)
 
         def call(*args):
-            looked.setdefault(kind, allocated(files[kind]))
+            looked.setdefault(kind, has_space(kind))
             return real(*args)
 
         monkeypatch.setattr(owner, name, call)
@@ -868,16 +875,17 @@ def test_files_with_holes_are_allocated_before_the_first_write(system, sparse_st
             return getattr(self.rows, name)
 
         def encode(self, *args):
-            looked.setdefault("commitlog", allocated(files["commitlog"]))
+            looked.setdefault("commitlog", has_space("commitlog"))
             return self.rows.encode(*args)
 
     watch(_core, "write_units", "consumequeue")
     watch(IndexFile, "put_hashes", "index")
     with MessageStore.open(root, config=config) as store:
         store._writing.rows = Watched(store._writing.rows)
-        store.put_message(small(1))
+        assert space(files["consumequeue"]) == 4096
+        store.put_message(small(204))
         assert looked == {"commitlog": True, "consumequeue": True, "index": True}
-        assert [message.body for message in store.get_message("Orders")] == [b"order 0", b"order 1"]
+        assert [message.body for message in store.get_message("Orders", 0, 203)] == [b"order 203", b"order 204"]
 
 
 @pytest.mark.parametrize("kind", ["commitlog", "consumequeue", "index"])
@@ -885,10 +893,10 @@ def test_a_full_disk_under_a_file_with_holes_is_an_error_before_anything_is_writ
     root, config, files = sparse_store
     real = mapped_file._allocate
 
-    def no_space(fd: int, size: int) -> None:
+    def no_space(fd: int, begin: int, end: int) -> None:
         if os.readlink(f"/proc/self/fd/{fd}") == files[kind]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(fd, size)
+        real(fd, begin, end)
 
     with MessageStore.open(root, config=config) as store:
         end = store.commit_log.max_offset
@@ -898,8 +906,8 @@ def test_a_full_disk_under_a_file_with_holes_is_an_error_before_anything_is_writ
                 store.put_message(small(1))
             assert caught.value.errno == errno.ENOSPC
         assert store.commit_log.max_offset == end
-        assert store.put_message(small(2)).queue_offset == 1
-        assert [message.body for message in store.get_message("Orders")] == [b"order 0", b"order 2"]
+        assert store.put_message(small(205)).queue_offset == 204
+        assert [message.body for message in store.get_message("Orders", 0, 203)] == [b"order 203", b"order 205"]
 
 
 def contents(root) -> dict[str, bytes]:
@@ -936,9 +944,11 @@ def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatc
             mapped_file_size_consume_queue_ext=10 * 20 + 4 + 19,
         )
 
-    def no_space(fd: int, size: int) -> None:
+    real = mapped_file._allocate
+
+    def no_space(fd: int, begin: int, end: int) -> None:
         # As a system does it: a part is allocated, then there is no more.
-        os.ftruncate(fd, size // 2)
+        real(fd, begin, (begin + end) // 2)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with MessageStore.open(root, config=config) as store:
@@ -972,10 +982,10 @@ def test_a_topic_whose_first_message_found_no_room(tmp_path, monkeypatch):
     root = tmp_path / "store"
     real = mapped_file._allocate
 
-    def no_space(fd: int, size: int) -> None:
-        if size == QUIET.mapped_file_size_commit_log:
+    def no_space(fd: int, begin: int, end: int) -> None:
+        if end == QUIET.mapped_file_size_commit_log:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(fd, size)
+        real(fd, begin, end)
 
     with MessageStore.open(root, config=QUIET) as store:
         store.put_message(Message("Orders", b"y" * 5000))
@@ -1146,23 +1156,23 @@ def test_an_index_file_that_is_prepared_while_one_is_made_is_no_rubbish(tmp_path
     threads = Threads()
     store = MessageStore.open(root, config=QUIET)
     store.put_message(small())
-    allocate, create = MappedFile.allocate, IndexFile.create
+    stage, create = MappedFile.stage, IndexFile.create
     made, may_return = threading.Event(), threading.Event()
     outcome: dict = {}
 
-    def slow_allocate(directory, size, *, sparse=False):
-        path = allocate(directory, size, sparse=sparse)
+    def slow_stage(directory, size, reserved):
+        staged = stage(directory, size, reserved)
         if threading.current_thread() in threads.running:
             made.set()
             assert may_return.wait(PATIENCE)
-        return path
+        return staged
 
     def create_meanwhile(*args, **options):
         may_return.set()
         threads.join()
         return create(*args, **options)
 
-    monkeypatch.setattr(MappedFile, "allocate", staticmethod(slow_allocate))
+    monkeypatch.setattr(MappedFile, "stage", slow_stage)
     monkeypatch.setattr(index_service.IndexFile, "create", create_meanwhile)
     outcome = threads.start(store.index_service.prepared.prepare)
     assert made.wait(PATIENCE)
@@ -1192,7 +1202,7 @@ def test_a_full_disk_while_preparing_is_only_logged(tmp_path, prepare_small_file
     real = mapped_file._allocate
     tries = threading.Semaphore(0)
 
-    def no_space(fd: int, size: int) -> None:
+    def no_space(fd: int, begin: int, end: int) -> None:
         tries.release()
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -38,6 +38,8 @@ from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, rebuild
 
 FLUSH_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
+#: Calls that this system's Python has not (`make test-portable`); others do their work.
+ABSENT = [name for name, call in {"fallocate": "posix_fallocate", "fdatasync": "fdatasync"}.items() if not hasattr(os, call)]
 
 copy, root, server, thorough = fixtures.copy, fixtures.root, fixtures.server, fixtures.thorough
 
@@ -142,6 +144,60 @@ def test_killed_at_every_call_of_a_life(server, root, thorough, name, flush_disk
         except BaseException as error:
             raise AssertionError(blame(outcome, action=action, number=number)) from error
     assert killed > len(cases) * 9 // 10
+
+
+GROWTH = {
+    "mapped_file_size_commit_log": 1 << 20,
+    "mapped_file_size_consume_queue": 40_000,
+    "max_hash_slot_num": 100,
+    "max_index_num": 1000,
+}
+
+
+def growth_calls(server, root: str) -> list[faults.Call]:
+    """The calls that give the queue files of the scenario "growth" their space."""
+    whole = server.run("growth", root, values={"sizes": GROWTH})
+    assert whole.ended, whole
+    calls = [call for call in whole.calls if call.name == "fallocate"]
+    grown = [call for call in calls if call.path.startswith("/consumequeue/")]
+    # First in a file that has no name yet, then where it is full, and from its first byte after an opening.
+    assert [(call.offset, call.size) for call in grown if "/Orders/" in call.path] == [(8192, 12288), (0, 40_000)], grown
+    return [call for call in calls if call in grown or call.size == 8192]
+
+
+@pytest.mark.skipif("fallocate" in ABSENT, reason="needs posix_fallocate")
+def test_killed_while_a_queue_grows(server, root):
+    geo = {**geometry("plain"), **GROWTH}
+    calls = growth_calls(server, root)
+    assert len(calls) == 6
+    for call in calls:
+        for action in ("kill before", "kill after"):
+            outcome = server.run(
+                "growth", emptied(root), values={"sizes": GROWTH}, action=action, number=call.number
+            )
+            assert outcome.killed, outcome
+            try:
+                check_left(root, geo, outcome)
+            except BaseException as error:
+                raise AssertionError(blame(outcome, action=action, number=call.number)) from error
+
+
+@pytest.mark.skipif("fallocate" in ABSENT, reason="needs posix_fallocate")
+def test_a_queue_that_cannot_grow_is_an_error_before_anything_is_written(server, root):
+    geo = {**geometry("plain"), **GROWTH}
+    for call in growth_calls(server, root):
+        values = {"sizes": GROWTH, "patient": True}
+        outcome = server.run(
+            "growth", emptied(root), values=values, action="fail", number=call.number, error=errno.ENOSPC
+        )
+        assert outcome.ended, outcome
+        failures = failures_of(outcome)
+        assert [(line["deed"], os.strerror(errno.ENOSPC) in line["text"]) for line in failures] == [("put", True)], failures
+        acknowledged = faults.acknowledged_of(outcome.said)
+        log = oracle.segments(oracle.read_files(root))
+        # Every other put went in, and nothing of the one that failed.
+        assert len(acknowledged) == len(oracle.records_of(log)) == 15 * 250 + 1
+        check_left(root, geo, outcome)
 
 
 @pytest.mark.timeout(3600)
@@ -284,9 +340,6 @@ def test_ten_thousand_kills(server, root, capsys):
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
-
-#: Calls that this system's Python has not (`make test-portable`); others do their work.
-ABSENT = [name for name, call in {"fallocate": "posix_fallocate", "fdatasync": "fdatasync"}.items() if not hasattr(os, call)]
 
 #: What a call may fail with, by the manual pages and by what disks, quotas and limits do.
 ERRORS = {
@@ -496,6 +549,24 @@ def test_a_full_disk_is_an_error_and_space_repairs_it(server, small_disk, pages)
     more = server.run("recovery", root)
     assert more.ended, more
     check_left(root, geo, more, acknowledged)
+
+
+@pytest.mark.parametrize("pages", range(270, 284, 2))
+def test_a_queue_that_grows_on_a_full_disk(server, small_disk, pages):
+    # The segment and the index file have their space, so that it is a queue of 6 MB that finds none.
+    sizes = {**GROWTH, "mapped_file_size_consume_queue": 6_000_000}
+    geo = {**geometry("plain"), **sizes}
+    root = os.path.join(small_disk(f"size={pages * 4096}"), "store")
+    os.mkdir(root)
+    outcome = server.run("growth", root, values={"patient": True, "sizes": sizes})
+    assert outcome.ended, outcome
+    failures = failures_of(outcome)
+    assert {(line["deed"], line["kind"]) for line in failures} == {("put", "OSError")}, failures
+    assert all(os.strerror(errno.ENOSPC) in line["text"] and "/consumequeue/" in line["text"] for line in failures)
+    small_disk(f"size={pages * 4096 + (1 << 20)}")
+    more = server.run("recovery", root, values={"sizes": sizes})
+    assert more.ended, more
+    check_left(root, geo, more, faults.acknowledged_of(outcome.said))
 
 
 def test_a_hole_of_a_full_disk_is_an_error(server, small_disk):

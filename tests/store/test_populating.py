@@ -184,9 +184,13 @@ def test_only_files_with_space_on_disk_are_populated(tmp_path):
     region = mapped_file.region
     assert mapped_file.populate(0, MIB) is False, "it has holes"
     assert resident(path) == 0 and os.stat(path).st_blocks == blocks
-    mapped_file.reserve()
+    mapped_file.reserve(2 * MIB + 1)
+    assert mapped_file.populate(MIB, 2 * MIB) is False, "a part has no space"
+    assert MIB <= resident(path) <= MIB + PAGE + SLACK
+    assert os.stat(path).st_blocks * 512 == 2 * MIB + PAGE
+    mapped_file.reserve(8 * MIB)
     assert mapped_file.populate(7 * MIB, 8 * MIB) is True
-    assert MIB <= resident(path) <= MIB + SLACK
+    assert 2 * MIB <= resident(path) <= 2 * MIB + PAGE + SLACK
     for pos, size in [(8 * MIB, 1), (9 * MIB, 1), (0, 0), (0, -5)]:
         assert mapped_file.populate(pos, size) is False
     region.close()
@@ -310,7 +314,8 @@ def test_queue_and_index_have_pages_ahead_where_they_grow(tmp_path):
         store.put_messages(messages(5000, 10), 0)
         ahead.look()
         assert ahead._slots_ready is True
-        assert resident(files.file(0).path) >= 5 * 100_000 - PAGE
+        # As far as the queue's file has space.
+        assert resident(files.file(0).path) >= 2 * 100_160
         assert resident(index.path) >= 400_000 + 5 * 100_000 - 2 * PAGE
         assert resident(files.file(0).path) <= 2 * MIB
         store.put_message(Message("Orders", b""), 1)
@@ -329,12 +334,13 @@ def test_the_file_that_follows_is_ready_and_the_windows_go_on_there(tmp_path):
             ahead.look()
         assert resident(segment(store)) == 32 * MIB
         log.prepared.prepare()
-        [prepared] = log.prepared._paths
+        [waiting] = log.prepared._waiting
+        prepared = waiting.path
         blocks_free = os.stat(prepared).st_blocks
         store.put_messages(messages(1000))
         ahead.look()
         # The mapping is gone again, the pages are in the page cache.
-        assert log.prepared._populated == prepared and resident(prepared) == 0
+        assert log.prepared._populated is waiting and resident(prepared) == 0
         assert os.stat(prepared).st_blocks == blocks_free and Path(prepared).read_bytes() == bytes(32 * MIB)
         while len(log) == 1:
             store.put_messages(messages(1000))
@@ -352,9 +358,9 @@ def test_what_went_meanwhile_is_left_alone(tmp_path):
         while store.commit_log.max_offset < 31 * MIB:
             store.put_messages(messages(1000))
         log.prepared.prepare()
-        os.unlink(log.prepared._paths[0])
+        os.unlink(log.prepared._waiting[0].path)
         store.index_service.prepared.prepare()
-        os.unlink(store.index_service.prepared._paths[0])
+        os.unlink(store.index_service.prepared._waiting[0].path)
         ahead.look()
         log.populate(32 * MIB, 33 * MIB)
         store.index_service.prepared.populate(MIB)
@@ -376,7 +382,7 @@ def test_an_empty_and_a_cut_stream(tmp_path):
     files = MappedFileQueue(tmp_path / "files", MIB, MappedFilePool(), handling=Handling(tmp_path))
     files.load()
     files.populate(0, 10 * MIB)
-    files.file_for_append().mark_dirty()
+    files.file_for_append().mark_dirty(MIB)
     files.wrote_where = 800_000
     store, _ = quiet_store(tmp_path)
     with store:

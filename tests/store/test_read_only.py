@@ -353,7 +353,7 @@ def writing_calls(store: MessageStore) -> dict:
     mapped_file = store.commit_log.segment(0)
 
     def flush_dirty():
-        mapped_file.mark_dirty()
+        mapped_file.mark_dirty(1)
         try:
             mapped_file.flush()
         finally:
