@@ -270,7 +270,6 @@ NIGHTLY = (
     "simulator/test_planted.py",
     "simulator/test_simulator.py::test_a_seed_beyond",
     "spark/test_cluster.py",
-    "spark/test_command.py",
     "spark/test_stream.py::test_a_killed_stream_gives_every_message_once",
     "store/test_corruption.py::test_bit_flips_are_never_silent[propcrc]",
     "store/test_corruption.py::test_truncated_files_are_never_silent[propcrc]",

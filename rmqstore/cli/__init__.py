@@ -3,8 +3,8 @@
 Owns the list of commands; each lies in a module of its own, which is loaded when the command is used.  Every answer comes
 from the package's public functions.  Invariants:
 
-- Only ``import``, ``rebuild``, ``recover``, ``offsets set``, ``spark rebuild`` and ``rabbitmq import`` write into a store
-  (and ``demo``, into one of its own); every other command opens read-only.
+- Only ``import``, ``rebuild``, ``recover``, ``offsets set`` and ``rabbitmq import`` write into a store (and ``demo``, into
+  one of its own); every other command opens read-only.
 - Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
 - Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
@@ -95,7 +95,6 @@ _COMMANDS = {
         "settings_command",
         "Show a broker's topics, groups, consumer offsets and pop records.",
     ),
-    "spark": ("rmqstore.spark.command", "main", "Work on a store with Apache Spark, on this machine or on a cluster."),
     "sql": (
         "rmqstore.cli.sql",
         "sql",
@@ -133,8 +132,8 @@ def main(context: click.Context) -> None:
     """Look into, check and repair the on-disk store of Apache RocketMQ.
 
     PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). Commands marked [writes],
-    offsets set, spark rebuild and rabbitmq import write into a store; every other opens it read-only, locks nothing and
-    works beside a running broker.
+    offsets set and rabbitmq import write into a store; every other opens it read-only, locks nothing and works beside a
+    running broker.
 
     Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened.
     """

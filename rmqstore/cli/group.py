@@ -351,10 +351,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rmqstore settings store",
         "rmqstore settings store --what topics --json",
     ),
-    "spark": ("rmqstore spark count store",),
-    "spark count": ("rmqstore spark count store --by topic --by day --topic Orders --topic Payments --tags paid",),
-    "spark export": ("rmqstore spark export store payments --format json --topic Payments --partition-by day",),
-    "spark rebuild": ("rmqstore spark rebuild store --output again -o messageDelayLevel='1s 2s 30m 1h'",),
     "sql": (
         """rmqstore sql store "select topic, count(*) as n from messages group by topic order by n desc limit 5\"""",
         """rmqstore sql store "select tags, body from messages where topic = 'Orders' and 'ORD-100000' = any(keys)\"""",

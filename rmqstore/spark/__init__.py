@@ -14,9 +14,7 @@ Nothing below this folder imports it, and it imports pyspark only where Spark it
 - `query`: the messages of many keys through the index files
 - `rebuild`: passes over a log by tasks that are plain functions over paths: `rebuild_records` (what tasks share, pass 1),
   `rebuild_index` (pass 2 and the comparison)
-- `export`: files for other tools, and counts
 - `tasks`: functions that Spark runs in its workers
-- `command`: `rmqstore spark …`, and the file for `spark-submit`
 """
 
 from __future__ import annotations
@@ -28,11 +26,10 @@ from typing import Any
 
 from rmqstore.errors import MissingDependencyError
 
-__all__ = ["bulk_load", "export", "query", "rebuild", "register"]
+__all__ = ["bulk_load", "query", "rebuild", "register"]
 
 _MODULES = {
     "bulk_load": "writer",
-    "export": "export",
     "query": "query",
     "rebuild": "rebuild",
     "register": "source",

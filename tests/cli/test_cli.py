@@ -129,7 +129,7 @@ def test_documented_commands_answer_as_shown(tmp_path, monkeypatch):
     golden.unpack("sample", tmp_path)
     text = DOCUMENT.read_text(encoding="utf-8")
     commands = re.findall(r"(?m)^\$ rmqstore (\w+)", text)
-    # Those of Spark are run by tests/spark/test_command.py, RabbitMQ's by tests/rabbitmq/test_rabbitmq_docs.py.
+    # RabbitMQ's are run by tests/rabbitmq/test_rabbitmq_docs.py.
     # `completion` and `demo` print what is too long for a document, and `serve` goes on for ever:
     # tests/cli/test_cli_examples.py runs them.
     assert {*commands} >= {*cli._COMMANDS} - {"completion", "demo", "serve"}

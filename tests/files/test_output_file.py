@@ -266,23 +266,6 @@ def test_a_long_name(tmp_path):
         assert (tmp_path / name).read_bytes() == b"text"
 
 
-def test_outputs_of_spark(sources, tmp_path):
-    # Refused before a session is asked for anything, so that none is needed here.
-    pytest.importorskip("pyspark")
-    from rmqstore.spark.export import export as spark_export
-
-    store = sources / "store"
-    before = golden.tree(store)
-    (tmp_path / "link").symlink_to(store)
-    for output in (store, store / "out", tmp_path / "link" / "out", (store / "o ut").as_uri()):
-        for mode in ("errorifexists", "overwrite", "append"):
-            with pytest.raises(StoreError, match="lies in the store"):
-                spark_export(None, store, output, save_mode=mode)
-    with pytest.raises(StoreError, match="the store lies in the output"):
-        spark_export(None, store, sources, save_mode="overwrite")
-    assert golden.tree(store) == before
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 @pytest.mark.parametrize(
     "name", [name for name in COMMANDS if name.split()[0] in ("export", "sql", "pending", "metrics")]

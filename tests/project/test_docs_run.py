@@ -38,13 +38,11 @@ PLAIN = re.compile(r"rmqstore [^|;&><$'\"`*\\#]+(?:#.*)?")
 ELSEWHERE = {
     ("", "pycon"): "tests/project/test_docs.py::test_session_runs_as_shown",
     ("", "python spark"): "tests/spark/test_spark_docs.py::test_blocks_run",
-    ("", "sh spark"): "tests/spark/test_spark_docs.py::test_blocks_run",
     ("docs/cli.md", "console"): "tests/cli/test_cli.py::test_documented_commands_answer_as_shown",
     (
         "docs/cli.md",
         "console rabbitmq",
     ): "tests/rabbitmq/test_rabbitmq_docs.py::test_documented_commands_answer_as_shown",
-    ("docs/cli.md", "console spark"): "tests/spark/test_command.py::test_documented_commands_answer_as_shown",
 }
 # Every block that is marked as not run: its document, the beginning of its first line, and the reason it gives.
 NOT_RUN = {
@@ -67,8 +65,7 @@ NOT_RUN = {
     ("docs/cli.md", "eval"): (
         "these lines belong into start-up files; tests/cli/test_cli_newcomer.py gives the scripts to the shells"
     ),
-    ("docs/cli.md", "spark-submit"): "tests/spark/test_command.py gives the same file to spark-submit",
-    ("docs/spark.md", "COMMAND="): "tests/spark/test_command.py gives the same file to spark-submit",
+    ("docs/spark.md", "spark-submit --master 'local[4]'"): "the block above runs, tests/spark/test_cluster.py ships it",
     ("docs/spark.md", "python -m venv"): (
         "it fetches the published package and needs a cluster; tests/spark/test_cluster.py does it"
     ),

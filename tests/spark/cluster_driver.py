@@ -85,10 +85,9 @@ def rebuild(spark: Any, path: str, output: str) -> dict[str, Any]:
 
 
 def others(spark: Any, path: str, folder: str, keys: list[str], geometry: dict[str, int]) -> dict[str, Any]:
-    """Query, append, bulk load, export and count; what they say, and where their results lie below `folder`."""
+    """Query, append and bulk load; what they say, and where their results lie below `folder`."""
     import rmqstore.spark
     from rmqstore import StoreConfig
-    from rmqstore.spark.export import count
 
     hits = rmqstore.spark.query(spark, path, "Orders", keys, ["phy_offset"]).collect()
     named = spark.createDataFrame([(key,) for key in keys], "key string")
@@ -106,13 +105,10 @@ def others(spark: Any, path: str, folder: str, keys: list[str], geometry: dict[s
         config=StoreConfig(**geometry),
         order_by=("store_timestamp", "born_timestamp"),
     )
-    exported = rmqstore.spark.export(spark, path, os.path.join(folder, "exported"), format="json", topic="Orders")
     return {
         "hits": sorted([row.key, row.phy_offset] for row in hits),
         "hits_by_frame": sorted([row.key, row.phy_offset] for row in hits_by_frame),
         "loaded": loaded.records,
-        "exported": exported.messages,
-        "count": count(spark, path),
     }
 
 

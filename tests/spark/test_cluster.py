@@ -6,7 +6,6 @@ process all the same.  Everything is small, and the cluster is one for all tests
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
@@ -128,18 +127,11 @@ def test_the_other_jobs_come_to_the_results_of_one_process(cluster, driver, path
     columns = ["topic", "queue_id", "queue_offset", "keys", "tags", "body"]
     expected = scanned(path, columns)
     assert scanned(tmp_path / "appended", columns) == expected
-    assert answer["loaded"] == answer["count"] == len(expected)
+    assert answer["loaded"] == len(expected)
     stored = scanned(path, [*columns, "store_timestamp"])
     assert scanned(tmp_path / "loaded", [*columns, "store_timestamp"]) == stored
     for name in ("appended", "loaded"):
         assert not [finding for finding in verify(tmp_path / name) if finding.level == "error"]
-    lines = [
-        json.loads(line)
-        for file in sorted((tmp_path / "exported").rglob("*.json"))
-        for line in file.read_text(encoding="utf-8").splitlines()
-    ]
-    orders = [row["body"].decode() for row in expected if row["topic"] == "Orders"]
-    assert sorted(line["body"] for line in lines) == sorted(orders) and answer["exported"] == len(orders)
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_stream_changes_nothing(cluster, driver, path, tmp_path):

@@ -1,4 +1,4 @@
-"""Every block of the documents that needs Spark runs: programs (``python spark``) and commands (``sh spark``).
+"""Every block of the documents that needs Spark (``python spark``) runs.
 
 Owns what these blocks take for granted: a session `spark`, the store at `path`, a frame of messages `df`, a frame of `keys`,
 and the folders of the documents.  Frames that a block makes are read, and streams are followed to their end, since Spark
@@ -8,14 +8,12 @@ does nothing before that.
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from pathlib import Path
 
 import pytest
-from documents import fences_of, markdown_files, run_python, with_paths_below
+from documents import fences_of, markdown_files, run_python
 from stores import SEGMENT, make_store
-from test_cli import run
 
 from rmqstore import Message, MessageStore
 from rmqstore.rabbitmq import Message as QueueMessage
@@ -24,12 +22,11 @@ from rmqstore.rabbitmq.layout import format_config, queue_directory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-KINDS = ("python spark", "sh spark")
 VHOST = "data/rabbit/msg_stores/vhosts/628WB79CIFDYO9LJI6DKMI09L"
 
 
 def blocks_of(path):
-    return [fence for fence in fences_of(path) if fence.info in KINDS and not fence.not_run]
+    return [fence for fence in fences_of(path) if fence.info == "python spark" and not fence.not_run]
 
 
 PAGES = [path for path in markdown_files() if blocks_of(path)]
@@ -76,20 +73,9 @@ def test_blocks_run(path, spark, folder, monkeypatch):
     names["keys"] = spark.createDataFrame([("ORD-1001",), ("K7",)], ["key"])
     try:
         for fence in blocks_of(path):
-            where = f"{path.name}:{fence.number}"
-            if fence.info == "python spark":
-                before, names = names, run_python(path, [fence], folder, names)
-                # Only what is new: a rebuild replaces the files that frames of before were planned for.
-                use({name: value for name, value in names.items() if value is not before.get(name)})
-            else:
-                # In this process, which has a session already.
-                for line in with_paths_below(fence.text, folder).splitlines():
-                    command = shlex.split(re.sub(r"(?:^| +)#.*", "", line))
-                    if not command:
-                        continue
-                    assert command[0] == "rmqstore", where
-                    result = run(*command[1:])
-                    assert result.exit_code == 0, f"{where}: {line}\n{result.output}"
+            before, names = names, run_python(path, [fence], folder, names)
+            # Only what is new: a rebuild replaces the files that frames of before were planned for.
+            use({name: value for name, value in names.items() if value is not before.get(name)})
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -97,3 +83,20 @@ def test_blocks_run(path, spark, folder, monkeypatch):
 
 def test_there_are_blocks_for_spark():
     assert {path.name for path in PAGES} >= {"start.md", "spark.md", "spark-cluster.md"}
+
+
+def test_documented_options_are_those_of_the_source():
+    from rmqstore.spark.options import _COMMON, _READ, ReadOptions
+
+    text = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    # In a table, or in a list where a row of it would be too long: - `name` (default): meaning.
+    rows = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)*) \|([^|]*)\|", text)
+    rows += re.findall(r"(?m)^- (`\w+`(?:, `\w+`)*)(?: \(([^)]*)\))?:", text)
+    documented = {name: default.strip() for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    assert set(documented) >= _COMMON | _READ
+    plain = ReadOptions("x")
+    for name in ("mode", "corrupt", "starting_offset"):
+        assert documented[name] == f"`{getattr(plain, name)}`"
+    for name in ("decode_body", "fail_on_data_loss"):
+        assert documented[name] == f"`{str(getattr(plain, name)).lower()}`"
+    assert plain.partition_bytes == 128 * 2**20 and documented["partition_bytes"] == "`128m`"
