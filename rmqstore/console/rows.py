@@ -50,21 +50,22 @@ def other_way(name: str, sort: str, *, greatest_first: bool) -> str:
 
 
 def in_order(
-    rows: Iterable[Row], sort: str, value: Callable[[Row, str], Any] = lambda row, name: row.get(name)
+    rows: Iterable[Any], sort: str, value: Callable[[Any, str], Any] = lambda row, name: row.get(name)
 ) -> list[Any]:
     """list: the rows ordered by a column; equal rows keep their order.
 
     Parameters
     ----------
-    rows : iterable of mapping
+    rows : iterable
+        Mappings, or what else `value` takes.
     sort : str
         A column's name; with a minus in front descending.
     value : callable
         The value of a row in a column.
     """
     name = sort.removeprefix("-")
-    known: list[tuple[Any, Row]] = []
-    unknown: list[Row] = []
+    known: list[tuple[Any, Any]] = []
+    unknown: list[Any] = []
     for row in rows:
         found = value(row, name)
         unknown.append(row) if found is None else known.append((found, row))

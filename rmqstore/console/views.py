@@ -21,7 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from rmqstore.config import StoreConfig
 from rmqstore.console.answers import Answers
 from rmqstore.console.followed_store import FollowedStore, VerifyRun
-from rmqstore.console.list_answers import SETTINGS_COLUMNS, IndexAnswers, SettingsAnswers, consumer_rows, group_rows
+from rmqstore.console.list_answers import SETTINGS_COLUMNS, ConsumerAnswers, IndexAnswers, SettingsAnswers
 from rmqstore.console.overview_answers import OverviewAnswers
 from rmqstore.console.questions import KEY_TYPES, PENDING_KINDS, check_choice
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
@@ -58,6 +58,7 @@ class Console:
         self.answers = Answers()
         self.overview_answers = OverviewAnswers(self.store.use)
         self.rabbitmq_answers = RabbitmqAnswers(rabbitmq)
+        self._consumer_answers = ConsumerAnswers()
         self._index_answers = IndexAnswers()
         self._settings_answers = SettingsAnswers(path)
         self._metrics_lock = threading.Lock()
@@ -223,24 +224,26 @@ class Console:
         return {"value": value, "drawn": drawn}
 
     def consumers(self, asked: Asked) -> dict[str, Any]:
-        """Progress of the groups."""
+        """A page of the progress of groups."""
         with self.store.use() as store:
-            rows = in_order(consumer_rows(store), asked["sort"])
-        # Ages change all the time and follow from the store times.
-        groups = [
-            {name: each for name, each in row.items() if name != "age"} for row in group_rows(rows, asked["groups"])
-        ]
-        return {"consumers": rows, "groups": groups}
+            names = ("group", "topic", "first", "max_num", "sort")
+            return self._consumer_answers.consumers(store, *(asked[name] for name in names))
+
+    def groups(self, asked: Asked) -> dict[str, Any]:
+        """A page of the sums of groups."""
+        first = asked["first"]
+        with self.store.use() as store:
+            rows = self._consumer_answers.groups(store, "", asked["sort"])
+        return {"groups": rows[first : first + asked["max_num"]], "number": len(rows), "first": first, "sort": asked["sort"]}
 
     def consumers_page(self, asked: Asked, _: Request) -> dict[str, Any]:
-        """With ages, and of one group where it was asked for."""
-        rows = self.consumers(asked)["consumers"]
-        groups = group_rows(rows, asked["groups"])
-        chosen = [row for row in rows if asked["group"] in ("", row["group"])]
-        return {
-            "rows": chosen, "groups": [each for each in groups if asked["group"] in ("", each["group"])],
-            "all_groups": groups[:1000], "lag": sum(row["lag"] for row in chosen if (row["lag"] or 0) > 0),
-        }  # fmt: skip
+        """With the sums of the groups, or of one group where it was asked for."""
+        with self.store.use() as store:
+            return {
+                "value": self.consumers(asked),
+                "groups": self._consumer_answers.groups(store, asked["group"], asked["groups"]),
+                "all_groups": sorted({group for group, _ in store.consumer_offsets.list()})[:1000],
+            }
 
     # ----------------------------------------------------------------------------------------- settings, pending, verify, metrics
 
