@@ -7,16 +7,15 @@ decides which settings count.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from rmqstore.console.rows import NotFoundError, error_text, file_name, in_order
-from rmqstore.console.survey import keep_until
+from rmqstore.console.rows import Kept, NotFoundError, error_text, file_name, in_order
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.offline.describe import Place, consumer_places, consumer_rows, group_sums
@@ -45,18 +44,18 @@ SETTINGS_COLUMNS = {
 _Values = dict[Place, tuple[int | None, ...]]
 # Of a place that was not there yet when all were looked at.
 _NO_VALUES = (None, None, None)
-_HISTOGRAMS_KEPT = 32
 _ENTRIES_READ = 1 << 20
 # Seconds for which settings that were read answer further requests.
 _SETTINGS_KEPT = 5.0
+# And sums of groups; what took long is kept longer: looking takes at most a tenth of the time.
+_SUMS_KEPT, _KEPT_TIMES = 1.0, 10
 
 
 class IndexAnswers:
     """Answers about the index of one store; histograms of chains are kept until their file has more entries."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._histograms: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._histograms: Kept[dict[str, Any]] = Kept()
 
     def index(self, store: MessageStore) -> list[dict[str, Any]]:
         """list of dict: the index files, oldest first."""
@@ -96,16 +95,8 @@ class IndexAnswers:
     def _chains(self, index: IndexFile) -> dict[str, Any]:
         count = min(index.index_count, index.index_num)
         status = os.stat(index.path)
-        # One at a time: it reads all entries, and others ask for the same.
-        with self._lock:
-            key = (status.st_dev, status.st_ino, count)
-            known = self._histograms.get(key)
-            if known is None:
-                known = _chain_lengths(index, count)
-                if len(self._histograms) >= _HISTOGRAMS_KEPT:
-                    self._histograms.clear()
-                self._histograms[key] = known
-            return known
+        key = (status.st_dev, status.st_ino, count)
+        return self._histograms.get(key, lambda: _chain_lengths(index, count), math.inf)
 
 
 def _index_row(index: IndexFile) -> dict[str, Any]:
@@ -163,8 +154,7 @@ class ConsumerAnswers:
     """Answers about the consumer groups of one store; what is known of all rows is kept for a while."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: tuple[MessageStore, float, list[dict[str, Any]], _Values] | None = None
+        self._kept: Kept[tuple[list[dict[str, Any]], _Values]] = Kept()
 
     def consumers(
         self, store: MessageStore, group: str, topic: str, first: int, max_num: int, sort: str
@@ -197,22 +187,20 @@ class ConsumerAnswers:
         return in_order(aged, sort)
 
     def _all(self, store: MessageStore) -> tuple[list[dict[str, Any]], _Values]:
-        # One at a time; requests that waited get what was just found.
-        with self._lock:
-            kept = self._kept
-            if kept is None or kept[0] is not store or time.monotonic() >= kept[1]:
-                self._kept, values, begun = None, {}, time.monotonic()
+        return self._kept.get(store, lambda: _sums_and_values(store), _SUMS_KEPT, _KEPT_TIMES)
 
-                def rows() -> Iterator[dict[str, Any]]:
-                    places = consumer_places(store)
-                    for place, row in zip(places, consumer_rows(store, places, _recorder({})), strict=True):
-                        values[place] = tuple(row[name] for name in _VALUE_COLUMNS)
-                        yield row
 
-                with store.commit_log.single_records():
-                    sums = group_sums(rows())
-                self._kept = kept = store, keep_until(begun), sums, values
-            return kept[2:]
+def _sums_and_values(store: MessageStore) -> tuple[list[dict[str, Any]], _Values]:
+    values: _Values = {}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        places = consumer_places(store)
+        for place, row in zip(places, consumer_rows(store, places, _recorder({})), strict=True):
+            values[place] = tuple(row[name] for name in _VALUE_COLUMNS)
+            yield row
+
+    with store.commit_log.single_records():
+        return group_sums(rows()), values
 
 
 def _recorder(errors: dict[tuple[str, int], str]) -> Callable[[str, int, Exception], None]:
@@ -230,12 +218,11 @@ class SettingsAnswers:
 
     def __init__(self, path: str):
         self.path = path
-        self._lock = threading.Lock()
-        self._kept: tuple[float, Settings] | None = None
+        self._kept: Kept[Settings] = Kept()
 
     def settings(self, what: str, first: int, max_num: int, sort: str, name: str) -> dict[str, Any]:
         """dict: rows of the list `what` with `name` in the name of their topic or group, and where settings were found."""
-        found = self._settings()
+        found = self._kept.get("all", lambda: settings(self.path), _SETTINGS_KEPT)
         rows = _SETTINGS_ROWS[what](found)
         if name:
             wanted = name.lower()
@@ -259,13 +246,6 @@ class SettingsAnswers:
                 for each in found.findings
             ],
         }
-
-    def _settings(self) -> Settings:
-        # One at a time; requests that waited get what was just read.
-        with self._lock:
-            if self._kept is None or time.monotonic() - self._kept[0] > _SETTINGS_KEPT:
-                self._kept = time.monotonic(), settings(self.path)
-            return self._kept[1]
 
 
 def _comparable(row: Any, name: str) -> Any:

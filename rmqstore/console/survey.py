@@ -19,7 +19,7 @@ from rmqstore.consumequeue.consume_queue_store import unseen_text
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
-__all__ = ["AT_ONCE", "Survey", "Surveyed", "keep_until", "queue_row", "topic_rows", "unread_folders"]
+__all__ = ["AT_ONCE", "Survey", "Surveyed", "queue_row", "topic_rows", "unread_folders"]
 
 AT_ONCE = 2000
 """Queues that are looked at for one request; the others of a longer list are looked at in a thread."""
@@ -31,12 +31,6 @@ _KEPT_TIMES = 10
 _PART = 200
 
 Key = tuple[str, int]
-
-
-def keep_until(begun: float) -> float:
-    """float: until when, in `time.monotonic`, a result is kept that took from `begun` until now."""
-    now = time.monotonic()
-    return now + max(_KEPT, _KEPT_TIMES * (now - begun))
 
 
 def unread_folders(store: MessageStore, topic: str | None = None) -> list[dict[str, str]]:
@@ -162,8 +156,9 @@ class Survey:
                 found.rows[key] = row
 
     def _ended(self, found: Surveyed, begun: float) -> None:
+        now = time.monotonic()
         self._known = found
-        self._keep_until = keep_until(begun)
+        self._keep_until = now + max(_KEPT, _KEPT_TIMES * (now - begun))
 
     def _survey_in_parts(self, expected: MessageStore, keys: list[Key]) -> None:
         assert self._use is not None

@@ -10,8 +10,6 @@ import base64
 import contextlib
 import importlib
 import json
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +24,7 @@ from rmqstore.console.overview_answers import OverviewAnswers
 from rmqstore.console.questions import KEY_TYPES, PENDING_KINDS, check_choice
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
 from rmqstore.console.rendering import JSON_SHOWN, body_view, url
-from rmqstore.console.rows import in_order, sort_choices
+from rmqstore.console.rows import Kept, in_order, sort_choices
 from rmqstore.errors import StoreError
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
@@ -42,8 +40,6 @@ _BODY_GIVEN = 4 * 1024 * 1024
 _BINS = 60
 _METRICS_KEPT = 1.0
 _PENDING_KEPT = 10.0
-# Texts of metrics that are kept, of different questions.
-_METRICS_TEXTS = 8
 # Options that a verify run depends on and files do not always tell; the command line notes the same.
 _TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
 
@@ -61,8 +57,7 @@ class Console:
         self._consumer_answers = ConsumerAnswers()
         self._index_answers = IndexAnswers()
         self._settings_answers = SettingsAnswers(path)
-        self._metrics_lock = threading.Lock()
-        self._metrics: dict[tuple[bool, tuple[str, ...], int], tuple[float, bytes]] = {}
+        self._metrics: Kept[bytes] = Kept()
 
     def close(self) -> None:
         """End a verify run and the survey, and close the store."""
@@ -300,20 +295,22 @@ class Console:
         """Return the metrics of the store and of the last verify run as Prometheus reads them, with what waits if asked."""
         # An optional library.
         metrics = importlib.import_module("rmqstore.offline.metrics")
-        with self.store.use() as store, self._metrics_lock:
-            # One at a time; requests that waited get what was just made.
-            asked = with_pending, topics, top
-            made = self._metrics.get(asked)
-            if made is None or time.monotonic() - made[0] > (_PENDING_KEPT if with_pending else _METRICS_KEPT):
+        with self.store.use() as store:
+
+            def make() -> bytes:
                 last = self.verify_run.last_finished()
-                findings = None if last is None else metrics.Findings(last[0], last[1])
                 found = metrics.collect(
-                    store, findings=findings, with_pending=with_pending, topics=topics or None, top=top, refresh=False
+                    store,
+                    findings=None if last is None else metrics.Findings(*last),
+                    with_pending=with_pending,
+                    topics=topics or None,
+                    top=top,
+                    refresh=False,
                 )
-                if len(self._metrics) >= _METRICS_TEXTS:
-                    self._metrics.clear()
-                made = self._metrics[asked] = time.monotonic(), metrics.text(found)
-            return made[1]
+                text: bytes = metrics.text(found)
+                return text
+
+            return self._metrics.get((with_pending, topics, top), make, _PENDING_KEPT if with_pending else _METRICS_KEPT)
 
     # ---------------------------------------------------------------------------------------------------------------- RabbitMQ
 

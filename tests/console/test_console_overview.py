@@ -22,7 +22,7 @@ from test_console_api import TINY, Asker
 
 import rmqstore
 from rmqstore import Message, MessageStore, console
-from rmqstore.console import overview_answers, survey
+from rmqstore.console import list_answers, overview_answers, survey
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.offline.timeline import timeline
 from rmqstore.texts import format_size
@@ -235,7 +235,7 @@ def test_a_page_of_consumers_looks_at_its_queues_and_sums_are_kept(many, counts,
     (path / "config").mkdir(exist_ok=True)
     table = {f"{topic}@G{group}": {"0": group} for topic in topics for group in range(4)}
     (path / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
-    monkeypatch.setattr(survey, "_KEPT", 1000.0)
+    monkeypatch.setattr(list_answers, "_SUMS_KEPT", 1000.0)
     asker = Asker(console.app(path))
     asker.json("/api/openapi.json")
     counts["looks"].clear()
