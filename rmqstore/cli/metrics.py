@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -11,24 +10,12 @@ from typing import Any
 import click
 
 from rmqstore.cli.group import orderly_end
-from rmqstore.cli.options import Given, gathered, store_options, topics_option
+from rmqstore.cli.options import Given, store_options, topics_option
 from rmqstore.cli.paths import FILE_THERE, STORE_PATH
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import OutputFile
 from rmqstore.offline.metrics import TOP, Findings, collect, text
-
-
-@dataclasses.dataclass(frozen=True)
-class _Content:
-    """What is in the text besides the numbers of a store's files."""
-
-    cluster: str | None
-    broker: str | None
-    findings_file: str | None
-    with_pending: bool
-    topics: tuple[str, ...]
-    top: int
 
 
 @click.command(name="metrics")
@@ -58,13 +45,15 @@ class _Content:
     help="Limit the topics, and the pairs of group and topic, with series to those with the largest lag.",
 )
 @store_options
-@gathered(_Content, "content")
-def metrics_command(paths: tuple[str, ...], output: str, content: _Content, given: Given) -> None:
+def metrics_command(
+    paths: tuple[str, ...], output: str, cluster: str | None, broker: str | None, findings_file: str | None,
+    with_pending: bool, topics: tuple[str, ...], top: int, given: Given,
+) -> None:  # fmt: skip
     """Print the metrics of stores for Prometheus: queues, consumer lag, disk, index, checkpoint.
 
     The names are those of rocketmq-exporter where the meaning is the same. With several PATHs each series has the label store.
     """
-    if content.findings_file is not None and len(paths) > 1:
+    if findings_file is not None and len(paths) > 1:
         raise click.UsageError("--findings belongs to one store: give one PATH")
     made = None if output == "-" else OutputFile(output, force=True, outside=paths)
     if made is not None and made.is_link:
@@ -76,12 +65,12 @@ def metrics_command(paths: tuple[str, ...], output: str, content: _Content, give
     families = collect(
         paths[0] if len(paths) == 1 else paths,
         given.config(paths[0], read_only=True) if len(paths) == 1 else None,
-        cluster=names.get("brokerClusterName", "") if content.cluster is None else content.cluster,
-        broker=names.get("brokerName", "") if content.broker is None else content.broker,
-        findings=None if content.findings_file is None else _findings(content.findings_file),
-        with_pending=content.with_pending,
-        topics=content.topics or None,
-        top=content.top,
+        cluster=names.get("brokerClusterName", "") if cluster is None else cluster,
+        broker=names.get("brokerName", "") if broker is None else broker,
+        findings=None if findings_file is None else _findings(findings_file),
+        with_pending=with_pending,
+        topics=topics or None,
+        top=top,
     )
     if made is None and given.as_json:
         printer = Printer(True)

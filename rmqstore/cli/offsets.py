@@ -23,7 +23,7 @@ from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.errors import ReadOnlyError
 from rmqstore.files.store_lock import StoreLock
-from rmqstore.offline.describe import consumer_rows, group_sums
+from rmqstore.offline.describe import consumer_places, consumer_rows, group_sums
 from rmqstore.store.message_store import MessageStore
 
 # Of more rows the sums of each group are shown alone.
@@ -64,7 +64,7 @@ def offsets_show(path: str, group: str | None, topic: str | None, every_queue: b
     """
     printer = Printer(given.as_json)
     with given.open(path) as store:
-        rows = list(consumer_rows(store, group, topic))
+        rows = list(consumer_rows(store, consumer_places(store, group, topic)))
         known = sorted(store.consumer_offsets.list())
     sums = group_sums(rows)
     if given.as_json:

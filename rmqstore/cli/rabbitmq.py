@@ -120,26 +120,6 @@ class _Chosen:
         return found if self.queue_names else vhost.queues()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Output:
-    """The file that an export makes."""
-
-    output: str
-    kind: str | None
-    force: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class _Target:
-    """The queue that messages are put into, and what is known of it."""
-
-    queue_name: str
-    vhost_name: str | None
-    state: str
-    level: int | None
-    declared: bool
-
-
 _path = click.argument("path", type=STORE_PATH)
 _queue_option = click.option("--queue", "queue_names", multiple=True, help="Only this queue; repeatable.")
 _vhost_option = click.option("--vhost", "vhost_name", help="Which vhost, where PATH has more than one.")
@@ -594,9 +574,10 @@ def repair_command(path: str, output: str, vhost_name: str | None, given: _Given
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="By default what FILE's ending says, else jsonl.")
 @force_option
 @_options
-@gathered(_Output, "target")
 @gathered(_Chosen, "wanted")
-def export_command(path: str, wanted: _Chosen, target: _Output, given: _Given) -> None:
+def export_command(
+    path: str, wanted: _Chosen, output: str, kind: str | None, force: bool, given: _Given
+) -> None:
     """Write the live messages to one file: JSON lines, Arrow or Parquet.
 
     PATH can be one message file too (N.rdq, N.rdt, N.qs): all whole messages of it are written.
@@ -617,17 +598,17 @@ def export_command(path: str, wanted: _Chosen, target: _Output, given: _Given) -
         with orderly_end(), Progress("exporting", "messages") as progress:
             number = export(
                 source,
-                sys.stdout.buffer if target.output == "-" else target.output,
+                sys.stdout.buffer if output == "-" else output,
                 queues=wanted.queue_names or None,
-                format=target.kind,
-                force=target.force,
+                format=kind,
+                force=force,
                 progress=progress,
                 on_lost=missing.on_lost,
                 on_incomplete=missing.on_incomplete,
                 unreferenced=wanted.unreferenced,
             )
-    if given.as_json and target.output != "-":
-        value = {"type": "export", "output": target.output, "messages": number, "lost": missing.number - missing.unreadable}
+    if given.as_json and output != "-":
+        value = {"type": "export", "output": output, "messages": number, "lost": missing.number - missing.unreadable}
         Printer(True).json_line({**value, "unreadable": missing.unreadable})
     else:
         note(f"{number} messages")
@@ -665,25 +646,27 @@ def _objects(file: BinaryIO) -> Iterator[Any]:
     "--declared", is_flag=True, help="The node knows this queue, although its definitions cannot be read here."
 )
 @_options
-@gathered(_Target, "target")
-def import_command(path: str, file: BinaryIO, target: _Target, given: _Given) -> None:
+def import_command(
+    path: str, queue_name: str, file: BinaryIO, vhost_name: str | None, state: str, level: int | None, declared: bool,
+    given: _Given,
+) -> None:  # fmt: skip
     """Put the messages of FILE (JSON lines as of export; '-' is standard input) after those of a stopped node's QUEUE."""
-    with given.vhost(path, target.vhost_name) as vhost:
+    with given.vhost(path, vhost_name) as vhost:
         source = vhost.path
     report = import_messages(
         source,
-        target.queue_name,
+        queue_name,
         _objects(file),
-        state=target.state,
-        level=target.level,
-        declared=target.declared,
+        state=state,
+        level=level,
+        declared=declared,
         segment_entry_count=given.segment_entry_count,
     )
     if given.as_json:
         Printer(True).json_line({"type": "import", **dataclasses.asdict(report)})
     else:
         note(
-            f"{report.messages} messages in queue {target.queue_name}, from sequence id {report.first_seq_id} on; "
+            f"{report.messages} messages in queue {queue_name}, from sequence id {report.first_seq_id} on; "
             f"state: {report.state}"
         )
     if not report.messages:

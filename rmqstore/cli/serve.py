@@ -6,7 +6,6 @@ It loads the web only when it runs.  Invariant: an address other than loopback n
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 import sys
@@ -14,7 +13,7 @@ import sys
 import click
 
 from rmqstore.cli.errors import CannotOpenError
-from rmqstore.cli.options import Given, gathered, store_options
+from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.paths import FILE_THERE, STORE_PATH, check_store_path
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import MissingDependencyError
@@ -23,17 +22,6 @@ from rmqstore.rabbitmq import find_vhosts
 # mallopt(3): blocks from so many bytes on are mapped by themselves.
 _M_MMAP_THRESHOLD = -3
 _LARGE_BLOCK = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class _Door:
-    """Where visitors come in, and which."""
-
-    host: str
-    port: int
-    token: str | None
-    token_file: str | None
-    allowed_hosts: tuple[str, ...]
 
 
 @click.command()
@@ -63,8 +51,10 @@ class _Door:
     help="A RabbitMQ vhost or data directory to show as well.",
 )
 @store_options
-@gathered(_Door, "door")
-def serve(paths: tuple[str, ...], door: _Door, rabbitmq: tuple[str, ...], given: Given) -> None:
+def serve(
+    paths: tuple[str, ...], host: str, port: int, token: str | None, token_file: str | None,
+    allowed_hosts: tuple[str, ...], rabbitmq: tuple[str, ...], given: Given,
+) -> None:  # fmt: skip
     """Serve a web console over a store: pages, a JSON API and metrics; read-only.
 
     PATH is the store's root; of several, each has its pages below /stores/. The store may grow, be rebuilt or vanish
@@ -80,7 +70,7 @@ def serve(paths: tuple[str, ...], door: _Door, rabbitmq: tuple[str, ...], given:
         if isinstance(error, MissingDependencyError):
             raise
         raise CannotOpenError(f"serve needs {error.name}", "Install it with pip install 'rmqstore[console]'.") from None
-    host, token = door.host, _token(door.token, door.token_file)
+    token = _token(token, token_file)
     loopback = is_loopback(host)
     if not loopback and token is None:
         raise click.UsageError(
@@ -92,7 +82,7 @@ def serve(paths: tuple[str, ...], door: _Door, rabbitmq: tuple[str, ...], given:
         find_vhosts(path)
     # Options that were given hold for the whole run; otherwise the files tell again whenever a store is opened.
     config = given.config(paths[0], read_only=True) if given.options or given.config_file is not None else None
-    names = {*LOOPBACK_NAMES, *door.allowed_hosts, host.strip("[]").lower()}
+    names = {*LOOPBACK_NAMES, *allowed_hosts, host.strip("[]").lower()}
     if not loopback:
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
     application = console.app(
@@ -100,7 +90,7 @@ def serve(paths: tuple[str, ...], door: _Door, rabbitmq: tuple[str, ...], given:
     )
     # glibc raises the threshold by itself, up to 32 MiB; then each thread that once read a large body keeps as much for ever.
     tell_allocator("mallopt", _M_MMAP_THRESHOLD, _LARGE_BLOCK)
-    listening = _listen(host, door.port, backlog())
+    listening = _listen(host, port, backlog())
     real_port = listening.getsockname()[1]
     address = f"http://{_shown(host)}:{real_port}/"
     server = uvicorn.Server(

@@ -7,32 +7,32 @@ decides which settings count.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from rmqstore.console.rows import NotFoundError, error_text, file_name, in_order
-from rmqstore.consumequeue.queue_look import QueueLook
-from rmqstore.consumer.settings_sources import group_kind, progress_kind
-from rmqstore.errors import OffsetOutOfRangeError, StoreError
+from rmqstore.console.rows import Kept, NotFoundError, error_text, file_name, in_order
+from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_file import IndexFile
+from rmqstore.offline.describe import Place, consumer_places, consumer_rows, group_sums
 from rmqstore.offline.settings import Settings, settings
 from rmqstore.rocksdb.index import index_folder
 from rmqstore.store.message_store import MessageStore
 
 __all__ = [
-    "CONSUMER_COLUMNS", "GROUP_COLUMNS", "INDEX_COLUMNS", "SETTINGS_COLUMNS", "IndexAnswers", "SettingsAnswers",
-    "consumer_rows", "group_rows",
+    "CONSUMER_COLUMNS", "GROUP_COLUMNS", "INDEX_COLUMNS", "SETTINGS_COLUMNS", "ConsumerAnswers", "IndexAnswers",
+    "SettingsAnswers",
 ]  # fmt: skip
 
 INDEX_COLUMNS = ("name", "entries", "fill", "slots_used", "mean_chain", "begin_timestamp", "end_timestamp")
 GROUP_COLUMNS = ("group", "queues", "lag", "age")
-CONSUMER_COLUMNS = ("group", "topic", "offset", "max_queue_offset", "lag", "waiting_since")
+_PLACE_COLUMNS = ("group", "topic", "queue_id", "queue_offset")
+_VALUE_COLUMNS = ("max_queue_offset", "lag", "waiting_since")
+CONSUMER_COLUMNS = ("group", "topic", "queue_offset", *_VALUE_COLUMNS)
 SETTINGS_COLUMNS = {
     "topics": ("topic", "readQueueNums", "writeQueueNums", "perm", "order"),
     "subscription_groups": ("group", "retryMaxTimes", "retryQueueNums", "consumeEnable", "consumeBroadcastEnable"),
@@ -41,18 +41,21 @@ SETTINGS_COLUMNS = {
 }
 """By list its sortable columns, the default first."""
 
-_HISTOGRAMS_KEPT = 32
+_Values = dict[Place, tuple[int | None, ...]]
+# Of a place that was not there yet when all were looked at.
+_NO_VALUES = (None, None, None)
 _ENTRIES_READ = 1 << 20
 # Seconds for which settings that were read answer further requests.
 _SETTINGS_KEPT = 5.0
+# And sums of groups; what took long is kept longer: looking takes at most a tenth of the time.
+_SUMS_KEPT, _KEPT_TIMES = 1.0, 10
 
 
 class IndexAnswers:
     """Answers about the index of one store; histograms of chains are kept until their file has more entries."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._histograms: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
+        self._histograms: Kept[dict[str, Any]] = Kept()
 
     def index(self, store: MessageStore) -> list[dict[str, Any]]:
         """list of dict: the index files, oldest first."""
@@ -92,17 +95,8 @@ class IndexAnswers:
     def _chains(self, index: IndexFile) -> dict[str, Any]:
         count = min(index.index_count, index.index_num)
         status = os.stat(index.path)
-        # One at a time: it reads all entries, and others ask for the same.
-        with self._lock:
-            key = (status.st_dev, status.st_ino, count)
-            known = self._histograms.get(key)
-            if known is None:
-                known = _chain_lengths(index, count)
-                self._histograms[key] = known
-                while len(self._histograms) > _HISTOGRAMS_KEPT:
-                    self._histograms.popitem(last=False)
-            self._histograms.move_to_end(key)
-            return known
+        key = (status.st_dev, status.st_ino, count)
+        return self._histograms.get(key, lambda: _chain_lengths(index, count), math.inf)
 
 
 def _index_row(index: IndexFile) -> dict[str, Any]:
@@ -156,79 +150,64 @@ def _chain_lengths(index: IndexFile, count: int) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------------- consumers
 
 
-def consumer_rows(store: MessageStore) -> list[dict[str, Any]]:
-    """list of dict: the progress of every group in every queue, by group, topic and queue id; opens no queue."""
-    found = []
-    looks: dict[tuple[str, int], QueueLook | Exception | None] = {}
-    with store.commit_log.single_records():
-        for (group, topic), offsets in sorted(store.consumer_offsets.list().items()):
-            for queue_id, offset in sorted(offsets.items()):
-                row: dict[str, Any] = {
-                    "group": group, "topic": topic, "queue_id": queue_id, "offset": offset, "max_queue_offset": None,
-                    "lag": None, "waiting_since": None, "last_store_timestamp": None,
-                    "kind": progress_kind(group, topic),
-                }  # fmt: skip
-                key = topic, queue_id
-                try:
-                    if key not in looks:
-                        looks[key] = _look(store, topic, queue_id)
-                    look = looks[key]
-                    if isinstance(look, Exception):
-                        raise look
-                    if look is not None:
-                        row |= _progress(store, topic, queue_id, look, offset)
-                except (StoreError, OSError) as error:
-                    row["error"] = error_text(error)
-                found.append(row)
-    return found
+class ConsumerAnswers:
+    """Answers about the consumer groups of one store; what is known of all rows is kept for a while."""
 
+    def __init__(self) -> None:
+        self._kept: Kept[tuple[list[dict[str, Any]], _Values]] = Kept()
 
-def _look(store: MessageStore, topic: str, queue_id: int) -> QueueLook | Exception | None:
-    try:
-        return store.queues.look(topic, queue_id, store.commit_log.min_offset)
-    except (StoreError, OSError) as error:
-        return error
-
-
-def _progress(store: MessageStore, topic: str, queue_id: int, look: QueueLook, offset: int) -> dict[str, Any]:
-    log, high = store.commit_log, look.max_queue_offset
-    waiting = store.queues.unit(topic, queue_id, offset) if offset < high else None
-    since = -1 if waiting is None else log.store_timestamp_at(waiting.phy_offset)
-    newest = -1 if look.last is None else log.store_timestamp_at(look.last.phy_offset)
-    return {
-        "max_queue_offset": high,
-        "lag": high - offset,
-        "waiting_since": since if since >= 0 else None,
-        "last_store_timestamp": newest if newest >= 0 else None,
-    }
-
-
-def group_rows(rows: list[dict[str, Any]], sort: str = "group") -> list[dict[str, Any]]:
-    """list of dict: by group the sums over its queues.
-
-    `unknown` counts queues that are missing or end before the group's offset, `lag` is of the others; `waiting_since` is the
-    store time of the oldest message that is next in a queue, `age` the ms since then.
-    """
-    now = time.time_ns() // 1_000_000
-    groups: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        name = row["group"]
-        total = groups.setdefault(
-            name,
-            {"group": name, "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None, "kind": group_kind(name)},
-        )
-        total["queues"] += 1
-        if row["lag"] is None or row["lag"] < 0:
-            total["unknown"] += 1
+    def consumers(
+        self, store: MessageStore, group: str, topic: str, first: int, max_num: int, sort: str
+    ) -> dict[str, Any]:
+        """dict: a page of the progress of groups; only an order by what queues contain looks at more than the page."""
+        places = consumer_places(store, group or None, topic or None)
+        name = sort.removeprefix("-")
+        if name in _PLACE_COLUMNS:
+            column = _PLACE_COLUMNS.index(name)
+            ordered = in_order(places, sort, lambda place, _: place[column])
         else:
-            total["lag"] += row["lag"]
-        since = row["waiting_since"]
-        if since is not None and (total["waiting_since"] is None or since < total["waiting_since"]):
-            total["waiting_since"] = since
-    for total in groups.values():
-        since = total["waiting_since"]
-        total["age"] = None if since is None else now - since
-    return in_order(groups.values(), sort)
+            column, values = _VALUE_COLUMNS.index(name), self._all(store)[1]
+            ordered = in_order(places, sort, lambda place, _: values.get(place, _NO_VALUES)[column])
+        errors: dict[tuple[str, int], str] = {}
+        with store.commit_log.single_records():
+            rows = list(consumer_rows(store, ordered[first : first + max_num], _recorder(errors)))
+        for row in rows:
+            row["error"] = errors.get((row["topic"], row["queue_id"]))
+        return {"consumers": rows, "number": len(places), "first": first, "sort": sort}
+
+    def groups(self, store: MessageStore, group: str, sort: str) -> list[dict[str, Any]]:
+        """list of dict: `group_sums` of one group, or of all, with `age`: ms since the oldest message waits."""
+        if group:
+            with store.commit_log.single_records():
+                found = group_sums(consumer_rows(store, consumer_places(store, group), _recorder({})))
+        else:
+            found = self._all(store)[0]
+        now = time.time_ns() // 1_000_000
+        aged = ({**each, "age": each["waiting_since"] and now - each["waiting_since"]} for each in found)
+        return in_order(aged, sort)
+
+    def _all(self, store: MessageStore) -> tuple[list[dict[str, Any]], _Values]:
+        return self._kept.get(store, lambda: _sums_and_values(store), _SUMS_KEPT, _KEPT_TIMES)
+
+
+def _sums_and_values(store: MessageStore) -> tuple[list[dict[str, Any]], _Values]:
+    values: _Values = {}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        places = consumer_places(store)
+        for place, row in zip(places, consumer_rows(store, places, _recorder({})), strict=True):
+            values[place] = tuple(row[name] for name in _VALUE_COLUMNS)
+            yield row
+
+    with store.commit_log.single_records():
+        return group_sums(rows()), values
+
+
+def _recorder(errors: dict[tuple[str, int], str]) -> Callable[[str, int, Exception], None]:
+    def record(topic: str, queue_id: int, error: Exception) -> None:
+        errors[topic, queue_id] = error_text(error)
+
+    return record
 
 
 # ------------------------------------------------------------------------------------------------------------------ settings
@@ -239,12 +218,11 @@ class SettingsAnswers:
 
     def __init__(self, path: str):
         self.path = path
-        self._lock = threading.Lock()
-        self._kept: tuple[float, Settings] | None = None
+        self._kept: Kept[Settings] = Kept()
 
     def settings(self, what: str, first: int, max_num: int, sort: str, name: str) -> dict[str, Any]:
         """dict: rows of the list `what` with `name` in the name of their topic or group, and where settings were found."""
-        found = self._settings()
+        found = self._kept.get("all", lambda: settings(self.path), _SETTINGS_KEPT)
         rows = _SETTINGS_ROWS[what](found)
         if name:
             wanted = name.lower()
@@ -268,13 +246,6 @@ class SettingsAnswers:
                 for each in found.findings
             ],
         }
-
-    def _settings(self) -> Settings:
-        # One at a time; requests that waited get what was just read.
-        with self._lock:
-            if self._kept is None or time.monotonic() - self._kept[0] > _SETTINGS_KEPT:
-                self._kept = time.monotonic(), settings(self.path)
-            return self._kept[1]
 
 
 def _comparable(row: Any, name: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -16,7 +15,7 @@ from heapq import nlargest
 from typing import Any
 
 from rmqstore._version import __version__
-from rmqstore.console.rows import NotFoundError, file_name, in_order, sums
+from rmqstore.console.rows import Kept, NotFoundError, file_name, in_order, sums
 from rmqstore.console.survey import AT_ONCE, Survey, Surveyed, queue_row, topic_rows, unread_folders
 from rmqstore.offline.timeline import EXACT_BYTES, timeline
 from rmqstore.store.message_store import MessageStore
@@ -28,7 +27,6 @@ TOPIC_COLUMNS = ("topic", "queues", "messages", "log_bytes", "last_store_timesta
 QUEUE_COLUMNS = ("queue", "messages", "min_queue_offset", "max_queue_offset", "log_bytes", "last_store_timestamp")
 # A picture of the log is drawn again after so many seconds.
 _TIMELINE_KEPT = 10.0
-_TIMELINES_KEPT = 8
 _TOPICS_DRAWN = 15
 # RocketMQ warns above this part of the disk (diskSpaceWarningLevelRatio).
 _DISK_WARNING = 0.9
@@ -39,8 +37,7 @@ class OverviewAnswers:
 
     def __init__(self, use: Callable[[], AbstractContextManager[MessageStore]] | None = None):
         self.survey = Survey(use)
-        self._timeline_lock = threading.Lock()
-        self._timelines: dict[int, tuple[float, MessageStore, dict[str, Any]]] = {}
+        self._timelines: Kept[dict[str, Any]] = Kept()
 
     def overview(self, store: MessageStore, first: int, max_num: int, sort: str, name: str) -> dict[str, Any]:
         """dict: the store as a whole, and a page of its topics."""
@@ -193,20 +190,14 @@ class OverviewAnswers:
 
     def timeline(self, store: MessageStore, bins: int) -> dict[str, Any]:
         """dict: messages and bytes by store time, see `rmqstore.offline.timeline`."""
-        # One at a time: it may read records all over the log, and others ask for the same.
-        with self._timeline_lock:
-            kept = self._timelines.get(bins)
-            if kept is not None and kept[1] is store and time.monotonic() - kept[0] < _TIMELINE_KEPT:
-                return kept[2]
-            messages = None
-            if store.commit_log.max_offset - store.commit_log.min_offset > EXACT_BYTES:
-                surveyed = self.survey.known(store)
-                messages = sum(row["messages"] for row in surveyed.rows.values()) if surveyed.complete else None
-            value = timeline(store, bins=bins, messages=messages)
-            while len(self._timelines) >= _TIMELINES_KEPT:
-                self._timelines.pop(next(iter(self._timelines)))
-            self._timelines[bins] = time.monotonic(), store, value
-            return value
+        return self._timelines.get((store, bins), lambda: self._timeline(store, bins), _TIMELINE_KEPT)
+
+    def _timeline(self, store: MessageStore, bins: int) -> dict[str, Any]:
+        messages = None
+        if store.commit_log.max_offset - store.commit_log.min_offset > EXACT_BYTES:
+            surveyed = self.survey.known(store)
+            messages = sum(row["messages"] for row in surveyed.rows.values()) if surveyed.complete else None
+        return timeline(store, bins=bins, messages=messages)
 
 
 def _topic_sums(surveyed: Surveyed, name: str) -> dict[str, Any]:

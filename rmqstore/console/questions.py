@@ -266,10 +266,14 @@ QUESTIONS = (
     Question("/index/{name}", "index_file", "An index file: header, fill, lengths of its chains.", page_rows=0),
     Question(
         "/consumers", "consumers",
-        "Progress and lag of the consumer groups, in every queue and summed up by group.",
-        (_sort(CONSUMER_COLUMNS), _sort(GROUP_COLUMNS, "groups")),
+        "A page of the progress and lag of the consumer groups in queues; `queue_offset` is consumed next, -1 for none.",
+        (Text("group", "Only this group"), _TOPIC, _sort(CONSUMER_COLUMNS), _FIRST, _MANY),
         page_rows=200,
-        page_parameters=(Text("group", "Only this group"), _FIRST),
+        page_parameters=(_sort(GROUP_COLUMNS, "groups"),),
+    ),
+    Question(
+        "/groups", "groups", "A page of the consumer groups, with sums over their queues.",
+        (_sort(GROUP_COLUMNS), _FIRST, _MANY),
     ),
     Question(
         "/settings", "settings",

@@ -72,9 +72,7 @@ class RabbitmqAnswers:
     def queue(self, number: int, name: str, first: int, size: int) -> dict[str, Any]:
         """One queue of a vhost and its messages from the `first` on, oldest first; and those that are lost up to there."""
         with self._vhost(number) as vhost:
-            queue = next((each for each in vhost.queues() if each.name == name), None)
-            if queue is None:
-                raise NotFoundError("this vhost has no queue of that name on disk")
+            queue = _queue(vhost, name)
             lost: list[LostMessage] = []
             rows = [_message_row(message) for message in _from(queue, first, size, lost.append)]
             return {
@@ -94,16 +92,18 @@ class RabbitmqAnswers:
     def message(self, number: int, name: str, place: int) -> dict[str, Any]:
         """One message, by its place in the queue."""
         with self._vhost(number) as vhost:
-            queue = next((each for each in vhost.queues() if each.name == name), None)
-            message = None if queue is None or place < 0 else next(_from(queue, place, 1, _nobody), None)
-            if queue is None or message is None:
+            queue = _queue(vhost, name)
+            message = next(_from(queue, place, 1, lambda lost: None), None)
+            if message is None:
                 raise NotFoundError("this queue has no message at that place")
             return {"number": number, "place": place, **message_object(queue, message)}
 
 
-def _nobody(lost: LostMessage) -> None:
-    # The queue's own page names what is lost.
-    pass
+def _queue(vhost: Vhost, name: str) -> Queue:
+    for queue in vhost.queues():
+        if queue.name == name:
+            return queue
+    raise NotFoundError("this vhost has no queue of that name on disk")
 
 
 def _from(queue: Queue, first: int, number: int, on_lost: Callable[[LostMessage], None]) -> Iterator[QueuedMessage]:

@@ -1,4 +1,4 @@
-"""Rows of lists and their order, paths below the store, and the errors that take an answer's place.
+"""Rows of lists and their order, results that are kept, paths below the store, and errors in place of an answer.
 
 Owns the meaning of ``sort=``: a column's name, with a minus in front for descending.  A value that is not known comes last in
 both directions.
@@ -7,14 +7,19 @@ both directions.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from rmqstore.errors import StoreError
 
-__all__ = ["BadQueryError", "NotFoundError", "error_text", "file_name", "in_order", "other_way", "sort_choices", "sums"]
+__all__ = ["BadQueryError", "Kept", "NotFoundError", "error_text", "file_name", "in_order", "other_way", "sort_choices", "sums"]
 
 Row = Mapping[str, Any]
+_Value = TypeVar("_Value")
+# Results of different keys that are kept.
+_NUM_KEPT = 32
 
 
 class NotFoundError(LookupError):
@@ -23,6 +28,28 @@ class NotFoundError(LookupError):
 
 class BadQueryError(ValueError):
     """A question with a wrong parameter, which the text names; becomes status 400."""
+
+
+class Kept(Generic[_Value]):
+    """Results by key, each kept for some seconds; one is made at a time, and requests that waited get it too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[Hashable, tuple[float, _Value]] = {}
+
+    def get(self, key: Hashable, make: Callable[[], _Value], seconds: float, times: float = 0) -> _Value:
+        """The result of `make`, kept for `seconds`, or for `times` as long as it took to make if that is longer."""
+        with self._lock:
+            begun = time.monotonic()
+            known = self._known.get(key)
+            if known is None or begun >= known[0]:
+                # Results that nobody may get any more take memory; so do those of many questions.
+                self._known = {each: kept for each, kept in self._known.items() if begun < kept[0]}
+                if len(self._known) >= _NUM_KEPT:
+                    self._known.clear()
+                value, now = make(), time.monotonic()
+                known = self._known[key] = now + max(seconds, times * (now - begun)), value
+            return known[1]
 
 
 def error_text(error: Exception) -> str:
@@ -50,21 +77,22 @@ def other_way(name: str, sort: str, *, greatest_first: bool) -> str:
 
 
 def in_order(
-    rows: Iterable[Row], sort: str, value: Callable[[Row, str], Any] = lambda row, name: row.get(name)
+    rows: Iterable[Any], sort: str, value: Callable[[Any, str], Any] = lambda row, name: row.get(name)
 ) -> list[Any]:
     """list: the rows ordered by a column; equal rows keep their order.
 
     Parameters
     ----------
-    rows : iterable of mapping
+    rows : iterable
+        Mappings, or what else `value` takes.
     sort : str
         A column's name; with a minus in front descending.
     value : callable
         The value of a row in a column.
     """
     name = sort.removeprefix("-")
-    known: list[tuple[Any, Row]] = []
-    unknown: list[Row] = []
+    known: list[tuple[Any, Any]] = []
+    unknown: list[Any] = []
     for row in rows:
         found = value(row, name)
         unknown.append(row) if found is None else known.append((found, row))

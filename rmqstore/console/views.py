@@ -10,8 +10,6 @@ import base64
 import contextlib
 import importlib
 import json
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +19,12 @@ from starlette.responses import RedirectResponse, Response
 from rmqstore.config import StoreConfig
 from rmqstore.console.answers import Answers
 from rmqstore.console.followed_store import FollowedStore, VerifyRun
-from rmqstore.console.list_answers import SETTINGS_COLUMNS, IndexAnswers, SettingsAnswers, consumer_rows, group_rows
+from rmqstore.console.list_answers import SETTINGS_COLUMNS, ConsumerAnswers, IndexAnswers, SettingsAnswers
 from rmqstore.console.overview_answers import OverviewAnswers
 from rmqstore.console.questions import KEY_TYPES, PENDING_KINDS, check_choice
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
 from rmqstore.console.rendering import JSON_SHOWN, body_view, url
-from rmqstore.console.rows import in_order, sort_choices
+from rmqstore.console.rows import Kept, in_order, sort_choices
 from rmqstore.errors import StoreError
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
@@ -42,8 +40,6 @@ _BODY_GIVEN = 4 * 1024 * 1024
 _BINS = 60
 _METRICS_KEPT = 1.0
 _PENDING_KEPT = 10.0
-# Texts of metrics that are kept, of different questions.
-_METRICS_TEXTS = 8
 # Options that a verify run depends on and files do not always tell; the command line notes the same.
 _TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
 
@@ -58,10 +54,10 @@ class Console:
         self.answers = Answers()
         self.overview_answers = OverviewAnswers(self.store.use)
         self.rabbitmq_answers = RabbitmqAnswers(rabbitmq)
+        self._consumer_answers = ConsumerAnswers()
         self._index_answers = IndexAnswers()
         self._settings_answers = SettingsAnswers(path)
-        self._metrics_lock = threading.Lock()
-        self._metrics: dict[tuple[bool, tuple[str, ...], int], tuple[float, bytes]] = {}
+        self._metrics: Kept[bytes] = Kept()
 
     def close(self) -> None:
         """End a verify run and the survey, and close the store."""
@@ -223,24 +219,26 @@ class Console:
         return {"value": value, "drawn": drawn}
 
     def consumers(self, asked: Asked) -> dict[str, Any]:
-        """Progress of the groups."""
+        """A page of the progress of groups."""
         with self.store.use() as store:
-            rows = in_order(consumer_rows(store), asked["sort"])
-        # Ages change all the time and follow from the store times.
-        groups = [
-            {name: each for name, each in row.items() if name != "age"} for row in group_rows(rows, asked["groups"])
-        ]
-        return {"consumers": rows, "groups": groups}
+            names = ("group", "topic", "first", "max_num", "sort")
+            return self._consumer_answers.consumers(store, *(asked[name] for name in names))
+
+    def groups(self, asked: Asked) -> dict[str, Any]:
+        """A page of the sums of groups."""
+        first = asked["first"]
+        with self.store.use() as store:
+            rows = self._consumer_answers.groups(store, "", asked["sort"])
+        return {"groups": rows[first : first + asked["max_num"]], "number": len(rows), "first": first, "sort": asked["sort"]}
 
     def consumers_page(self, asked: Asked, _: Request) -> dict[str, Any]:
-        """With ages, and of one group where it was asked for."""
-        rows = self.consumers(asked)["consumers"]
-        groups = group_rows(rows, asked["groups"])
-        chosen = [row for row in rows if asked["group"] in ("", row["group"])]
-        return {
-            "rows": chosen, "groups": [each for each in groups if asked["group"] in ("", each["group"])],
-            "all_groups": groups[:1000], "lag": sum(row["lag"] for row in chosen if (row["lag"] or 0) > 0),
-        }  # fmt: skip
+        """With the sums of the groups, or of one group where it was asked for."""
+        with self.store.use() as store:
+            return {
+                "value": self.consumers(asked),
+                "groups": self._consumer_answers.groups(store, asked["group"], asked["groups"]),
+                "all_groups": sorted({group for group, _ in store.consumer_offsets.list()})[:1000],
+            }
 
     # ----------------------------------------------------------------------------------------- settings, pending, verify, metrics
 
@@ -297,20 +295,22 @@ class Console:
         """Return the metrics of the store and of the last verify run as Prometheus reads them, with what waits if asked."""
         # An optional library.
         metrics = importlib.import_module("rmqstore.offline.metrics")
-        with self.store.use() as store, self._metrics_lock:
-            # One at a time; requests that waited get what was just made.
-            asked = with_pending, topics, top
-            made = self._metrics.get(asked)
-            if made is None or time.monotonic() - made[0] > (_PENDING_KEPT if with_pending else _METRICS_KEPT):
+        with self.store.use() as store:
+
+            def make() -> bytes:
                 last = self.verify_run.last_finished()
-                findings = None if last is None else metrics.Findings(last[0], last[1])
                 found = metrics.collect(
-                    store, findings=findings, with_pending=with_pending, topics=topics or None, top=top, refresh=False
+                    store,
+                    findings=None if last is None else metrics.Findings(*last),
+                    with_pending=with_pending,
+                    topics=topics or None,
+                    top=top,
+                    refresh=False,
                 )
-                if len(self._metrics) >= _METRICS_TEXTS:
-                    self._metrics.clear()
-                made = self._metrics[asked] = time.monotonic(), metrics.text(found)
-            return made[1]
+                text: bytes = metrics.text(found)
+                return text
+
+            return self._metrics.get((with_pending, topics, top), make, _PENDING_KEPT if with_pending else _METRICS_KEPT)
 
     # ---------------------------------------------------------------------------------------------------------------- RabbitMQ
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
-from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.files.listing import UnreadPart, ask_again, listing, unread_parts
 from rmqstore.files.mapped_file import STAGING_PREFIX, offset_of_name
 from rmqstore.index.index_service import is_index_name
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from rmqstore.store.completion import QueueDatabaseState
 
 __all__ = [
-    "CheckpointDescription", "CommitLogDescription", "IndexFileDescription", "QueueDescription", "StoreDescription",
-    "consumer_rows", "describe", "group_sums", "queue_rows", "store_layout", "unread_in",
+    "CheckpointDescription", "CommitLogDescription", "IndexFileDescription", "Place", "QueueDescription",
+    "StoreDescription", "consumer_places", "consumer_rows", "describe", "group_sums", "queue_rows", "store_layout", "unread_in",
 ]  # fmt: skip
 
 _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
@@ -380,47 +380,71 @@ def _time_at(store: MessageStore, phy_offset: int) -> int | None:
     return timestamp if timestamp >= 0 else None
 
 
-def consumer_rows(store: MessageStore, group: str | None = None, topic: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the queues of the topics that groups consume as dicts, by group, topic and queue.
+Place = tuple[str, str, int, int]
+"""(group, topic, queue id, queue offset) of the progress of a group in a queue."""
 
-    ``queue_offset`` is consumed next, -1 where the group has progress in other queues of the topic only.  ``max_queue_offset`` and
-    ``lag`` are None where the queue is gone or cannot be read; ``lag`` also where the offset is after the end of the queue.
-    ``waiting_since`` is when the next message was stored, ms since epoch, or None; ``kind`` is that of `progress_kind`.
+
+def consumer_places(store: MessageStore, group: str | None = None, topic: str | None = None) -> list[Place]:
+    """Return the queues of the topics that groups consume, by group, topic and queue id; looks at no queue.
+
+    The queue offset is consumed next, -1 where the group has progress in other queues of the topic only.
+    """
+    queue_ids: dict[str, list[int]] = {}
+    for name, queue_id in store.queues.keys():
+        queue_ids.setdefault(name, []).append(queue_id)
+    return [
+        (its_group, its_topic, queue_id, offsets.get(queue_id, -1))
+        for (its_group, its_topic), offsets in sorted(store.consumer_offsets.list().items())
+        if group in (None, its_group) and topic in (None, its_topic)
+        for queue_id in sorted({*queue_ids.get(its_topic, ()), *offsets})
+    ]
+
+
+def consumer_rows(
+    store: MessageStore, places: Iterable[Place], on_error: Callable[[str, int, Any], object] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield a dict for each of the `consumer_places`; each queue is looked at once, for all groups.
+
+    ``max_queue_offset`` and ``lag`` are None where the queue is gone or cannot be read; ``lag`` also where the offset is after
+    the end of the queue.  ``waiting_since`` is when the next message was stored, ms since epoch, or None; ``kind`` is that of
+    `progress_kind`.
+
+    - `on_error`: called with topic, queue id and error of a queue that cannot be read; by default a warning where this user may
+      not read it, and the error is raised otherwise.
     """
     # Imported where it is used, as few programs use it.
     from rmqstore.consumer.settings_sources import progress_kind
     from rmqstore.store.stats import Consumers
 
-    queue_ids: dict[str, list[int]] = {}
-    for name, queue_id in store.queues.keys():
-        queue_ids.setdefault(name, []).append(queue_id)
-    looks: dict[str, dict[int, QueueLook | None]] = {}
+    there = {*store.queues.keys()}
+    looks: dict[tuple[str, int], QueueLook | None] = {}
     consumers = Consumers(store.queues, store.commit_log)
-    for (its_group, its_topic), offsets in sorted(store.consumer_offsets.list().items()):
-        if group not in (None, its_group) or topic not in (None, its_topic):
-            continue
-        if its_topic not in looks:
-            # Once for all groups.
-            names = [(its_topic, queue_id) for queue_id in queue_ids.get(its_topic, ())]
-            looks[its_topic] = dict.fromkeys(queue_ids.get(its_topic, ()))
-            looks[its_topic] |= {queue_id: look for _, queue_id, look in _looks(store, names)}
-        kind = progress_kind(its_group, its_topic)
-        for each in consumers.of(its_group, its_topic, offsets, looks[its_topic]):
-            lag = each.lag
-            yield {
-                "group": its_group, "topic": its_topic, "queue_id": each.queue_id, "queue_offset": each.queue_offset,
-                "max_queue_offset": each.max_queue_offset, "lag": lag if lag is not None and lag >= 0 else None,
-                "waiting_since": each.next_store_timestamp, "kind": kind,
-            }  # fmt: skip
+    for group, topic, queue_id, queue_offset in places:
+        key = topic, queue_id
+        if key not in looks:
+            found = _looks(store, [key] if key in there else [], on_error)
+            looks[key] = next((look for _, _, look in found), None)
+        (each,) = consumers.of(group, topic, {queue_id: queue_offset}, {queue_id: looks[key]})
+        lag = each.lag
+        yield {
+            "group": group, "topic": topic, "queue_id": queue_id, "queue_offset": queue_offset,
+            "max_queue_offset": each.max_queue_offset, "lag": lag if lag is not None and lag >= 0 else None,
+            "waiting_since": each.next_store_timestamp, "kind": progress_kind(group, topic),
+        }  # fmt: skip
 
 
-def _looks(store: MessageStore, names: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int, QueueLook]]:
+def _looks(
+    store: MessageStore,
+    names: Iterable[tuple[str, int]],
+    on_error: Callable[[str, int, Any], object] | None = None,
+) -> Iterator[tuple[str, int, QueueLook]]:
     # The queues that can be read.
+    report: Callable[[str, int, Any], object] = on_error or store.queues.leave_out
     for topic, queue_id in names:
         try:
             look = store.queues.look(topic, queue_id, store.commit_log.min_offset)
-        except OSError as error:
-            store.queues.leave_out(topic, queue_id, error)
+        except (StoreError, OSError) as error:
+            report(topic, queue_id, error)
             continue
         if look is not None:
             yield topic, queue_id, look

@@ -18,7 +18,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError, OffsetOutOfRangeError
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import is_light_queue, parse_message_id
-from rmqstore.offline.describe import consumer_rows, queue_rows
+from rmqstore.offline.describe import consumer_places, consumer_rows, queue_rows
 from rmqstore.polars.predicate import Limit, limits_of
 from rmqstore.selection import Selection
 from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, import_pyarrow, scan_schema
@@ -100,7 +100,9 @@ def scan_tables(
         "messages": scan_store(source, config=config),
         "queues": of(queues, lambda store: [_columns(list(queues), queue_rows(store))]),
         "index_entries": of(entries, _index_entries),
-        "consumers": of(consumers, lambda store: [_columns(list(consumers), consumer_rows(store))]),
+        "consumers": of(
+            consumers, lambda store: [_columns(list(consumers), consumer_rows(store, consumer_places(store)))]
+        ),
     }
 
 

@@ -22,8 +22,7 @@ from test_console_api import TINY, Asker
 
 import rmqstore
 from rmqstore import Message, MessageStore, console
-from rmqstore.console import overview_answers, survey
-from rmqstore.console.list_answers import group_rows
+from rmqstore.console import list_answers, overview_answers, survey
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.offline.timeline import timeline
 from rmqstore.texts import format_size
@@ -182,7 +181,7 @@ def test_queues_consumers_and_index_files_in_order(broker):
     asker = Asker(console.app(broker))
     cases = (
         ("/api/queues?max_num=1000&", "queues", overview_answers.QUEUE_COLUMNS[1:]),
-        ("/api/consumers?", "consumers", ("offset", "max_queue_offset", "lag", "waiting_since")),
+        ("/api/consumers?", "consumers", ("queue_offset", "max_queue_offset", "lag", "waiting_since")),
         ("/api/index?", "files", ("name", "entries", "fill", "slots_used", "mean_chain")),
     )
     for path, list_name, columns in cases:
@@ -200,36 +199,62 @@ def test_queues_consumers_and_index_files_in_order(broker):
 
 
 def test_groups_are_the_sums_of_their_queues(broker):
-    value = Asker(console.app(broker)).json("/api/consumers?groups=-lag")
+    asker = Asker(console.app(broker))
+    rows = asker.json("/api/consumers")["consumers"]
+    groups = asker.json("/api/groups?sort=-lag")["groups"]
     lags: dict[str, int] = {}
-    for row in value["consumers"]:
-        lags[row["group"]] = lags.get(row["group"], 0) + max(row["lag"] or 0, 0)
-    assert {group["group"]: group["lag"] for group in value["groups"]} == lags
-    assert [group["lag"] for group in value["groups"]] == sorted(lags.values(), reverse=True)
-    for group in value["groups"]:
-        waiting = [
-            row["waiting_since"]
-            for row in value["consumers"]
-            if row["group"] == group["group"] and row["waiting_since"]
-        ]
+    for row in rows:
+        lags[row["group"]] = lags.get(row["group"], 0) + (row["lag"] or 0)
+    assert {group["group"]: group["lag"] for group in groups} == lags
+    assert [group["lag"] for group in groups] == sorted(lags.values(), reverse=True)
+    for group in groups:
+        waiting = [row["waiting_since"] for row in rows if row["group"] == group["group"] and row["waiting_since"]]
         assert group["waiting_since"] == min(waiting, default=None)
-    rows = value["consumers"]
-    ages = {group["group"]: group["age"] for group in group_rows(rows, "-age")}
-    assert [age is None for age in ages.values()] == sorted(age is None for age in ages.values())
-    assert {name for name, age in ages.items() if age is not None} == {
-        row["group"] for row in rows if row["waiting_since"] is not None
-    }
+        assert (group["age"] is None) == (group["waiting_since"] is None)
+    ages = [group["age"] for group in asker.json("/api/groups?sort=-age")["groups"]]
+    assert [age is None for age in ages] == sorted(age is None for age in ages)
+    assert len(asker.json("/api/groups?first=1&max_num=1")["groups"]) == 1
 
 
 def test_groups_of_rocketmq_are_marked(broker):
     asker = Asker(console.app(broker))
-    value = asker.json("/api/consumers")
-    assert {each["group"]: each["kind"] for each in value["groups"]} == {
-        each["group"]: "system" if each["group"].startswith("CID_RMQ_SYS_") else "" for each in value["groups"]
+    groups = asker.json("/api/groups")["groups"]
+    assert {each["group"]: each["kind"] for each in groups} == {
+        each["group"]: "system" if each["group"].startswith("CID_RMQ_SYS_") else "" for each in groups
     }
-    marked = [row for row in value["consumers"] if row["kind"] == "system"]
+    marked = [row for row in asker.json("/api/consumers")["consumers"] if row["kind"] == "system"]
     assert marked and all(row["topic"].startswith("RMQ_SYS_") for row in marked)
     assert asker.page("/consumers").count("<small>system</small>") == 1 + len(marked)
+
+
+def test_a_page_of_consumers_looks_at_its_queues_and_sums_are_kept(many, counts, tmp_path, monkeypatch):
+    path = tmp_path / "store"
+    shutil.copytree(many, path)
+    with MessageStore.open(path, read_only=True) as store:
+        topics = store.topics()
+    (path / "config").mkdir(exist_ok=True)
+    table = {f"{topic}@G{group}": {"0": group} for topic in topics for group in range(4)}
+    (path / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
+    monkeypatch.setattr(list_answers, "_SUMS_KEPT", 1000.0)
+    asker = Asker(console.app(path))
+    asker.json("/api/openapi.json")
+    counts["looks"].clear()
+    value = asker.json("/api/consumers?max_num=30&first=20")
+    assert len(value["consumers"]) == 30 and value["number"] == 4 * len(topics)
+    assert [(row["group"], row["topic"]) for row in value["consumers"]] == [("G0", topic) for topic in topics[20:50]]
+    assert len(counts["looks"]) == 30
+    # An order by lag, and the sums, need all once.
+    whole = asker.json("/api/consumers?sort=-lag&max_num=10")
+    assert len(counts["looks"]) <= 30 + len(topics) + 10
+    assert [row["lag"] for row in whole["consumers"]] == sorted((row["lag"] for row in whole["consumers"]), reverse=True)
+    counts["looks"].clear()
+    assert asker.json("/api/consumers?sort=-lag&max_num=10") == whole
+    assert len(asker.json("/api/groups")["groups"]) == 4
+    assert len(counts["looks"]) <= 10
+    counts["looks"].clear()
+    page = asker.page("/consumers?group=G1&first=200")
+    assert f"201 to 400 of {len(topics)}" in page and 'rel="prev"' in page and 'rel="next"' in page
+    assert len(counts["looks"]) <= 200 + len(topics) and not counts["opened"]
 
 
 # ------------------------------------------------------------------------------------------------------------ charts

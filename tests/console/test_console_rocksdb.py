@@ -12,8 +12,8 @@ pytest.importorskip("rocksdict")
 pytest.importorskip("starlette")
 
 from rmqstore import MessageStore
-from rmqstore.console.list_answers import consumer_rows
 from rmqstore.console.overview_answers import OverviewAnswers
+from rmqstore.offline.describe import consumer_places, consumer_rows
 from rmqstore.selection import Selection
 from rmqstore.store.pages import key_page
 
@@ -75,11 +75,12 @@ def test_health_and_consumers(tmp_path):
         health = {each["name"]: each for each in OverviewAnswers().overview(store, 0, 10, "topic", "")["health"]}
         assert health["index"]["state"] == "good" and "in RocksDB" in health["index"]["text"]
         assert "consumer progress" not in health
-        rows = {(row["group"], row["topic"], row["queue_id"]): row for row in consumer_rows(store)}
-        assert rows["G-billing", "Orders", 0]["offset"] == 314 and rows["G-billing", "Orders", 0]["lag"] == 3
+        found = consumer_rows(store, consumer_places(store))
+        rows = {(row["group"], row["topic"], row["queue_id"]): row for row in found}
+        assert rows["G-billing", "Orders", 0]["queue_offset"] == 314 and rows["G-billing", "Orders", 0]["lag"] == 3
     shutil.rmtree(path / "config" / "consumerOffsets")
     (path / "config" / "consumerOffset.json").write_text('{"offsetTable":{"Orders@G":{0:1},"Orders@bad":{0:"x"}}}')
     with MessageStore.open(path, read_only=True) as store:
         health = {each["name"]: each for each in OverviewAnswers().overview(store, 0, 10, "topic", "")["health"]}
         assert health["consumer progress"]["state"] == "bad" and "Orders@bad" in health["consumer progress"]["text"]
-        assert [row["group"] for row in consumer_rows(store)] == ["G"]
+        assert {group for group, *_ in consumer_places(store)} == {"G"}

@@ -137,14 +137,14 @@ def test_a_backup_alone_counts(root):
 
 def test_the_console_names_the_second_file(root):
     pytest.importorskip("starlette")
-    from rmqstore.console.list_answers import consumer_rows
     from rmqstore.console.overview_answers import health
     from rmqstore.console.survey import Survey
+    from rmqstore.offline.describe import consumer_places
 
     write(root, PLAIN, 1)
     write(root, LMQ, 3, 1_700_000_001)
     with MessageStore.open(root, read_only=True) as store:
-        assert [row["offset"] for row in consumer_rows(store)] == [3]
+        assert [place[3] for place in consumer_places(store)] == [3]
         told = [each for each in health(store, None, Survey().known(store)) if each["name"] == "consumer progress"]
     assert [each["state"] for each in told] == ["note"] and PLAIN in told[0]["text"]
 

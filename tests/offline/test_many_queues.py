@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rmqstore import MessageStore, describe
 from rmqstore.cli import main
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.offline.describe import consumer_rows
+from rmqstore.offline.describe import consumer_places, consumer_rows
 
 TOPICS, GROUPS = 120, 6
 
@@ -54,7 +54,7 @@ def test_each_queue_is_asked_once_for_all_groups(store, asked):
     with MessageStore.open(store, read_only=True) as opened:
         for calls in asked.values():
             calls.clear()
-        rows = list(consumer_rows(opened))
+        rows = list(consumer_rows(opened, consumer_places(opened)))
         assert len(asked["look"]) == len({each[:2] for each in asked["look"]}) == TOPICS
         assert not asked["find"]
         # A place is read once for all groups that are there, and the last unit of a queue was read before.
