@@ -21,8 +21,8 @@ import zlib
 
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
-from rmqstore.files.durable import force_data, fsync_directory
-from rmqstore.files.open_file import open_regular, read_at, write_at
+from rmqstore.files.durable import force_data, fsync_directory, write_all
+from rmqstore.files.open_file import open_regular, read_at
 from rmqstore.files.os_errors import is_not_a_file, is_unreadable, naming_errors
 from rmqstore.files.store_lock import abort_mark, abort_process
 
@@ -221,7 +221,7 @@ class Checkpoint:
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT)
         try:
             with naming_errors(self.path):
-                write_at(descriptor, content, 0)
+                write_all(descriptor, content, 0)
                 force_data(descriptor)
         finally:
             os.close(descriptor)

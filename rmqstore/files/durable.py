@@ -73,7 +73,7 @@ def force_data(fd: int) -> None:
     getattr(os, "fdatasync", os.fsync)(fd)
 
 
-def write_all(fd: int, data: bytes, pos: int | None = None) -> None:
+def write_all(fd: int, data: bytes | memoryview, pos: int | None = None) -> None:
     """Write all bytes of `data` at `pos`, or where the file is; OSError if the disk takes no more."""
     rest = memoryview(data)
     while rest:

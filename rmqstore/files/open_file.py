@@ -23,7 +23,6 @@ __all__ = [
     "read_at",
     "read_small_file",
     "why_unreadable",
-    "write_at",
     "written_end",
     "written_extents",
 ]
@@ -59,14 +58,6 @@ def read_at(fd: int, size: int, pos: int) -> bytes:
         parts.append(data)
         pos, size = pos + len(data), size - len(data)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def write_at(fd: int, data: bytes | memoryview, pos: int) -> None:
-    """Write all of `data` at `pos`."""
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(fd, rest, pos)
-        rest, pos = rest[written:], pos + written
 
 
 def is_directory(path: str) -> bool:

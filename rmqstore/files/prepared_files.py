@@ -11,9 +11,8 @@ import logging
 import os
 
 from rmqstore.errors import StoreError
-from rmqstore.files.durable import force_data, fsync_directory, make_directories
+from rmqstore.files.durable import force_data, fsync_directory, make_directories, write_all
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
-from rmqstore.files.open_file import write_at
 from rmqstore.files.os_errors import has_no_links, naming_errors
 
 __all__ = ["PreparedFiles"]
@@ -135,7 +134,7 @@ def _write_head(path: str, head: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         with naming_errors(path):
-            write_at(descriptor, head, 0)
+            write_all(descriptor, head, 0)
             force_data(descriptor)
     finally:
         os.close(descriptor)

@@ -26,8 +26,9 @@ from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import can_name_queue, queue_directory
 from rmqstore.errors import CorruptionError
+from rmqstore.files.durable import write_all
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
-from rmqstore.files.open_file import read_small_file, write_at
+from rmqstore.files.open_file import read_small_file
 from rmqstore.message import decode_java_utf8
 from rmqstore.offline.rebuild import refuse_assumed
 from rmqstore.offline.rebuild_swap import delete_tree
@@ -221,7 +222,7 @@ def _write_at(path: str, size: int, pos: int, data: memoryview) -> None:
     try:
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
-        write_at(fd, data, pos)
+        write_all(fd, data, pos)
     finally:
         os.close(fd)
 
