@@ -125,7 +125,7 @@ def test_the_console_counts_no_lag_where_the_queue_is_gone(tmp_path):
         console.app(tmp_path / "s", config=StoreConfig(**SMALL)), base_url="http://localhost"
     )
     page = client.get("/consumers").text
-    assert ">13 <small>unknown in 1 queues</small>" in page and "unknown, no queue" in page
+    assert ">28 <small>unknown in 1 queues</small>" in page and "unknown, no queue" in page
 
 
 # --------------------------------------------------------------------------------------------------------------- ids
