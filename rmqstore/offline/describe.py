@@ -419,17 +419,19 @@ def consumer_rows(
     there = {*store.queues.keys()}
     looks: dict[tuple[str, int], QueueLook | None] = {}
     consumers = Consumers(store.queues, store.commit_log)
+    of_topic, kind = None, ""
     for group, topic, queue_id, queue_offset in places:
+        if of_topic != (group, topic):
+            of_topic, kind = (group, topic), progress_kind(group, topic)
         key = topic, queue_id
         if key not in looks:
             found = _looks(store, [key] if key in there else [], on_error)
             looks[key] = next((look for _, _, look in found), None)
-        (each,) = consumers.of(group, topic, {queue_id: queue_offset}, {queue_id: looks[key]})
-        lag = each.lag
+        end, time = consumers.end_and_time(topic, queue_id, queue_offset, looks[key])
         yield {
-            "group": group, "topic": topic, "queue_id": queue_id, "queue_offset": queue_offset,
-            "max_queue_offset": each.max_queue_offset, "lag": lag if lag is not None and lag >= 0 else None,
-            "waiting_since": each.next_store_timestamp, "kind": progress_kind(group, topic),
+            "group": group, "topic": topic, "queue_id": queue_id, "queue_offset": queue_offset, "max_queue_offset": end,
+            "lag": None if end is None or queue_offset > end else end - max(queue_offset, 0), "waiting_since": time,
+            "kind": kind,
         }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -377,7 +377,7 @@ def _pairs(
     known: Mapping[tuple[str, str], _Pair],
     known_topics: set[str],
 ) -> dict[tuple[str, str], _Pair]:
-    of_topic: dict[str, dict[int, QueueLook | None]] = {}
+    of_topic: dict[str, dict[int, QueueLook]] = {}
     for (topic, queue_id), queue in queues.items():
         of_topic.setdefault(topic, {})[queue_id] = queue.look
     pairs = {}
@@ -385,7 +385,13 @@ def _pairs(
     for (group, topic), offsets in sorted(progress.items()):
         pair = known.get((group, topic))
         if pair is None or pair.offsets != offsets or topic not in known_topics:
-            pair = _Pair(offsets, list(consumers.of(group, topic, offsets, of_topic.get(topic, {}))))
+            # Also where the group has no offset, as a broker counts.
+            looks, found = of_topic.get(topic, {}), []
+            for queue_id in sorted({*looks, *offsets}):
+                offset = offsets.get(queue_id, -1)
+                end, time = consumers.end_and_time(topic, queue_id, offset, looks.get(queue_id))
+                found.append(ConsumerStats(group, topic, queue_id, offset, end, time))
+            pair = _Pair(offsets, found)
         pairs[group, topic] = pair
     return pairs
 
@@ -397,27 +403,21 @@ class Consumers:
         self._queues, self._commit_log = queues, commit_log
         self._times: dict[tuple[str, int, int], int | None] = {}
 
-    def of(
-        self, group: str, topic: str, offsets: Mapping[int, int], looks: Mapping[int, QueueLook | None]
-    ) -> Iterator[ConsumerStats]:
-        """Yield the progress of a group in the queues of a topic, by queue id; also where it has no offset, as a broker counts.
-
-        - `looks`: by queue id, None for a queue that cannot be read.
-        """
-        for queue_id in sorted({*looks, *offsets}):
-            offset, look = offsets.get(queue_id, -1), looks.get(queue_id)
-            if look is None or (offset > 0 and not look.files and not look.max_queue_offset):
-                # Of a queue whose folder is all that is left, the end is not known.
-                yield ConsumerStats(group, topic, queue_id, offset, None, None)
-                continue
-            # A broker skips what is gone.
-            at, end = max(offset, look.min_queue_offset), look.max_queue_offset
-            place, time = (topic, queue_id, at), None
-            if at < end:
-                if place not in self._times:
-                    self._times[place] = self._time(place, look.last)
-                time = self._times[place]
-            yield ConsumerStats(group, topic, queue_id, offset, end, time)
+    def end_and_time(
+        self, topic: str, queue_id: int, queue_offset: int, look: QueueLook | None
+    ) -> tuple[int | None, int | None]:
+        """Return `max_queue_offset` and `next_store_timestamp` of `ConsumerStats`; `look` is None if the queue cannot be read."""
+        if look is None or (queue_offset > 0 and not look.files and not look.max_queue_offset):
+            # Of a queue whose folder is all that is left, the end is not known.
+            return None, None
+        # A broker skips what is gone.
+        low, end = look.min_queue_offset, look.max_queue_offset
+        place = topic, queue_id, queue_offset if queue_offset > low else low
+        if place[2] >= end:
+            return end, None
+        if place not in self._times:
+            self._times[place] = self._time(place, look.last)
+        return end, self._times[place]
 
     def _time(self, place: tuple[str, int, int], last: Unit | None) -> int | None:
         with contextlib.suppress(StoreError, OSError):
