@@ -1,12 +1,11 @@
 from array import array
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
 from rmqstore._core import IndexRegion, Region, Verdict
-from rmqstore._rows import FileEnd
 
 _Int32s: TypeAlias = npt.NDArray[np.int32]
 _Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -18,7 +17,7 @@ class TopicTable:
     @property
     def queues(self) -> list[tuple[int, int]]: ...
     @property
-    def ends(self) -> list[FileEnd | None]: ...
+    def ends(self) -> list[Any]: ...
     def add(self, topic: bytes) -> int: ...
     def add_queue(self, topic: int, queue_id: int) -> int: ...
 
