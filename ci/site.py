@@ -25,7 +25,7 @@ SESSION = re.compile(
     r'<div class="(?P<classes>language-(?P<language>console|pycon) highlight)">(?P<code>.*?)</div>', re.DOTALL
 )
 PROMPTS = {"console": ("$ ",), "pycon": (">>> ", "... ")}
-# Fences whose info string has a second word for the tests ("console spark") or names no language.
+# Fences whose info string has a second word for the tests ("python spark") or names no language.
 INFO = re.compile(r"^(?P<mark>`{3,})(?P<language>\w+) [\w ]+$", re.MULTILINE)
 
 

@@ -1,7 +1,4 @@
-"""Values as callers give them: store times, and words of which there are few.
-
-Owns how a time that was given becomes milliseconds, and the names of the choices.  It knows no store.
-"""
+"""Argument checks: store times, numbers, texts and enumerated strings.  It knows no store."""
 
 from __future__ import annotations
 
@@ -33,40 +30,37 @@ KEY_BITS = {None: 3, "U": 1, "K": 2, "T": 4}
 
 
 def check_timeout(timeout: float | None) -> None:
-    """ValueError for a NaN, with which nobody would ever stop waiting; TypeError for what is no number."""
-    if timeout is None:
-        return
+    """Raise ValueError for a NaN, TypeError for a value that is not a number."""
+    if timeout is not None:
+        _check_number(timeout, f"timeout is {shown(timeout)}; give seconds, or None to wait without an end")
+
+
+def _check_number(value: Any, text: str) -> None:
     try:
-        is_number = timeout < 1 or timeout >= 1
+        is_number = value < 1 or value >= 1
     except (TypeError, ValueError):
-        raise TypeError(f"timeout is {shown(timeout)}; give seconds, or None to wait without an end") from None
+        raise TypeError(text) from None
     except ArithmeticError:
         # A NaN of the module decimal is compared with nothing.
         is_number = False
     if not is_number:
-        raise ValueError(f"timeout is {timeout!r}; give seconds, or None to wait without an end")
+        raise ValueError(text)
 
 
 def plain_text(text: str) -> str:
-    """str: the same as a plain one, which the core takes alone: not numpy.str_, nor a member of a StrEnum."""
+    """Return a numpy.str_, or a member of a StrEnum, as a plain str: the core takes no other."""
     return str.__str__(text) if isinstance(text, str) else text
 
 
 def one_text(value: str, name: str) -> str:
-    """str: a text, as a plain one; TypeError, with the parameter's name, for what is none."""
+    """Return a text as a plain str; TypeError, with the parameter's name, for another type."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {shown(value)}; give a text")
     return plain_text(value)
 
 
 def texts(value: str | Iterable[str] | None, name: str) -> list[str] | None:
-    """list of str or None: one text, or several, as a list; None stays None.
-
-    Raises
-    ------
-    TypeError
-        It is something else, or holds something else; `name` is the parameter's.
-    """
+    """Return one text, or several, as a list; None stays None.  TypeError, with the parameter's name, for other values."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -79,21 +73,9 @@ def texts(value: str | Iterable[str] | None, name: str) -> list[str] | None:
 
 
 def whole_number(value: int, name: str, low: int | None = None, high: int | None = None) -> int:
-    """int: a whole number, be it NumPy's, or a float that is one.
+    """Return a whole number, also NumPy's or a whole float, as an int.
 
-    Parameters
-    ----------
-    name : str
-        Of the parameter, for the error.
-    low, high : int, optional
-        What it is at least, and at most.
-
-    Raises
-    ------
-    TypeError
-        It is no whole number.
-    ValueError
-        It is out of range.
+    TypeError for other values, ValueError below `low` or above `high`; `name` is the parameter's.
     """
     try:
         number = operator.index(int(value) if value % 1 == 0 else value)
@@ -105,7 +87,7 @@ def whole_number(value: int, name: str, low: int | None = None, high: int | None
 
 
 def one_queue(topic: str, queue_id: int) -> tuple[str, int]:
-    """(str, int): a topic and a queue id, as of `one_text` and `whole_number`; those that are plain are not looked at."""
+    """Return a topic and a queue id, see `one_text` and `whole_number`."""
     if type(topic) is not str:
         topic = one_text(topic, "topic")
     if type(queue_id) is not int:
@@ -114,12 +96,12 @@ def one_queue(topic: str, queue_id: int) -> tuple[str, int]:
 
 
 def given_tags(tags: str | Iterable[str] | None) -> str | list[str] | None:
-    """str, list of str or None: tags as given; several in one text stay one.  TypeError for what are none."""
+    """Return tags as given, see `texts`; several in one text stay one."""
     return tags if isinstance(tags, str) else texts(tags, "tags")
 
 
 def whole_numbers(value: int | Iterable[int] | None, name: str, low: int, high: int) -> list[int] | None:
-    """list of int or None: one whole number, or several, as a list; the rest as of `whole_number`."""
+    """Return one whole number, or several, as a list, see `whole_number`; None stays None."""
     if value is None:
         return None
     given: Any = value if _is_several(value) else (value,)
@@ -131,7 +113,7 @@ def _is_several(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """str: a value in an error, which it does not fill."""
+    """Return at most 80 characters of a value, for an error."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -146,13 +128,13 @@ def _bound(number: int | None) -> str:
 
 
 def check_index_type(index_type: str | None) -> None:
-    """ValueError for what is no `IndexType`, nor None."""
+    """Raise ValueError unless it is an `IndexType` or None."""
     if index_type not in (None, "U", "K", "T"):
         raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
 
 
 def check_boundary(boundary: str) -> None:
-    """ValueError for what is no `Boundary`."""
+    """Raise ValueError unless it is a `Boundary`."""
     if boundary not in ("lower", "upper"):
         raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
 
@@ -165,24 +147,13 @@ _NO_ENDS = (float("-inf"), float("inf"))
 
 
 def milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | float:
-    """ms since epoch of a store time that was given as such, or as a `datetime` (aware, or naive as local time).
+    """Return ms since epoch of a store time that was given as such, or as a `datetime` (aware, or naive as local time).
 
-    Parameters
-    ----------
-    moment : int, float or datetime
-        A number stays what it is.
-    name : str
-        Of the parameter, for the error.
-    up : bool
-        A `datetime` between two milliseconds becomes the later one, not the earlier one.
+    - `name`: the parameter, for the error.
+    - `up`: a `datetime` between two milliseconds becomes the later one, not the earlier one.
 
-    Raises
-    ------
-    ValueError
-        It looks like seconds: a number from 1 000 000 000 on and below 3 000 000 000, which is 2001 to 2065 in seconds,
-        and January and February 1970 in milliseconds.  Or it is a `datetime` that the local zone does not know.
-    TypeError
-        It is neither a number nor a `datetime`.
+    ValueError for a number that looks like seconds (2001 to 2065), a NaN, and a `datetime` that the local zone does not know;
+    TypeError for a value of another type.
     """
     check_moment(moment, name)
     return exact_milliseconds(moment, name, up=up)
@@ -203,15 +174,6 @@ def check_moment(moment: Moment, name: str) -> None:
     """Raise the TypeError or ValueError of `milliseconds` for a value that is not a `Moment`."""
     if isinstance(moment, datetime.datetime):
         return
-    try:
-        is_number = bool(moment == moment)
-        is_seconds = is_number and _SECONDS_FROM <= moment < _SECONDS_TO
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {moment!r}: give ms since epoch, or a datetime") from None
-    except ArithmeticError:
-        # A NaN of the module decimal is compared with nothing.
-        is_number = False
-    if not is_number:
-        raise ValueError(f"{name} is {moment!r}; give ms since epoch, or a datetime")
-    if is_seconds:
+    _check_number(moment, f"{name} is {shown(moment)}; give ms since epoch, or a datetime")
+    if _SECONDS_FROM <= moment < _SECONDS_TO:
         raise ValueError(f"{name} is {moment!r}, which looks like seconds: give ms since epoch, or a datetime")

@@ -1,8 +1,4 @@
-"""Text, times and sizes for people, as the command line and the console show them; times as people write them.
-
-Owns how a text from a store is made safe to look at (`escape`), how times and sizes are written, and what counts as a
-time.  It knows no store, no terminal and no page.
-"""
+"""Text, times and sizes as the command line, the console and notebooks show them; parsing of times.  It knows no store."""
 
 from __future__ import annotations
 
@@ -68,17 +64,10 @@ def format_time(timestamp: int | None) -> str:
 
 
 def short_time(timestamp: int | None, now: datetime.datetime | None = None, timespec: str = "seconds") -> str:
-    """str: ms since epoch for a narrow place: without the zone, which is the local one, and what it shares with `now`.
+    """Return ms since epoch in the local zone without what it shares with `now` (by default the clock's), for narrow places.
 
-    Of a day of this year ``11-21 05:32:39``, of today ``05:32:39``, of any other year ``2025-11-21 05:32``; with "minutes"
-    ``11-21 05:32`` and ``2025-11-21``.
-
-    Parameters
-    ----------
-    now : datetime, optional
-        Local, by default that of the clock.
-    timespec : {"minutes", "seconds", "milliseconds"}
-        How much of it, but of today at least the seconds, and of another year milliseconds or minutes.
+    ``05:32:39`` is of today, ``11-21 05:32:39`` of this year, ``2025-11-21 05:32`` of another; with the timespec "minutes" the
+    latter two are ``11-21 05:32`` and ``2025-11-21``, with "milliseconds" all have milliseconds.
     """
     text = format_time(timestamp)
     if timestamp is None or "T" not in text:
@@ -139,12 +128,9 @@ def preview(data: bytes) -> str:
 
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """str: a small table for a notebook; nothing in a cell or in the caption can be markup, and cells are short.
+    """Return a small table for a notebook, without markup from cells or caption.
 
-    Parameters
-    ----------
-    header : sequence of str
-        Empty: the first cell of each row is its head.
+    If `header` is empty, the first cell of each row is its head.
     """
     head = "".join(f"<th>{_cell(name)}</th>" for name in header)
     lines = []
@@ -157,21 +143,10 @@ def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def parse_time(text: str, *, end: bool = False) -> int:
-    """int: ms since epoch of a time as people write it; the local zone counts unless it names one.
+    """Return ms since epoch of a time, by default in the local zone; ValueError for another text.
 
     It is ISO 8601, ms since epoch, ``2h ago``, ``now``, ``10:30`` (of today), ``yesterday 10:30``, or a day:
-    ``2026-11-20``, ``today``, ``yesterday``.  A day stands for its first millisecond, as an end for its last one, so that
-    days that follow each other share no millisecond and leave none out, also where a zone changes its clocks.
-
-    Parameters
-    ----------
-    end : bool
-        It ends a range whose last millisecond is part of it.
-
-    Raises
-    ------
-    ValueError
-        It is none of them.
+    ``2026-11-20``, ``today``, ``yesterday``.  A day is its first millisecond; with `end`, which is inclusive, its last one.
     """
     text = text.strip()
     if _NOT_MS.fullmatch(text):

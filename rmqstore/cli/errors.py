@@ -1,6 +1,6 @@
 """Errors, findings and warnings as a person at a shell reads them, and the exit code of a store that cannot be read.
 
-Owns the command line's spelling of remedies and verdicts, which come as data from `rmqstore.remedies`, and which known name is
+Owns the command line's spelling of remedies and verdicts, which come as data from `rmqstore.errors`, and which known name is
 near a wrong one. Programs that ask for JSON get Python's.
 """
 
@@ -19,19 +19,21 @@ import click
 from rmqstore._core import Verdict
 from rmqstore.cli.terminal import discard, escape
 from rmqstore.commitlog.log_walk import VERDICT_WORDS
-from rmqstore.errors import GeometryError, StoreError, placed
-from rmqstore.files.os_errors import is_denied, is_full
-from rmqstore.remedies import (
+from rmqstore.errors import (
     ChooseRecovery,
     DeclareQueue,
     DropUnits,
+    GeometryError,
     GiveOptions,
     InferConfig,
     OpenReadOnly,
     Recover,
     Sentence,
+    StoreError,
     UseBrokerConf,
+    placed,
 )
+from rmqstore.files.os_errors import is_denied, is_full
 
 CANNOT_OPEN = 3
 

@@ -18,7 +18,7 @@ import click
 from rmqstore.arguments import Recovery
 from rmqstore.cli.errors import error_text, of_error, typed
 from rmqstore.cli.group import FOUND_NOTHING, nothing, orderly_end
-from rmqstore.cli.options import Given, gathered, path_argument, store_options
+from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.commitlog.log_walk import VERDICT_WORDS
@@ -28,7 +28,7 @@ from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_config, rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.offline.timeline import messages_behind
-from rmqstore.rocksdb.places import PLACES, queue_databases
+from rmqstore.rocksdb.database import PLACES, queue_databases
 from rmqstore.store.dispatch_rules import gone_text
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.recovery import RECOVERY_MODES
@@ -41,39 +41,24 @@ drop_units_option = click.option(
     help="Drop for good the N queue units and index entries that lead outside the commit log; the refusal says how many.",
 )
 
-what_option = click.option(
-    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to rebuild; by default both."
-)
-output_option = click.option(
-    "-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is."
-)
-yes_option = click.option("--yes", is_flag=True, help="Replace without asking.")
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What a rebuild makes, and what it may replace and drop."""
-
-    what: tuple[str, ...]
-    output: str | None
-    drop_units: int
-    yes: bool
-
 
 @click.command(name="rebuild")
 @path_argument
-@what_option
-@output_option
+@click.option(
+    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to rebuild; by default both."
+)
+@click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
 @click.option(
     "--rocksdb",
     is_flag=True,
     help="Make the consume queues a RocksDB database, for a broker with storeType=defaultRocksDB, instead of files.",
 )
 @drop_units_option
-@yes_option
+@click.option("--yes", is_flag=True, help="Replace without asking.")
 @store_options
-@gathered(Task, "task")
-def rebuild_command(path: str, task: Task, rocksdb: bool, given: Given) -> None:
+def rebuild_command(
+    path: str, what: tuple[str, ...], output: str | None, rocksdb: bool, drop_units: int, yes: bool, given: Given
+) -> None:
     """Rebuild index and consume queues from the commit log.
 
     THIS COMMAND WRITES. Without --output it replaces index/ and consumequeue/ of the store, after the new files are
@@ -81,21 +66,23 @@ def rebuild_command(path: str, task: Task, rocksdb: bool, given: Given) -> None:
     rebuild leaves the store as it was: run it again. Queues in RocksDB are kept under another name. Where segments are
     missing that the old files lead to, nothing is replaced.
     """
-    kinds, output = task.what or (("consumequeue",) if rocksdb else ("index", "consumequeue")), task.output
+    kinds = what or (("consumequeue",) if rocksdb else ("index", "consumequeue"))
     if rocksdb and kinds != ("consumequeue",):
         raise click.UsageError("--rocksdb is for --what consumequeue alone")
     config = given.config(path)
     if output is None and not rocksdb:
         # Who is asked has then nothing left to give.
-        check_config(path, kinds, config, task.drop_units)
-    agree_to_replace(path, kinds, task)
+        check_config(path, kinds, config, drop_units)
+    if output is None and not yes:
+        replaced = f"{' and '.join(kinds)} of {path} will be replaced by what the commit log says."
+        _agree("this replaces files of the store", "give --yes (or --output DIR)", replaced)
     is_new = output is not None and not os.path.lexists(output)
     try:
         with orderly_end(), Progress("rebuilding", "bytes") as progress:
             if rocksdb:
-                report = rebuild_queue_database(path, config, output, progress, drop_units=task.drop_units)
+                report = rebuild_queue_database(path, config, output, progress, drop_units=drop_units)
             else:
-                report = rebuild(path, kinds, config, output, progress, drop_units=task.drop_units)
+                report = rebuild(path, kinds, config, output, progress, drop_units=drop_units)
     except (KeyboardInterrupt, SystemExit):
         if output is not None:
             if is_new:
@@ -112,17 +99,11 @@ def rebuild_command(path: str, task: Task, rocksdb: bool, given: Given) -> None:
         raise
     except CorruptionError as error:
         nothing(error_text(error))
-    print_rebuild(report, output or path, given)
-
-
-def agree_to_replace(path: str, kinds: tuple[str, ...], task: Task) -> None:
-    """Ask whether a rebuild shall replace files of the store, unless that was answered before; a No ends the command."""
-    if task.output is None and not task.yes:
-        what = f"{' and '.join(kinds)} of {path} will be replaced by what the commit log says."
-        _agree("this replaces files of the store", "give --yes (or --output DIR)", what)
+    _print(report, output or path, given)
 
 
 def _agree(does: str, otherwise: str, what: str = "") -> None:
+    # Ask on the terminal; a No ends the command.
     if not sys.stdin.isatty():
         raise click.UsageError(f"{does}; without a terminal to ask on {otherwise}")
     if what:
@@ -131,8 +112,7 @@ def _agree(does: str, otherwise: str, what: str = "") -> None:
         nothing("nothing was changed")
 
 
-def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
-    """Say what a rebuild into `target` did; damage in the log makes the exit code that of something found."""
+def _print(report: RebuildReport, target: str, given: Given) -> None:
     printer = Printer(given.as_json)
     if given.as_json:
         value = dataclasses.asdict(report)
@@ -248,7 +228,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
 
 
 def _place_of(error: CorruptionError) -> int | None:
-    """int or None: the phy offset at which a log was found damaged; None where the error is about something else."""
+    # The phy offset at which a log was found damaged; None if the error is about something else.
     if error.path is None or error.pos is None or os.path.basename(os.path.dirname(error.path)) != "commitlog":
         return None
     base = offset_of_name(os.path.basename(error.path))
@@ -256,7 +236,6 @@ def _place_of(error: CorruptionError) -> int | None:
 
 
 def _lost_text(lost: dict[str, Any]) -> str:
-    """str: what --mode truncate deletes."""
     if not lost["messages"]:
         return f"--mode truncate deletes no whole message, and {format_size(lost['damaged_size'])} that are none."
     topics = [f"{topic} ({number})" for topic, number in lost["topics"].items()]

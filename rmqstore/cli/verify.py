@@ -25,7 +25,7 @@ from rmqstore.errors import Finding, GeometryError
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.flat_verify import verify_flat
 from rmqstore.offline.verify import verify
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.database import queue_databases
 from rmqstore.store.message_store import MessageStore
 
 

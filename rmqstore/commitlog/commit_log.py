@@ -25,13 +25,13 @@ from rmqstore.errors import (
     CorruptionError,
     InvalidMessageError,
     OffsetOutOfRangeError,
+    Sentence,
     StoreError,
 )
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
 from rmqstore.files.open_file import is_directory
 from rmqstore.message import MessageExt, _read
-from rmqstore.remedies import Sentence
 from rmqstore.sources import Located, in_one_file, located
 
 __all__ = ["CommitLog", "check_store_root"]

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._core import BatchUnitLayout, IndexLayout, Region, UnitLayout, decode_record, index_key_hash
 from rmqstore.config.places import is_named, other_progress_file, progress_file, refuse_other_log, without_log
-from rmqstore.errors import GeometryError, StoreChangedError, StoreError
+from rmqstore.errors import GeometryError, GiveOptions, Sentence, StoreChangedError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.open_file import is_directory, open_regular, read_at, why_unreadable, written_end
 from rmqstore.files.os_errors import is_unreadable, naming_errors
 from rmqstore.message import MessageExt, SysFlag, host_to_bytes
-from rmqstore.remedies import GiveOptions, Sentence
 
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig

@@ -38,7 +38,7 @@ from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.files.open_file import read_small_file
 from rmqstore.files.os_errors import is_broken_link, is_unreadable, with_path
 from rmqstore.message import decode_java_utf8
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.database import queue_databases
 from rmqstore.rocksdb.settings import SettingsDatabase, database_state, settings_layouts
 
 __all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "unseen_text"]

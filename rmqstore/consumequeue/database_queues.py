@@ -1,13 +1,11 @@
-"""Consume queues that lie in RocksDB, served as ordinary queues: their units in memory, stretch by stretch as they are asked for.
+"""Consume queues in RocksDB, served as ordinary queues: their units in memory, stretch by stretch at their first use.
 
-Owns merging what there is of a queue: units of the database, of queue files beside it, and units that were collected from the
-log because the database lacks them.  It never reads the log itself: who completes it says so by `add`, and is told of holes and
-damage by `complete`.  A stretch of units is made at its first use and forgotten again when there are many, so memory stays
-bounded however long the queues are.
+`DatabaseQueues` merges the units of the database, of queue files next to it, and those that were collected from the log because the
+database lacks them.  It never reads the log: `complete` reports holes and damage, `add` takes what was collected.  Memory is
+bounded: the oldest stretches are dropped.
 
-Owns `CollectedQueues` too: queues that only collect the units that records of the log need, in queue order and each unit once,
-until somebody builds a queue of them.  They have no files, and nothing is filled up: a queue may begin at any offset and have
-holes.
+`CollectedQueues` only collect the units of records of the log, in queue order and each unit once.  They have no files; a queue may
+begin at any offset and have holes.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 STRETCH_UNITS = 8192
-"""So many units are made at once, and a get ends with them as with a queue file."""
+"""Units of a stretch; a get ends with it as with a queue file."""
 
 _UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
 _STRETCH_SIZE = STRETCH_UNITS * _UNIT_SIZE
@@ -64,7 +62,7 @@ class CollectedUnits:
         self._lock = threading.Lock()
 
     def renew_lock(self) -> None:
-        """Give up the lock that another thread of a parent process may have held at a fork."""
+        """Replace the lock after a fork."""
         self._lock = threading.Lock()
 
     def add(self, *columns: np.ndarray) -> None:
@@ -373,9 +371,8 @@ class DatabaseQueues:
         """bool: there are units after those that a queue has in its files."""
         key = queue.topic, queue.queue_id
         database = self.database_of(key)
-        last = None if database is None else database.last[key]
-        end = max([each.end for each in self._collected.get(key, ())], default=0)
-        end = max(end, 0 if last is None else last.queue_offset + 1)
+        ends = [each.end for each in self._collected.get(key, ())]
+        end = max(*ends, 0 if database is None else database.last[key].queue_offset + 1, 0)
         return end > (queue.max_queue_offset if len(queue.files) else 0)
 
     def queue(self, own: ConsumeQueue | BatchConsumeQueue) -> ConsumeQueue | BatchConsumeQueue:
@@ -457,13 +454,11 @@ class DatabaseQueues:
             return None
         span = newest.queue_offset - first.queue_offset
         if not 0 <= span <= max(newest.phy_offset - first.phy_offset, 0) // _SMALLEST_RECORD + 1:
-            self.report(
-                CorruptionError(
-                    f"the units of {key[0]}/{key[1]} go from queue offset {first.queue_offset} to {newest.queue_offset}, which "
-                    "the log between their records has no room for",
-                    self.path,
-                )
+            text = (
+                f"the units of {key[0]}/{key[1]} go from queue offset {first.queue_offset} to {newest.queue_offset}, which "
+                "the log between their records has no room for"
             )
+            self.report(CorruptionError(text, self.path))
             return None
         return first, newest.queue_offset + 1
 
@@ -515,15 +510,13 @@ class DatabaseQueues:
 
     def _complete_holes(self, key: Key, first: int, num: int, stored: Units) -> None:
         # Where queue offsets do not go on by one, records between are in the log and not here: a broker that was killed lost them.
+        assert self.database is not None
         database = self.database
-        if database is None:
-            return
         offsets, phy_offsets = stored.queue_offsets, stored.phy_offsets
         # A gap may begin in a stretch before this one and end in one after it.
-        before = None
+        before = after = None
         if first and (not len(offsets) or offsets[0] > first):
             before = database.at_or_before(*key, first - 1)
-        after = None
         if not len(offsets) or offsets[-1] < first + num - 1:
             after = database.at_or_after(*key, first + num)
         gaps = np.flatnonzero(np.diff(offsets) != 1)
@@ -548,7 +541,7 @@ class DatabaseQueues:
             self.complete(None, None)
 
     def keep(self, stream: UnitStream, offset: int) -> None:
-        """Know that a stretch was made; the oldest ones go where there are too many."""
+        """Note a stretch that was made; drop the oldest if there are too many."""
         with self._lock:
             self._kept[stream, offset] = None
             while len(self._kept) > _STRETCHES_KEPT:

@@ -28,8 +28,10 @@ from typing import IO, NoReturn, SupportsIndex
 from rmqstore._core import Region
 from rmqstore.errors import (
     GeometryError,
+    InferConfig,
     OffsetOutOfRangeError,
     ReadOnlyError,
+    Sentence,
     StoreChangedError,
     StoreClosedError,
     StoreError,
@@ -37,7 +39,6 @@ from rmqstore.errors import (
 from rmqstore.files.durable import force_data
 from rmqstore.files.open_file import last_nonzero, open_regular, written_extents
 from rmqstore.files.os_errors import naming_errors
-from rmqstore.remedies import InferConfig, Sentence
 
 __all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "MemoryFile", "NotCopied"]
 

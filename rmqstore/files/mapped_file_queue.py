@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from rmqstore._core import FileStream
-from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError
+from rmqstore.errors import GeometryError, InferConfig, ReadOnlyError, Recover, Sentence, StoreClosedError
 from rmqstore.files.durable import fsync_directory
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, MemoryFile, NotCopied, name_of_offset, offset_of_name
 from rmqstore.files.prepared_files import PreparedFiles
-from rmqstore.remedies import InferConfig, Recover, Sentence
 
 __all__ = ["Handling", "Listed", "MappedFileQueue"]
 

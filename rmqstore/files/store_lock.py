@@ -27,11 +27,10 @@ import threading
 import warnings
 import weakref
 
-from rmqstore.errors import StoreLockedError
+from rmqstore.errors import OpenReadOnly, Sentence, StoreLockedError
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import is_locked, naming_errors
-from rmqstore.remedies import OpenReadOnly, Sentence
 
 __all__ = ["ClosedAtExit", "StoreLock", "abort_mark", "abort_process", "is_held"]
 

@@ -1,8 +1,7 @@
-"""The flat files of one kind of one queue as one stream of bytes, the records in them, and what the metadata say of them.
+"""The flat files of one kind of one queue as one stream of bytes, the records in them, and the metadata.
 
-Owns the directory: which files there are, which one holds an offset, and what the stream lacks, its holes: a file that is missing
-or short, known from its neighbours and from the metadata, or that may not be read.  It changes nothing.  A file is read at its
-real length, as far as the next one begins.
+The holes of the stream are files that are missing, short (known from their neighbours and from the metadata) or unreadable.  A file
+is read at its real length, up to the begin of the next one.
 
 Facts (RocketMQ 5.5.0): a name is the first 8 hex digits of the MD5 of the base offset in decimal, and the base offset in 20
 digits; base + length = the next base.  The first base is above 0 where older files were deleted.  The records of a queue are back
@@ -35,7 +34,6 @@ from rmqstore.sources import EXPIRED, Located, in_one_file, located
 
 __all__ = [
     "METADATA_FILE",
-    "FlatFileMetadata",
     "FlatFiles",
     "FlatLog",
     "Hole",
@@ -45,7 +43,7 @@ __all__ = [
 ]
 
 METADATA_FILE = os.path.join("config", "tieredStoreMetadata.json")
-"""Where the metadata lies below the root of the broker's local store."""
+"""The metadata below the root of the broker's local store."""
 
 _TABLES = {
     "COMMIT_LOG": "commitLogFileSegmentTable",
@@ -57,25 +55,15 @@ _INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class FlatFileMetadata:
-    """What the metadata say of one flat file."""
-
-    base_offset: int
-    size: int
-    begin_timestamp: int
-    end_timestamp: int
-
-
-@dataclass(frozen=True, slots=True)
 class TieredMetadata:
     """The metadata of a broker's tiered storage.
 
-    `flat_files` has by kind ("COMMIT_LOG", "CONSUME_QUEUE", "INDEX") and place ("broker/topic/queue id") the files by base offset;
-    `topic_ids` the topics by the numbers in index files.
+    `sizes` has by kind ("COMMIT_LOG", "CONSUME_QUEUE", "INDEX") and place ("broker/topic/queue id") the size of each flat file in
+    bytes by base offset; `topic_ids` the topics by the numbers in index files.
     """
 
     path: str
-    flat_files: dict[tuple[str, str], dict[int, FlatFileMetadata]] = field(default_factory=dict)
+    sizes: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
     topic_ids: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -86,11 +74,11 @@ class TieredMetadata:
     @property
     def brokers(self) -> set[str]:
         """set of str: the brokers whose files are listed."""
-        return {path.partition("/")[0] for _, path in self.flat_files}
+        return {path.partition("/")[0] for _, path in self.sizes}
 
     @classmethod
     def load(cls, store_path: str | os.PathLike[str]) -> TieredMetadata | None:
-        """Return the metadata of the local store at `store_path`, None if it has none; CorruptionError if nothing can be read."""
+        """Return the metadata of the local store at `store_path`, None for none; CorruptionError if nothing can be read."""
         path = os.path.join(store_path, METADATA_FILE)
         failure: CorruptionError | None = None
         for each in (path, path + _BACKUP):
@@ -118,18 +106,11 @@ class TieredMetadata:
         metadata = cls(path)
         for kind, name in _TABLES.items():
             for place, files in _table(document.get(name) or {}, name, path).items():
-                listed = metadata.flat_files.setdefault((kind, str(place)), {})
+                listed = metadata.sizes.setdefault((kind, str(place)), {})
                 for base, values in _table(files, f"{name} of {place}", path).items():
                     values = _table(values, f"{name} of {place}, {base}", path)
                     offset = _number(values.get("baseOffset", _as_int(base)), f"baseOffset of {place}", path)
-                    listed[offset] = FlatFileMetadata(
-                        offset,
-                        _number(values.get("size", 0), f"size of {place}, {base}", path),
-                        _number(
-                            values.get("beginTimestamp", 0), f"beginTimestamp of {place}", path, low=-_INT64_MAX - 1
-                        ),
-                        _number(values.get("endTimestamp", 0), f"endTimestamp of {place}", path, low=-_INT64_MAX - 1),
-                    )
+                    listed[offset] = _number(values.get("size", 0), f"size of {place}, {base}", path)
         for name, values in _table(document.get("topicMetadataTable") or {}, "topicMetadataTable", path).items():
             values = _table(values, f"topicMetadataTable of {name}", path)
             metadata.topic_ids[_number(values.get("topicId"), f"topicId of {name}", path)] = str(name)
@@ -147,8 +128,8 @@ def _as_int(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
 
 
-def _number(value: Any, what: str, path: str, low: int = 0) -> int:
-    if type(value) is not int or not low <= value <= _INT64_MAX:
+def _number(value: Any, what: str, path: str) -> int:
+    if type(value) is not int or not 0 <= value <= _INT64_MAX:
         raise CorruptionError(f"damaged metadata: {what} is {value!r}, no number that it can be", path, 0)
     return value
 
@@ -168,7 +149,7 @@ def flat_file_name(base_offset: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets from `begin` to before `end` that no file holds; `finding` says which file lacks them."""
+    """Offsets from `begin` up to but not including `end` that no file has; `finding` names the file that lacks them."""
 
     begin: int
     end: int
@@ -178,8 +159,8 @@ class Hole:
 class FlatFiles(NotCopied):
     """Files of one directory as one stream of bytes, from `min_offset` to `max_offset` with what is known to be missing.
 
-    With `goes_on`, a file that was deleted since it was listed is a hole and no error: for passes over all files.  `problems` are
-    findings of all that is not as a broker leaves it, holes included.
+    `sizes` are those of the metadata.  With `goes_on`, a file that was deleted since it was listed is a hole and no error.
+    `problems` are findings of all that is not as a broker leaves it, holes included.
     """
 
     read_only = True
@@ -188,13 +169,12 @@ class FlatFiles(NotCopied):
         self,
         path: str | os.PathLike[str],
         pool: MappedFilePool,
-        metadata: Mapping[int, FlatFileMetadata] | None = None,
+        sizes: Mapping[int, int] | None = None,
         *,
         goes_on: bool = False,
     ):
         self.path, self.goes_on = os.fspath(path), goes_on
         self._pool = pool
-        self._metadata = metadata or {}
         # Replaced as a whole, so that a reader on another thread sees one listing or the other.
         self._layout: tuple[list[int], list[int], dict[int, MappedFile]] = ([], [], {})
         self.holes: list[Hole] = []
@@ -206,16 +186,16 @@ class FlatFiles(NotCopied):
         self._lost: dict[int, int] = {}
         self._lock = threading.Lock()
         self.min_offset = self.max_offset = 0
-        self.load(self._metadata)
+        self.load(sizes)
 
     @property
     def bases(self) -> list[int]:
         """list of int: base offset of each file that is read, ascending."""
         return self._layout[0]
 
-    def load(self, metadata: Mapping[int, FlatFileMetadata] | None = None) -> None:
-        """List the directory, again where a broker wrote meanwhile; files that did not change stay mapped."""
-        self._metadata = metadata or {}
+    def load(self, sizes: Mapping[int, int] | None = None) -> None:
+        """List the directory; files that did not change stay mapped."""
+        self._sizes = sizes or {}
         lengths: dict[int, int] = {}
         refused: dict[int, int] = {}
         self.problems, self.unreadable = [], None
@@ -240,7 +220,7 @@ class FlatFiles(NotCopied):
             self._arrange(lengths)
 
     def lose(self, offset: int) -> None:
-        """Take down that the file that holds `offset` was deleted since it was listed: it is a hole from now on."""
+        """Note that the file with `offset` was deleted since it was listed: it becomes a hole."""
         with self._lock:
             mapped_file = self.find(offset)
             if mapped_file is None:
@@ -261,7 +241,7 @@ class FlatFiles(NotCopied):
             if end < base + lengths[base]:
                 detail = f"{lengths[base]} bytes, but the next file begins {end - base} bytes after this one does"
                 self.problems.append(Finding(self._path(base), end - base, "overlap", detail))
-        sizes = {**{base: each.size for base, each in self._metadata.items()}, **self._refused, **self._lost}
+        sizes = {**self._sizes, **self._refused, **self._lost}
         known = {base: base + size for base, size in sizes.items() if size and base + size <= _INT64_MAX}
         self.min_offset = min([*bases[:1], *known], default=0)
         self.max_offset = max([*ends[-1:], *known.values()], default=0)
@@ -276,18 +256,17 @@ class FlatFiles(NotCopied):
             at = max(at, end)
         self.problems += [hole.finding for hole in self.holes]
         files: dict[int, MappedFile] = {}
+        before = self._layout[2]
         for base, end in zip(bases, ends):
-            same = self._layout[2].get(base)
-            files[base] = (
-                same
-                if same is not None and same.size == end - base
-                else MappedFile.of_any_length(self._path(base), end - base, file_from_offset=base, pool=self._pool)
-            )
-        gone = [each for base, each in self._layout[2].items() if files.get(base) is not each]
+            same, size = before.get(base), end - base
+            if same is None or same.size != size:
+                same = MappedFile.of_any_length(self._path(base), size, file_from_offset=base, pool=self._pool)
+            files[base] = same
         self._layout = bases, ends, files
-        for mapped_file in gone:
-            # Whoever reads in it keeps its mapping.
-            self._pool.forget(mapped_file)
+        for base, mapped_file in before.items():
+            if files.get(base) is not mapped_file:
+                # Readers keep its mapping.
+                self._pool.forget(mapped_file)
 
     def _path(self, base: int) -> str:
         return os.path.join(self.path, flat_file_name(base))
@@ -303,18 +282,16 @@ class FlatFiles(NotCopied):
             return Finding(self._path(begin), 0, kind, detail)
         if self.unreadable is not None:
             return self.unreadable
-        if begin in self._metadata:
-            return Finding(self._path(begin), 0, "missing_file", f"is missing; it held offsets {begin} to {end}")
         place = bisect_right(bases, begin) - 1
-        if place >= 0 and ends[place] == begin:
-            base = bases[place]
-            known = self._metadata.get(base)
-            if known is not None and base + known.size > begin:
-                detail = f"was cut short: it ends here, the metadata say after {known.size} bytes"
-            else:
-                detail = f"ends here and the next begins at offset {end}: it was cut short, or {flat_file_name(begin)} is missing"
-            return Finding(self._path(base), begin - base, "missing_file", detail)
-        return Finding(self._path(begin), 0, "missing_file", f"is missing; it held offsets {begin} to {end}")
+        if begin in self._sizes or place < 0 or ends[place] != begin:
+            return Finding(self._path(begin), 0, "missing_file", f"is missing; it held offsets {begin} to {end}")
+        base = bases[place]
+        known = self._sizes.get(base)
+        if known is not None and base + known > begin:
+            detail = f"was cut short: it ends here, the metadata say after {known} bytes"
+        else:
+            detail = f"ends here and the next begins at offset {end}: it was cut short, or {flat_file_name(begin)} is missing"
+        return Finding(self._path(base), begin - base, "missing_file", detail)
 
     def find(self, offset: int) -> MappedFile | None:
         """MappedFile or None: the file that holds `offset`."""
@@ -327,10 +304,7 @@ class FlatFiles(NotCopied):
         return next((hole for hole in self.holes if hole.begin <= offset < hole.end), None)
 
     def region_of(self, offset: int) -> tuple[_core.Region, int] | None:
-        """Return the mapped file that holds `offset`, and its base offset; None for none.
-
-        OffsetOutOfRangeError if its broker deleted it since it was listed, unless this `goes_on`.
-        """
+        """Return the mapped file with `offset`, and its base offset; OffsetOutOfRangeError if it was deleted, see `goes_on`."""
         mapped_file = self.find(offset)
         if mapped_file is None:
             return None
@@ -343,7 +317,7 @@ class FlatFiles(NotCopied):
             return None
 
     def region_if_there(self, offset: int) -> tuple[_core.Region, int] | None:
-        """(Region, int) or None: as `region_of`, for a pass over many files, which always goes on."""
+        """Return the same as `region_of`, which always goes on."""
         try:
             return self.region_of(offset)
         except OffsetOutOfRangeError:
@@ -351,7 +325,7 @@ class FlatFiles(NotCopied):
             return None
 
     def place_of(self, offset: int) -> tuple[str, int]:
-        """(str, int): path and position in bytes of `offset`, for an error that names them."""
+        """Return path and position in bytes of `offset`, for an error."""
         mapped_file = self.find(offset)
         if mapped_file is not None:
             return mapped_file.path, offset - mapped_file.file_from_offset

@@ -1,8 +1,7 @@
-"""Index files of tiered storage: one file in either form, all of a broker's, and what they have of one queue.
+"""Index files of tiered storage: one file in either form, all of a broker's, and their items of one queue.
 
-Owns the layout of slots and items, the walk over the items of a hash, and which items count.  Every number is hostile: impossible
-ones are `damage` of the file, and walks end because the numbers of items strictly decrease.  An answer lacks nothing that is
-there: where index files are missing or damaged, or an item cannot be true, the records are scanned.
+Impossible numbers are `damage` of a file, and walks end because the numbers of items strictly decrease.  The records are scanned
+where index files are missing or damaged, or an item cannot be true.
 
 Facts (RocketMQ 5.5.0): a file that is being written is in tiered_index_file/ of the local store, preallocated, its items chained;
 one that was uploaded is in rmq_sys_INDEX/0/INDEX, compacted, the items of a slot together.  No header has the number of slots: it
@@ -26,7 +25,7 @@ from rmqstore import _numpy as np
 from rmqstore.errors import Finding, OffsetOutOfRangeError
 from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
-from rmqstore.flatfile.flat_files import FlatFileMetadata, FlatFiles
+from rmqstore.flatfile.flat_files import FlatFiles
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt
@@ -44,7 +43,7 @@ __all__ = [
 ]
 
 LOCAL_FOLDER = "tiered_index_file"
-"""Where a broker keeps index files that it did not upload yet, below the root of its local store."""
+"""The folder of index files that are not uploaded yet, below the root of the local store."""
 
 HEADER_SIZE, SLOT_SIZE = 28, 8
 COMPACTED_ITEM_SIZE, UNSEALED_ITEM_SIZE = 28, 32
@@ -82,17 +81,15 @@ class FlatIndexFile(NotCopied):
     def __init__(self, mapped_file: MappedFile, *, compacted: bool, slot_num: int | None = None):
         self.file, self.compacted = mapped_file, compacted
         self.path, self.size = mapped_file.path, mapped_file.size
-        self.magic = self.begin_timestamp = self.end_timestamp = self.used_slots = self.item_num = self.slot_num = 0
+        self.begin_timestamp = self.end_timestamp = self.used_slots = self.item_num = self.slot_num = 0
         self.damage: Finding | None = None
         if self.size < HEADER_SIZE:
             self._damaged(0, f"{self.size} bytes, an index file has at least {HEADER_SIZE}")
             return
         header = _HEADER.unpack(mapped_file.region.read(0, HEADER_SIZE))
-        self.magic, self.begin_timestamp, self.end_timestamp, self.used_slots, self.item_num = header
-        if self.magic not in (MAGIC_UNSEALED, MAGIC_SEALED):
-            self._damaged(
-                0, f"the magic code is {self.magic:#010x}, of an index file {MAGIC_SEALED:#x} or {MAGIC_UNSEALED:#x}"
-            )
+        magic, self.begin_timestamp, self.end_timestamp, self.used_slots, self.item_num = header
+        if magic not in (MAGIC_UNSEALED, MAGIC_SEALED):
+            self._damaged(0, f"the magic code is {magic:#010x}, of an index file {MAGIC_SEALED:#x} or {MAGIC_UNSEALED:#x}")
         elif self.item_num < 0 or self.used_slots < 0:
             self._damaged(20, f"the header says {self.used_slots} slots in use and {self.item_num} items")
         elif compacted:
@@ -132,12 +129,9 @@ class FlatIndexFile(NotCopied):
         last = self.file.last_nonzero(HEADER_SIZE)
         for end in range(last, last + 16):
             begin = end - UNSEALED_ITEM_SIZE * (self.item_num + 1)
-            if (
-                (self.size - end) % UNSEALED_ITEM_SIZE == 0
-                and begin > HEADER_SIZE
-                and (begin - HEADER_SIZE) % SLOT_SIZE == 0
-            ):
-                return (begin - HEADER_SIZE) // SLOT_SIZE
+            slots, rest = divmod(begin - HEADER_SIZE, SLOT_SIZE)
+            if slots > 0 and not rest and (self.size - end) % UNSEALED_ITEM_SIZE == 0:
+                return slots
         return None
 
     def _fits(self, slot_num: int) -> bool:
@@ -169,17 +163,14 @@ class FlatIndexFile(NotCopied):
             return
         uneven = length % COMPACTED_ITEM_SIZE or (begin - low) % COMPACTED_ITEM_SIZE
         if uneven or length < 0 or begin < low or begin + length > self.size:
-            detail = (
-                f"the slot's items lie at {begin}, {length} bytes, and the file holds items from {low} to {self.size}"
-            )
+            detail = f"the slot's items lie at {begin}, {length} bytes, and the file holds items from {low} to {self.size}"
             self._damaged(slot_pos, detail)
             return
         for number, values in enumerate(_ITEM.iter_unpack(self.file.region.read(begin, length))):
             item = IndexItem(*values)
             if item.hash < 0 or item.hash % self.slot_num != key_hash % self.slot_num:
-                self._damaged(
-                    begin + number * COMPACTED_ITEM_SIZE, f"an item with hash {item.hash} among those of another slot"
-                )
+                pos = begin + number * COMPACTED_ITEM_SIZE
+                self._damaged(pos, f"an item with hash {item.hash} among those of another slot")
                 continue
             yield item
 
@@ -203,8 +194,8 @@ class FlatIndexFile(NotCopied):
 
     # ------------------------------------------------------------------------------------------------------- whole
 
-    def survey(self) -> Iterator[tuple[int, IndexItem] | Finding]:
-        """Every item with its position in bytes, slot by slot, and what is wrong between slots, items and header."""
+    def survey(self) -> Iterator[IndexItem | Finding]:
+        """Yield every item, slot by slot, and a finding for what is wrong between slots, items and header."""
         if self.damage is not None and not self.slot_num:
             yield self.damage
             return
@@ -222,30 +213,19 @@ class FlatIndexFile(NotCopied):
                         detail = f"the slot's items lie at {value}, those of the slot before end at {expected}"
                         yield Finding(self.path, pos, "bad_index", detail)
                     items = list(self._run(pos, value, length, slot))
-                    places = list(range(value, value + length, COMPACTED_ITEM_SIZE)) if items else []
                     expected += length if 0 <= length <= self.size else 0
                 else:
                     items = list(self._chain(pos, value, slot))
-                    places = self._chain_places(value, len(items))
                 yield from self._taken_damage()
                 used, found = used + bool(items), found + len(items)
-                yield from zip(places, items)
+                yield from items
         self.damage = None
         if found != self.item_num or used != self.used_slots:
-            detail = (
-                f"slots lead to {found} items from {used} slots, the header says {self.item_num} and {self.used_slots}"
-            )
+            detail = f"slots lead to {found} items from {used} slots, the header says {self.item_num} and {self.used_slots}"
             yield Finding(self.path, 20, "bad_index", detail)
 
     def _taken_damage(self) -> list[Finding]:
         return [] if self.damage is None else [self.damage]
-
-    def _chain_places(self, newest: int, count: int) -> list[int]:
-        places, number = [], newest
-        for _ in range(count):
-            places.append(HEADER_SIZE + SLOT_SIZE * self.slot_num + UNSEALED_ITEM_SIZE * number)
-            number = self.file.region.get_i32(places[-1] + 28)
-        return places
 
 
 class FlatIndex(NotCopied):
@@ -256,26 +236,26 @@ class FlatIndex(NotCopied):
         path: str | os.PathLike[str],
         local_path: str | os.PathLike[str] | None,
         pool: MappedFilePool,
-        metadata: Mapping[int, FlatFileMetadata] | None = None,
+        sizes: Mapping[int, int] | None = None,
     ):
         self._pool = pool
-        self.uploaded = FlatFiles(path, pool, metadata)
+        self.uploaded = FlatFiles(path, pool, sizes)
         self.local_path = None if local_path is None else os.path.join(local_path, LOCAL_FOLDER)
         self.files: list[FlatIndexFile] = []
         self._last: tuple[list[FlatIndexFile], int, list[IndexItem]] = ([], 0, [])
         self._strange: list[Finding] = []
-        self._open(metadata)
+        self._open(sizes)
 
-    def load(self, metadata: Mapping[int, FlatFileMetadata] | None = None) -> None:
-        """Look at the folders again, where a broker wrote meanwhile."""
+    def load(self, sizes: Mapping[int, int] | None = None) -> None:
+        """List the folders again."""
         # A local file goes when it was uploaded, so that one of both is seen.
-        self.uploaded.load(metadata)
-        self._open(metadata)
+        self.uploaded.load(sizes)
+        self._open(sizes)
 
-    def _open(self, metadata: Mapping[int, FlatFileMetadata] | None) -> None:
+    def _open(self, sizes: Mapping[int, int] | None) -> None:
         # A local file that is gone was uploaded; after the last try the others are used.
         with contextlib.suppress(OffsetOutOfRangeError):
-            ask_again(self._open_once, lambda: self.uploaded.load(metadata), tries=2)
+            ask_again(self._open_once, lambda: self.uploaded.load(sizes), tries=2)
 
     def _open_once(self) -> None:
         local = self._local_files()
@@ -323,21 +303,16 @@ class FlatIndex(NotCopied):
             except FileNotFoundError:
                 continue  # Its broker uploaded it meanwhile.
             if not os.access(entry.path, os.R_OK):
-                self._strange.append(
-                    Finding(entry.path, 0, "file", "may not be read; the records are gone over instead")
-                )
+                self._strange.append(Finding(entry.path, 0, "file", "may not be read; the records are scanned instead"))
             elif size:
                 files.append(MappedFile.of_any_length(entry.path, size, pool=self._pool))
         return files
 
     @property
     def problems(self) -> list[Finding]:
-        """list of Finding: why answers from the index may lack messages; the records themselves have to be gone over then."""
-        return [
-            *self.uploaded.problems,
-            *self._strange,
-            *(each.damage for each in self.files if each.damage is not None),
-        ]
+        """list of Finding: why answers from the index may lack messages, so that the records have to be scanned."""
+        damage = [each.damage for each in self.files if each.damage is not None]
+        return [*self.uploaded.problems, *self._strange, *damage]
 
     def items(self, key_hash: int) -> list[IndexItem]:
         """Return the items with this hash in all files, those of the newest file first."""
@@ -347,14 +322,11 @@ class FlatIndex(NotCopied):
             last = self._last = files, key_hash, [item for index in files for item in index.items(key_hash)]
         return last[2]
 
-    def _close_local(self) -> None:
+    def close(self) -> None:
+        """Let go of the files."""
         for index in self.files:
             if not index.compacted:
                 index.file.close()
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self._close_local()
         self.uploaded.close()
 
 

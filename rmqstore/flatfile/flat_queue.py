@@ -1,7 +1,6 @@
-"""One queue in tiered storage: its units, the records that they lead to, and where both begin and end.
+"""One queue in tiered storage: its units and the records that they point to, by queue offset, store time and key.
 
-Owns reading by queue offset and by store time, and finding records by key without an index.  It opens no folder (`FlatStore`
-does), and never passes over what it cannot read: every hole, unit and record that leads nowhere is taken by `damage`.
+`damage` takes every hole, and every unit that points to no record.
 
 Facts (RocketMQ 5.5.0): COMMIT_LOG holds the records of the queue back to back, with the offset in this log at bytes 28 to 35
 instead of the one that they had; CONSUME_QUEUE holds 20-byte units, base offset = 20 * queue offset of the first.
@@ -18,12 +17,11 @@ from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import UnitLayout, Verdict
 from rmqstore.consumequeue.unit_queue import BLOCK_UNITS, UnitTimes
-from rmqstore.errors import Finding
+from rmqstore.errors import Finding, Sentence
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
-from rmqstore.flatfile.flat_files import FlatFileMetadata, FlatFiles, FlatLog
+from rmqstore.flatfile.flat_files import FlatFiles, FlatLog
 from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt, _read, encode_java_utf8
-from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.sources import EXPIRED, STEP, DamagePolicy, Places, Pulled, fill_from, without_record
 from rmqstore.spans import without
@@ -46,30 +44,26 @@ class FlatQueue(NotCopied):
         queue_id: int,
         pool: MappedFilePool,
         damage: DamagePolicy,
-        log_metadata: Mapping[int, FlatFileMetadata] | None = None,
-        unit_metadata: Mapping[int, FlatFileMetadata] | None = None,
+        log_sizes: Mapping[int, int] | None = None,
+        unit_sizes: Mapping[int, int] | None = None,
         *,
         goes_on: bool = False,
     ):
         self.path = os.fspath(path)
         self.topic, self.queue_id = topic, queue_id
         self.damage = damage
-        self.log = FlatLog(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata, goes_on=goes_on)
-        self.units = FlatFiles(os.path.join(self.path, "CONSUME_QUEUE"), pool, unit_metadata, goes_on=goes_on)
+        self.log = FlatLog(os.path.join(self.path, "COMMIT_LOG"), pool, log_sizes, goes_on=goes_on)
+        self.units = FlatFiles(os.path.join(self.path, "CONSUME_QUEUE"), pool, unit_sizes, goes_on=goes_on)
         self.min_queue_offset = self.max_queue_offset = 0
         self._known_times = UnitTimes()
         self._find_bounds()
 
-    def load(
-        self,
-        log_metadata: Mapping[int, FlatFileMetadata] | None = None,
-        unit_metadata: Mapping[int, FlatFileMetadata] | None = None,
-    ) -> None:
-        """Look at the folders again, where a broker wrote meanwhile."""
+    def load(self, log_sizes: Mapping[int, int] | None = None, unit_sizes: Mapping[int, int] | None = None) -> None:
+        """List the folders again."""
         self._known_times = UnitTimes()
         # Units first: their records were written before them.
-        self.units.load(unit_metadata)
-        self.log.load(log_metadata)
+        self.units.load(unit_sizes)
+        self.log.load(log_sizes)
         self._find_bounds()
 
     def _find_bounds(self) -> None:
@@ -94,7 +88,7 @@ class FlatQueue(NotCopied):
 
     @property
     def lacks_units(self) -> Finding | None:
-        """Finding or None: why nobody knows where the queue begins and ends: it has records and no units, or cannot be listed."""
+        """Finding or None: why the bounds of the queue are unknown: it has records and no units, or cannot be listed."""
         if self.units.unreadable is not None or self.log.unreadable is not None:
             return self.units.unreadable or self.log.unreadable
         if not len(self.log) or len(self.units) or self.units.holes:
@@ -102,7 +96,7 @@ class FlatQueue(NotCopied):
         return Finding(self.units.path, 0, "missing_file", "there are no units, but the queue has records")
 
     def report_lacking(self) -> None:
-        """Report that nobody knows where the queue begins and ends, if so."""
+        """Report that the bounds of the queue are unknown, if so."""
         if self.lacks_units is not None:
             self.damage.finding(self.lacks_units)
 
@@ -131,7 +125,7 @@ class FlatQueue(NotCopied):
     # ------------------------------------------------------------------------------------------------------ single
 
     def unit_at(self, queue_offset: int) -> tuple[int, int, int] | None:
-        """(int, int, int) or None: log offset, record size and tags code of a unit; None where no file holds it."""
+        """Return log offset, record size and tags code of a unit; None if no file has it."""
         found = self.units.region_of(queue_offset * UNIT_SIZE)
         if found is None:
             return None
@@ -140,12 +134,12 @@ class FlatQueue(NotCopied):
         return _UNIT.unpack(region.read(pos, UNIT_SIZE)) if pos + UNIT_SIZE <= region.size else None
 
     def judge(self, log_offset: int, size: int, queue_offset: int) -> Finding:
-        """Finding: why the unit at `queue_offset` leads to no record of this size, or to that of another message."""
+        """Return why the unit at `queue_offset` points to no record of this size, or to that of another message."""
         # What went meanwhile is a hole.
         self.log.region_if_there(log_offset)
         self.units.region_if_there(queue_offset * UNIT_SIZE)
         if size <= 0:
-            return self.blank(queue_offset, 1)
+            return self._blank(queue_offset, 1)
         unit_path, unit_pos = self.units.place_of(queue_offset * UNIT_SIZE)
         path, pos = self.log.place_of(log_offset)
         hole = self.log.hole_at(log_offset)
@@ -156,15 +150,12 @@ class FlatQueue(NotCopied):
             return Finding(path, pos, EXPIRED if hole.finding.kind == EXPIRED else "missing_file", detail)
         found = self.log.verdict_at(log_offset)
         if found is None:
-            detail = (
-                f"leads to log offset {log_offset}, and the log holds {self.log.min_offset} to {self.log.max_offset}"
-            )
+            detail = f"leads to log offset {log_offset}, and the log holds {self.log.min_offset} to {self.log.max_offset}"
             return Finding(unit_path, unit_pos, "bad_unit", detail)
         other = self.log.look_up(log_offset, size)
         if other is not None:
-            place = f"queue offset {other.queue_offset} of {other.topic}/{other.queue_id}"
-            where = f"leads to log offset {log_offset}, where the record says that it is {place}"
-            detail = f"queue offset {queue_offset} {where}"
+            detail = f"queue offset {queue_offset} leads to log offset {log_offset}, where the record says that it is queue offset "
+            detail += f"{other.queue_offset} of {other.topic}/{other.queue_id}"
             if (other.topic, other.queue_id) == (self.topic, self.queue_id) and other.queue_offset != queue_offset:
                 known = self.unit_at(other.queue_offset)
                 if known is not None and known[0] == log_offset:
@@ -178,16 +169,15 @@ class FlatQueue(NotCopied):
         )
         return Finding(path, pos, "bad_record", detail)
 
-    def blank(self, queue_offset: int, num: int) -> Finding:
-        """Finding: that `num` units from `queue_offset` on have no size, as zeros do not; they lead to no record."""
+    def _blank(self, queue_offset: int, num: int) -> Finding:
         path, pos = self.units.place_of(queue_offset * UNIT_SIZE)
         which = f"unit of queue offset {queue_offset} has"
         if num > 1:
             which = f"units of queue offsets {queue_offset} to {queue_offset + num} have"
         return Finding(path, pos, "bad_unit", f"the {which} no size, and so no record", num=num)
 
-    def blank_to(self, queue_offset: int, end: int) -> int:
-        """int: queue offset after a run of units without a size from `queue_offset` to `end`, in one file."""
+    def _blank_to(self, queue_offset: int, end: int) -> int:
+        # The queue offset after a run of units without a size, in one file.
         found = self.units.region_of(queue_offset * UNIT_SIZE)
         while found is not None and queue_offset < end:
             pos = queue_offset * UNIT_SIZE - found[1]
@@ -200,11 +190,11 @@ class FlatQueue(NotCopied):
         return queue_offset
 
     def no_unit(self, queue_offset: int) -> tuple[Finding, int]:
-        """(Finding, int): why no file holds the unit at `queue_offset`, and the queue offset at which the next one is."""
+        """Return why no file has the unit at `queue_offset`, and the queue offset of the next one."""
         begin = queue_offset * UNIT_SIZE
         hole = next((each for each in self.units.holes if each.begin < begin + UNIT_SIZE and each.end > begin), None)
         if hole is None and begin < self.units.min_offset:
-            return self.gone(queue_offset, -(-self.units.min_offset // UNIT_SIZE))
+            return self._gone(queue_offset, -(-self.units.min_offset // UNIT_SIZE))
         if hole is None:
             # Its files are not cut at multiples of a unit.
             detail = f"queue offset {queue_offset} has no whole unit"
@@ -214,8 +204,7 @@ class FlatQueue(NotCopied):
         kind = EXPIRED if hole.finding.kind == EXPIRED else "missing_file"
         return Finding(hole.finding.path, hole.finding.pos, kind, detail), following
 
-    def gone(self, begin: int, end: int) -> tuple[Finding, int]:
-        """(Finding, int): that the queue offsets from `begin` to before `end` went since they were known, and `end`."""
+    def _gone(self, begin: int, end: int) -> tuple[Finding, int]:
         kind = EXPIRED if begin < self.min_queue_offset else "missing_file"
         detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} were deleted meanwhile"
         return Finding(self.path, 0, kind, detail), end
@@ -338,22 +327,20 @@ class FlatQueue(NotCopied):
             reached = begin
             for queue_offset in rest.tolist():
                 if queue_offset >= reached:
-                    reached = self._report_at(queue_offset, int(places.queue_offsets[-1]) + 1)
+                    finding, reached = self.why_unread(queue_offset, int(places.queue_offsets[-1]) + 1)
+                    self.damage.finding(finding)
             found.append((numbers[right], stored[right]))
         return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
-    def _report_at(self, queue_offset: int, end: int) -> int:
-        # Where to go on.
+    def why_unread(self, queue_offset: int, end: int) -> tuple[Finding, int]:
+        """Return why the message at `queue_offset` cannot be read, and the queue offset, `end` at most, at which to go on."""
         unit = self.unit_at(queue_offset)
         if unit is None:
-            finding, following = self.no_unit(queue_offset)
-        elif unit[1] <= 0:
-            following = self.blank_to(queue_offset, end)
-            finding = self.blank(queue_offset, following - queue_offset)
-        else:
-            finding, following = self.judge(unit[0], unit[1], queue_offset), queue_offset + 1
-        self.damage.finding(finding)
-        return following
+            return self.no_unit(queue_offset)
+        if unit[1] > 0:
+            return self.judge(unit[0], unit[1], queue_offset), queue_offset + 1
+        following = self._blank_to(queue_offset, end)
+        return self._blank(queue_offset, following - queue_offset), following
 
     # -------------------------------------------------------------------------------------------------------- many
 
@@ -361,7 +348,7 @@ class FlatQueue(NotCopied):
         """Yield the places from queue offset `begin` to before `end`, see `rmqstore.sources.QueueSource`."""
         at, stop = begin, min(end, self.max_queue_offset)
         if begin < min(self.min_queue_offset, end):
-            finding, at = self.gone(begin, min(self.min_queue_offset, end))
+            finding, at = self._gone(begin, min(self.min_queue_offset, end))
             self.damage.finding(finding)
         while at < stop:
             found = self.units.region_if_there(at * UNIT_SIZE)
@@ -372,15 +359,11 @@ class FlatQueue(NotCopied):
                 self.damage.finding(finding)
                 continue
             packed = np.frombuffer(found[0].read(pos, num * UNIT_SIZE), _unit_type())
-            yield Places(
-                packed["o"].astype(np.int64),
-                np.arange(at, at + num),
-                packed["s"].astype(np.int32),
-                packed["c"].astype(np.int64),
-            )
+            offsets, sizes, codes = packed["o"].astype(np.int64), packed["s"].astype(np.int32), packed["c"].astype(np.int64)
+            yield Places(offsets, np.arange(at, at + num), sizes, codes)
             at += num
         if max(at, stop) < end:
-            self.damage.finding(self.gone(max(at, stop), end)[0])
+            self.damage.finding(self._gone(max(at, stop), end)[0])
 
     def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
         """Return the tags codes themselves: there is no extension."""
@@ -388,10 +371,8 @@ class FlatQueue(NotCopied):
 
     def report_unread(self, places: Places) -> None:
         """Report units that lead to no record, or to that of another message, each on its own."""
-        for phy_offset, size, queue_offset in zip(
-            places.phy_offsets.tolist(), places.sizes.tolist(), places.queue_offsets.tolist()
-        ):
-            self.damage.finding(self.judge(phy_offset, size, queue_offset))
+        for unit in zip(places.phy_offsets.tolist(), places.sizes.tolist(), places.queue_offsets.tolist()):
+            self.damage.finding(self.judge(*unit))
 
     def find_keys(self, sought: SoughtKeys, begin: int, end: int) -> Iterator[int]:
         """Yield log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are scanned."""

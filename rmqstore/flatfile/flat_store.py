@@ -1,7 +1,4 @@
-"""What one broker has in tiered storage: its folders, its queues, and its messages by key.
-
-Owns choosing the folder of the broker and opening queues at their first use.  It changes nothing and takes no lock.  What cannot
-be read is for `damage`, by default an error.
+"""The tiered storage of one broker: its folders, its queues, opened at their first use, and its messages by key.
 
 Facts (RocketMQ 5.5.0): <path>/<8 hex of the MD5 of the cluster>_<cluster>/<broker>/<topic>/<queue id>/.
 """
@@ -18,7 +15,7 @@ from rmqstore.errors import CorruptionError, Finding, StoreClosedError, StoreErr
 from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.open_file import is_directory
-from rmqstore.flatfile.flat_files import FlatFileMetadata, TieredMetadata, name_prefix
+from rmqstore.flatfile.flat_files import TieredMetadata, name_prefix
 from rmqstore.flatfile.flat_index import FlatIndex, FlatKeys
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.index.key_source import SoughtKeys
@@ -46,30 +43,11 @@ class FlatRange(NamedTuple):
 class FlatStore(NotCopied):
     """The flat files of one broker, read-only.
 
-    Parameters
-    ----------
-    path : path
-        The root of tiered storage (RocketMQ's tieredStoreFilePath).
-    store_path : path, optional
-        The root of the broker's local store: its metadata say what should be there, and newest index files are in it.
-    cluster, broker : str, optional
-        Whose files; needed where there are several.
-    damage : DamagePolicy, optional
-        Takes each place that an answer cannot look at; by default such an answer is a `CorruptionError`.
-    goes_on : bool
-        As of `FlatFiles`; this and `damage` may be set until the first queue is asked for.
-
-    Attributes
-    ----------
-    folder : str
-        The broker's folder.
-    metadata : TieredMetadata or None
-    index : FlatIndex
-
-    Raises
-    ------
-    StoreError
-        There is no such folder, or none or several brokers in it.
+    - `path`: the root of tiered storage (RocketMQ's tieredStoreFilePath); `folder`: the broker's in it.
+    - `store_path`: the root of the broker's local store, with the metadata and the newest index files.
+    - `cluster`, `broker`: needed where there are several; StoreError unless one is left.
+    - `damage`: takes each place that cannot be read; by default it raises CorruptionError.  It and `goes_on`, see `FlatFiles`, may
+      be set until the first queue is asked for.
     """
 
     def __init__(
@@ -96,12 +74,8 @@ class FlatStore(NotCopied):
         self._unlisted: dict[str, Finding] = {}
         self.closed = False
         self._loaded_at = time.monotonic()
-        self.index = FlatIndex(
-            os.path.join(self.folder, INDEX_TOPIC, "0", "INDEX"),
-            self.store_path,
-            self._pool,
-            self.said("INDEX", INDEX_TOPIC, 0),
-        )
+        path = os.path.join(self.folder, INDEX_TOPIC, "0", "INDEX")
+        self.index = FlatIndex(path, self.store_path, self._pool, self.said("INDEX", INDEX_TOPIC, 0))
 
     # ------------------------------------------------------------------------------------------------------ folders
 
@@ -140,18 +114,23 @@ class FlatStore(NotCopied):
         names = ", ".join(f"{name} of cluster {group}" for _, group, name in found)
         raise StoreError(f"several brokers keep their messages here: {names}; say which (broker, cluster)", self.path)
 
-    def said(self, kind: str, topic: str, queue_id: int) -> dict[int, FlatFileMetadata] | None:
-        """dict or None: what the metadata say of the files of one kind ("COMMIT_LOG", "CONSUME_QUEUE", "INDEX"), by base offset."""
+    def said(self, kind: str, topic: str, queue_id: int) -> dict[int, int] | None:
+        """Return the sizes that the metadata have of the files of one kind, by base offset, see `TieredMetadata`."""
         if self.metadata is None:
             return None
-        return self.metadata.flat_files.get((kind, f"{self.broker}/{topic}/{queue_id}"))
+        return self.metadata.sizes.get((kind, f"{self.broker}/{topic}/{queue_id}"))
 
     def keys(self, topic: str | None = None) -> list[tuple[str, int]]:
-        """list of (str, int): topic and queue id of all queues, or of one topic's; those too of which only the metadata know."""
+        """Return topic and queue id of all queues, or of one topic's; also those that only the metadata have."""
         self.check_open()
-        found = {(each, int(name)) for each in self._topics(topic) for name in self._queue_folders(each)}
+        found = {
+            (each, int(name))
+            for each in self._topics(topic)
+            for name in self._listed(each, os.path.join(self.folder, each))
+            if _is_queue_id(name)
+        }
         if self.metadata is not None:
-            for kind, path in self.metadata.flat_files:
+            for kind, path in self.metadata.sizes:
                 broker, _, rest = path.partition("/")
                 each, _, name = rest.rpartition("/")
                 if kind != "INDEX" and broker == self.broker and each and _is_queue_id(name) and topic in (None, each):
@@ -159,12 +138,7 @@ class FlatStore(NotCopied):
         return sorted(found)
 
     def _topics(self, topic: str | None) -> list[str]:
-        if topic is not None:
-            return [topic] if _is_topic(topic) else []
-        return [each for each in self._listed("", self.folder) if _is_topic(each)]
-
-    def _queue_folders(self, topic: str) -> list[str]:
-        return [name for name in self._listed(topic, os.path.join(self.folder, topic)) if _is_queue_id(name)]
+        return [each for each in (self._listed("", self.folder) if topic is None else [topic]) if _is_topic(each)]
 
     def _listed(self, topic: str, path: str) -> list[str]:
         try:
@@ -180,7 +154,7 @@ class FlatStore(NotCopied):
                 self.damage.finding(finding)
 
     def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
-        """FlatQueue or None: a queue; None where nothing of it is in tiered storage."""
+        """Return a queue; None if nothing of it is in tiered storage."""
         self.check_open()
         known = self._queues.get((topic, queue_id))
         if known is not None:
@@ -250,18 +224,7 @@ class FlatStore(NotCopied):
         return found
 
     def find_messages(self, selection: Selection) -> list[MessageExt]:
-        """Return every message with one key and a store time in the range, newest first, each checked by its record.
-
-        Parameters
-        ----------
-        selection : Selection
-            One topic and one key, `index_type` and store times.
-
-        Raises
-        ------
-        CorruptionError
-            A part cannot be looked at, with `damage` as it is by default.
-        """
+        """Return every message of one topic with one key and a store time in the range, newest first, checked by its record."""
         self.check_open()
         self.refresh()
         return ask_again(lambda: self._find_messages(selection), self.load)
@@ -278,10 +241,7 @@ class FlatStore(NotCopied):
     def gaps(self, begins: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
         """Yield a finding for queue offsets that neither tiered storage nor the local store has any more.
 
-        Parameters
-        ----------
-        begins : mapping of (str, int) to int
-            By topic and queue id the first queue offset of each local queue.
+        `begins` has the first queue offset of each local queue, by topic and queue id.
         """
         # The broker uploads before it deletes, so what is listed after the local queues has all of it.
         self.refresh()

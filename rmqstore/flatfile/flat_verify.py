@@ -23,7 +23,7 @@ from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS
-from rmqstore.errors import Finding
+from rmqstore.errors import Finding, Sentence
 from rmqstore.files.listing import ask_again
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_index import (
@@ -38,7 +38,6 @@ from rmqstore.flatfile.flat_index import (
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import INDEX_TOPIC, FlatStore
 from rmqstore.message import MessageExt, SysFlag, body_findings, encode_java_utf8
-from rmqstore.remedies import Sentence
 from rmqstore.sources import EXPIRED, DamagePolicy
 
 __all__ = ["verify_flat"]
@@ -50,18 +49,9 @@ _MASK = 2**64 - 1
 
 
 def verify_flat(flat_store: FlatStore, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-    """Look for everything that is wrong: files, units against records, index items against records; nothing is changed.
+    """Yield everything that is wrong: files, units against records, index items against records; nothing is changed.
 
-    Parameters
-    ----------
-    flat_store : FlatStore
-        The folders are read again, by another one.
-    progress : callable, optional
-        Called with (bytes of records done, bytes in all), now and then and at the end.
-
-    Yields
-    ------
-    Finding
+    The folders are read again, by another `FlatStore`.  `progress` is called with bytes of records done, and bytes in all.
     """
     cluster, broker, path = flat_store.cluster, flat_store.broker, flat_store.path
     # Every place is a finding, and none ends the others.
@@ -115,18 +105,15 @@ class _Verify:
         columns = RecordColumns()
         for base in queue.log.bases:
             mapped_file = queue.log.find(base)
-            if mapped_file is not None:
-                if queue.log.region_of(base) is not None:
-                    yield from self._file(queue, mapped_file, columns, covered, indexed_to)
+            if mapped_file is not None and queue.log.region_of(base) is not None:
+                yield from self._file(queue, mapped_file, columns, covered, indexed_to)
         at = covered.next_missing(queue.min_queue_offset)
         while at is not None:
-            unit, following = queue.unit_at(at), at + 1
-            if unit is not None and unit[1] <= 0:
-                following = queue.blank_to(at, queue.max_queue_offset)
-                yield queue.blank(at, following - at)
-            elif unit is not None:
-                # Otherwise it is in a hole among the units, which is a finding already.
-                yield from self._unless_expired(queue.judge(unit[0], unit[1], at))
+            following = at + 1
+            # A hole among the units is a finding already.
+            if queue.unit_at(at) is not None:
+                finding, following = queue.why_unread(at, queue.max_queue_offset)
+                yield from self._unless_expired(finding)
             at = covered.next_missing(following)
         for files in (queue.units, queue.log):
             for hole in files.holes:
@@ -156,9 +143,9 @@ class _Verify:
                 released = at
             if self.progress is not None:
                 self.progress(min(self.done, self.whole), self.whole)
-            if verdict in (Verdict.COLUMNS_FULL, Verdict.LIMIT):
-                if verdict is Verdict.LIMIT:
-                    break
+            if verdict is Verdict.LIMIT:
+                break
+            if verdict is Verdict.COLUMNS_FULL:
                 continue
             if verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
                 until = at + region.get_i32(at)
@@ -183,9 +170,8 @@ class _Verify:
             self._expect(queue, message)
 
     def _expect(self, queue: FlatQueue, message: Any) -> None:
-        for key in _indexed_keys(message) - {""}:
-            key_hash = flat_index_hash(queue.topic, key)
-            self.expected.add_one(key_hash, self._id(queue), queue.queue_id, message.phy_offset, message.size)
+        hashes = np.array([flat_index_hash(queue.topic, key) for key in _indexed_keys(message) - {""}], np.int64)
+        self.expected.add(hashes, self._id(queue), queue.queue_id, message.phy_offset, message.size)
 
     def _id(self, queue: FlatQueue) -> int:
         return self.ids_of.get(queue.topic, 0) if self.topic_ids else 0
@@ -201,9 +187,7 @@ class _Verify:
         own &= columns.queue_id[:num] == queue.queue_id
         for row in np.flatnonzero(~own).tolist():
             name = names[int(columns.topic[row])].decode("utf-8", "replace")
-            detail = (
-                f"a record of queue {name}/{int(columns.queue_id[row])} in the log of {queue.topic}/{queue.queue_id}"
-            )
+            detail = f"a record of queue {name}/{int(columns.queue_id[row])} in the log of {queue.topic}/{queue.queue_id}"
             yield Finding(*queue.log.place_of(int(offsets[row])), "wrong_queue", detail)
         for log_offset in offsets[columns.sys_flag[:num] & SysFlag.COMPRESSED.value != 0].tolist():
             message = queue.log.look_up(log_offset)
@@ -233,11 +217,8 @@ class _Verify:
         if high - low > 4 * len(rows) + _CHUNK:
             # Numbers so far apart are damage: each is looked at by itself.
             for row in rows.tolist():
-                agreed[row] = queue.unit_at(int(queue_offsets[row])) == (
-                    int(offsets[row]),
-                    int(sizes[row]),
-                    int(codes[row]),
-                )
+                said = int(offsets[row]), int(sizes[row]), int(codes[row])
+                agreed[row] = queue.unit_at(int(queue_offsets[row])) == said
             return agreed
         for places in queue.places(low, high):
             first = int(places.queue_offsets[0])
@@ -328,7 +309,9 @@ class _Verify:
                 wrong = self._wrong_item(IndexItem(*items[place].item()[:6]))
                 if wrong is not None:
                     yield Finding(index.path, _item_pos(index, first + place), "bad_index", wrong)
-            seconds = _whole_seconds(times - index.begin_timestamp)
+            # Towards zero, as Java divides.
+            after = times - index.begin_timestamp
+            seconds = np.sign(after) * (np.abs(after) // 1000)
             for place in np.flatnonzero(known & (seconds != items["seconds"])).tolist():
                 detail = f"the item says {int(items['seconds'][place])} s after the file began, its record {int(seconds[place])} s"
                 yield Finding(index.path, _item_pos(index, first + place), "bad_index", detail)
@@ -380,9 +363,8 @@ class _Verify:
             if item.log_offset < queue.log.min_offset or (hole is not None and hole.finding.kind == EXPIRED):
                 return None  # Its record expired.
             message = queue.log.look_up(item.log_offset, item.size)
-            if message is not None:
-                if any(flat_index_hash(name, key) == item.hash for key in _indexed_keys(message)):
-                    return None
+            if message is not None and any(flat_index_hash(name, key) == item.hash for key in _indexed_keys(message)):
+                return None
         place = f"log offset {item.log_offset}, {item.size} bytes, of queue {item.queue_id}"
         return f"no message with a key of hash {item.hash} at {place}"
 
@@ -413,7 +395,7 @@ class _Covered:
         self._marks = np.frombuffer(self._bytes, np.uint8)
 
     def add(self, queue_offsets: np.ndarray) -> None:
-        """Take these units for covered; those that no file has are passed over."""
+        """Note these units as covered; those that no file has are skipped."""
         if not len(self._firsts):
             return
         file = np.searchsorted(self._firsts, queue_offsets, "right") - 1
@@ -437,13 +419,13 @@ class _Covered:
 
 
 class _Sum:
-    """How many items there are, and a sum over them in which each has its part whatever their order."""
+    """The number of items, and a sum over them in which each has its part whatever their order."""
 
     def __init__(self) -> None:
         self.num = self.total = 0
 
     def add(self, hashes: Any, topic_ids: Any, queue_ids: Any, offsets: Any, sizes: Any) -> None:
-        """Take in items; arrays of one length, or single numbers."""
+        """Add items: an array of hashes; the rest arrays of the same length, or numbers."""
         with np.errstate(over="ignore"):
             mixed = _unsigned(hashes) * np.uint64(_MIX[0]) + _unsigned(queue_ids) * np.uint64(_MIX[1])
             mixed = mixed + _unsigned(offsets) * np.uint64(_MIX[2]) + _unsigned(sizes) * np.uint64(_MIX[3])
@@ -453,10 +435,6 @@ class _Sum:
             mixed ^= mixed >> np.uint64(29)
             self.total = (self.total + int(mixed.sum(dtype=np.uint64))) & _MASK
         self.num += len(mixed)
-
-    def add_one(self, key_hash: int, topic_id: int, queue_id: int, log_offset: int, size: int) -> None:
-        """Take in one item."""
-        self.add(np.array([key_hash]), topic_id, queue_id, np.array([log_offset]), np.array([size]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Sum) and (self.num, self.total) == (other.num, other.total)
@@ -474,12 +452,6 @@ def _unsigned(values: Any) -> Any:
     return np.asarray(values, np.int64).astype(np.uint64)
 
 
-def _whole_seconds(milliseconds: np.ndarray) -> np.ndarray:
-    # Towards zero, as Java divides.
-    seconds: np.ndarray = np.sign(milliseconds) * (np.abs(milliseconds) // 1000)
-    return seconds
-
-
 def _times_at(queue: FlatQueue, offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     times = np.full(len(offsets), -1, np.int64)
     out = ArrowColumns(("store_timestamp",), max(len(offsets), 1))
@@ -493,14 +465,7 @@ def _times_at(queue: FlatQueue, offsets: np.ndarray, sizes: np.ndarray) -> np.nd
 
 
 def _item_type(index: FlatIndexFile) -> Any:
-    fields = [
-        ("hash", ">i4"),
-        ("topic", ">i4"),
-        ("queue", ">i4"),
-        ("offset", ">i8"),
-        ("size", ">i4"),
-        ("seconds", ">i4"),
-    ]
+    fields = [("hash", ">i4"), ("topic", ">i4"), ("queue", ">i4"), ("offset", ">i8"), ("size", ">i4"), ("seconds", ">i4")]
     return np.dtype(fields if index.compacted else [*fields, ("previous", ">i4")])
 
 

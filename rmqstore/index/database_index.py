@@ -19,8 +19,8 @@ from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.index.key_source import Candidates, SoughtKeys
 from rmqstore.message import MessageExt
+from rmqstore.rocksdb.database import may_be_database, state_of_files
 from rmqstore.rocksdb.index import IndexDatabase, IndexKind, index_folder, keys_of_message, may_have_entries
-from rmqstore.rocksdb.places import may_be_database, state_of_files
 from rmqstore.selection import Selection
 
 __all__ = ["DatabaseIndex"]

@@ -26,9 +26,12 @@ from rmqstore._shown import shows
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import (
     GeometryError,
+    GiveOptions,
     IndexFileError,
+    InferConfig,
     OffsetOutOfRangeError,
     ReadOnlyError,
+    Sentence,
     StoreClosedError,
     StoreError,
 )
@@ -39,7 +42,6 @@ from rmqstore.files.open_file import why_unreadable
 from rmqstore.files.os_errors import is_missing, is_unreadable
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
-from rmqstore.remedies import GiveOptions, InferConfig, Sentence
 from rmqstore.selection import ANY_TIME, INT64_MAX
 from rmqstore.spans import Span
 

@@ -20,7 +20,7 @@ from rmqstore.files.listing import UnreadPart, ask_again, listing, unread_parts
 from rmqstore.files.mapped_file import STAGING_PREFIX, offset_of_name
 from rmqstore.index.index_service import is_index_name
 from rmqstore.offline.verify_databases import has_index_database
-from rmqstore.rocksdb.places import FOLDERS, PLACES, closed_folder, queue_databases
+from rmqstore.rocksdb.database import FOLDERS, PLACES, closed_folder, queue_databases
 from rmqstore.rocksdb.settings import settings_layouts
 from rmqstore.store.message_store import MessageStore
 

@@ -21,7 +21,7 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import REPAIR
-from rmqstore.errors import ChecksumError, CorruptionError, Finding
+from rmqstore.errors import ChecksumError, CorruptionError, Finding, Sentence
 from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.files.output_file import OutputFile, OutputFolder
 from rmqstore.flatfile.flat_queue import FlatQueue
@@ -40,7 +40,6 @@ from rmqstore.offline.export_files import (
     compressed,
     layout_of,
 )
-from rmqstore.remedies import Sentence
 from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.sources import STEP, DamagePolicy
 from rmqstore.spans import without

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
-from rmqstore.rocksdb.database import Database
+from rmqstore.rocksdb.database import Database, may_be_database
 from rmqstore.rocksdb.index import index_folder
-from rmqstore.rocksdb.places import may_be_database
 from rmqstore.selection import Selection
 from rmqstore.store.columns import ColumnOptions, Columns, import_pyarrow
 from rmqstore.store.local_queue import LocalQueue

@@ -22,7 +22,7 @@ from rmqstore.config.places import refuse_dledger
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import look_at_files
-from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
+from rmqstore.errors import CorruptionError, Finding, GeometryError, GiveOptions, Sentence, StoreError, UseBrokerConf
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import MappedFilePool
@@ -44,8 +44,7 @@ from rmqstore.offline.rebuild_swap import (
     swap_database,
 )
 from rmqstore.offline.verify import verify_parts
-from rmqstore.remedies import GiveOptions, Sentence, UseBrokerConf
-from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
+from rmqstore.rocksdb.database import PLACES, check_queue_databases, queue_databases
 from rmqstore.store.dispatch_rules import without_unit
 from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
 from rmqstore.store.lost_log import end_of_known, refuse_loss

@@ -13,8 +13,7 @@ from rmqstore.files.durable import fsync_directory
 from rmqstore.files.listing import listing
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import naming_errors
-from rmqstore.rocksdb.database import is_database
-from rmqstore.rocksdb.places import PLACES, queue_databases
+from rmqstore.rocksdb.database import PLACES, is_database, queue_databases
 from rmqstore.store.opening import REBUILD_COMPLETE
 
 __all__ = [

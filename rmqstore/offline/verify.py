@@ -19,7 +19,7 @@ from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS, Stretch
 from rmqstore.config import StoreConfig
 from rmqstore.config.places import dledger_folders
-from rmqstore.errors import Finding, GeometryError, StoreError, finding_of
+from rmqstore.errors import Finding, GeometryError, Sentence, StoreError, finding_of
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import UnreadPart
 from rmqstore.files.mapped_file import MappedFilePool
@@ -30,7 +30,6 @@ from rmqstore.offline.verify_databases import QueueDatabaseCheck, has_index_data
 from rmqstore.offline.verify_entries import IndexCheck, load_index
 from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings, verify_waiting
 from rmqstore.offline.verify_units import QueueCheck
-from rmqstore.remedies import Sentence
 from rmqstore.store.dispatch_rules import gone_text, multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping

@@ -20,8 +20,8 @@ from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, St
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt, decode_java_utf8
 from rmqstore.offline.compared import unread_database
+from rmqstore.rocksdb.database import may_be_database, queue_databases
 from rmqstore.rocksdb.index import IndexDatabase, index_folder, keys_of_message, may_have_entries, parse_entry
-from rmqstore.rocksdb.places import may_be_database, queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
 from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life, multi_dispatch_places, unit_rows

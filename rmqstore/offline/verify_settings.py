@@ -13,9 +13,8 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.compared import Compared, unread_database, unread_file
-from rmqstore.rocksdb.database import Database
+from rmqstore.rocksdb.database import Database, may_be_database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
-from rmqstore.rocksdb.places import may_be_database
 from rmqstore.rocksdb.waiting import TIMER_FAMILY, TRANSACTION_FAMILY, read_timers, read_transactions
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, StoreLockedError
+from rmqstore.errors import CorruptionError, DeclareQueue, InvalidMessageError, Sentence, StoreError, StoreLockedError
 from rmqstore.files.listing import listing
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.batches import BATCH_ROWS
@@ -32,7 +32,6 @@ from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue import QueueDirectory
 from rmqstore.rabbitmq.queue_index import QueueIndex, checked_expiry
 from rmqstore.rabbitmq.vhost import Vhost
-from rmqstore.remedies import DeclareQueue, Sentence
 
 __all__ = ["ImportReport", "import_messages", "node_process"]
 

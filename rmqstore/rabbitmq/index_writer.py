@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmqstore.errors import StoreChangedError
+from rmqstore.errors import OpenReadOnly, Sentence, StoreChangedError
 from rmqstore.files.durable import fsync_directory, write_all
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
@@ -33,7 +33,6 @@ from rmqstore.rabbitmq._core import (
 )
 from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, bad_terms, count_problems, low_seq_id
 from rmqstore.rabbitmq.layout import lock_directory
-from rmqstore.remedies import OpenReadOnly, Sentence
 
 __all__ = ["IndexWriter", "RecoveryTerms", "checked_terms", "next_seq_ids", "recover"]
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqstore.errors import StoreError
+from rmqstore.errors import OpenReadOnly, Sentence, StoreError
 from rmqstore.files.durable import fsync_directory, write_all
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
@@ -27,7 +27,6 @@ from rmqstore.files.os_errors import naming_errors, unread_format, with_path
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.layout import lock_directory, map_file
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
-from rmqstore.remedies import OpenReadOnly, Sentence
 
 __all__ = ["MAX_FILE", "RDT", "FileSummary", "Locations", "MessageFiles", "encode_record"]
 

@@ -4,8 +4,8 @@ Owns the way into a database and the layout of its entries.  It never changes a 
 commit log nor the queues: who completes a database from the log stands in the rooms that read the log.  It needs rocksdict (``pip
 install rmqstore[rocksdb]``) and loads it at the first opening.
 
-- `places`: `queue_databases`, where the database of queues lies; `is_database`
-- `database`: `Database`, one database opened read-only, and what RocksDB does not come past in its logs
+- `database`: `Database`, one database opened read-only, and what makes RocksDB loop in its logs; the folders of a store that hold
+  databases (`queue_databases`)
 - `queues`: `QueueDatabase`, the consume queues: units, the last unit of each queue, the checkpoint; `QueueDatabaseWriter`, a new
   one as a broker opens it
 - `index`: the index by key: the entries that a record has, and those of a key

@@ -1,15 +1,14 @@
-"""One RocksDB database, read as it is on the disk.
+"""One RocksDB database, read as it is on the disk; and the folders of a store that hold databases.
 
-Owns opening and going over entries.  rocksdict writes a file into the directory that it opens, read-only or not, so it gets a
-directory of symbolic links and the store's own stays untouched (I7).  A walk that meets damage raises: `items` of rocksdict
-ends there in silence, so every walk here ends by asking the iterator for its status.  RocksDB takes a MANIFEST whose end it
-cannot read for one that ended before, and shows an older state; so the MANIFEST is looked through here too, and in logs types
-of records that RocksDB does not come past.
+rocksdict writes a file into the directory that it opens, read-only or not, so it gets a directory of symbolic links and the store's
+own stays untouched (I7).  Its `items` end at damage in silence, so every walk here ends by asking the iterator for its status.
+RocksDB shows an older state if the end of the MANIFEST is unreadable, and loops at types of records that a log cannot have, so both
+are checked here.  rocksdict is imported at the first opening; every opening of a store imports this module.
 
 Layout of a log, and of the MANIFEST (RocksDB, `db/log_format.h`): blocks of 32 KiB; a record has a masked CRC-32C of type and
 content, a length of two bytes and a type, little-endian, and is cut where a block ends.  Types 1 to 4 are a whole record, a
-first, a middle and a last part; 5 to 8 and 11 the same in a file that is used again, with the file's number behind the type.  0
-fills a block up.
+first, a middle and a last part; 5 to 8 and 11 the same in a file that is used again, with the file's number after the type.  0
+pads a block.
 """
 
 from __future__ import annotations
@@ -25,10 +24,27 @@ from typing import Any
 
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError, StoreError
 from rmqstore.files.listing import ask_again, is_empty, listing
-from rmqstore.files.os_errors import missing_file, says_full
-from rmqstore.rocksdb.places import is_database
+from rmqstore.files.os_errors import is_unreadable, missing_file, says_full, with_path
 
-__all__ = ["BLOCK", "FIRST", "HEAD", "LAST", "Database", "is_database", "load_rocksdict", "wrong_types"]
+__all__ = [
+    "BLOCK", "FIRST", "FOLDERS", "HEAD", "LAST", "PLACES", "Database", "check_queue_databases", "closed_databases",
+    "closed_folder", "is_database", "load_rocksdict", "may_be_database", "queue_databases", "state_of_files", "wrong_types",
+]  # fmt: skip
+
+PLACES = ("consumequeue", "consumequeue_rocksdb")
+"""The folders of a store in which a broker keeps the database of its queues."""
+FOLDERS = {
+    "consumequeue_rocksdb": "queues in RocksDB",
+    "rocksdbstore": "the index, timers and transactions in RocksDB",
+    "kvStore": "pop records",
+    "config": "its settings",
+    "config/topics": "topics in RocksDB",
+    "config/subscriptionGroups": "subscription groups in RocksDB",
+    "config/consumerOffsets": "consumer progress in RocksDB",
+    "config/metadata": "its settings in RocksDB",
+    "config/rdb": "its settings in RocksDB",
+}
+"""The folders of a store that are a broker's databases or hold some, and what is in them."""
 
 BLOCK = 1 << 15
 HEAD = struct.Struct("<IHB")
@@ -44,32 +60,91 @@ _LOOKS = 4
 _PAUSE = 0.02
 
 
+def is_database(path: str | os.PathLike[str]) -> bool:
+    """Return True if the directory holds a RocksDB database, also without its file ``CURRENT``."""
+    if os.path.isfile(os.path.join(path, "CURRENT")):
+        return True
+    # A topic may be named like that, so that it is a directory.
+    return bool(listing(path, lambda entry: entry.name.startswith("MANIFEST-") and not entry.is_dir()))
+
+
+def may_be_database(path: str | os.PathLike[str]) -> bool:
+    """Return True for a database, and for a folder that cannot be read: opening it raises why."""
+    return is_database(path) or closed_folder(path) is not None
+
+
+def closed_folder(path: str | os.PathLike[str]) -> OSError | None:
+    """Return why the folder at `path` is unreadable; None if it is readable, or not there."""
+    try:
+        listing(path).checked()
+        os.stat(os.path.join(path, "CURRENT"))
+    except OSError as error:
+        # Below a folder that is closed itself nobody knows whether it is there.
+        if is_unreadable(error) and os.path.lexists(path):
+            return with_path(error, os.fspath(path))
+    return None
+
+
+def state_of_files(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
+    """Return name, length and time of the files that change when a broker writes into the database at `path`."""
+    found = []
+    for entry in listing(path, lambda entry: entry.name == "CURRENT" or entry.name.endswith((".sst", ".log"))).existing():
+        # A broker deletes files while this runs.
+        with contextlib.suppress(FileNotFoundError):
+            status = entry.stat()
+            found.append((entry.name, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def check_queue_databases(root: str | os.PathLike[str]) -> None:
+    """Raise OSError if the store at `root` may have queues in RocksDB in an unreadable folder."""
+    for folder in queue_databases(root):
+        closed = closed_folder(folder)
+        if closed is not None:
+            raise closed
+
+
+def closed_databases(root: str | os.PathLike[str]) -> list[StoreError]:
+    """Return an error for each unreadable folder of the store at `root` that may be a database, see `FOLDERS`."""
+    found: dict[str, StoreError] = {}
+    for name, what in FOLDERS.items():
+        path = os.path.join(os.fspath(root), *name.split("/"))
+        error = None if os.path.dirname(name) in found else closed_folder(path)
+        if error is not None:
+            text = f"this folder, in which a broker keeps {what}, cannot be looked into ({error.strerror}); let this user list "
+            found[name] = StoreError(text + "and search it", path)
+    return list(found.values())
+
+
+def queue_databases(root: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the folders of the store at `root` that hold queues in RocksDB, see `PLACES`; a broker has at most one."""
+    files, database = (os.path.join(os.fspath(root), name) for name in PLACES)
+    # The first has queue files more often than not; the second is nothing but a database.
+    found = [files] if is_database(files) else []
+    return (*found, database) if may_be_database(database) else tuple(found)
+
+
+
 class OpenRefusedError(Exception):
     """RocksDB does not open the files; the text is the first line of its reason."""
 
 
 class FilesChangedError(OpenRefusedError):
-    """It misses files, and a flush or compaction of the broker ran since they were linked."""
+    """A flush or compaction of the broker changed the files since they were linked."""
 
 
 class Database:
-    """A RocksDB database, opened read-only; also beside a running broker and after a kill.
+    """A RocksDB database, opened read-only; also while a broker runs and after a kill.
 
-    It shows what the broker had flushed when it was opened, with what is whole of the write-ahead log.  Keys and values are
-    bytes, keys ascend as unsigned bytes.
+    It shows what was flushed, and what is whole of the write-ahead log.  Keys ascend as unsigned bytes.  A forked child may read it
+    too, and must end by ``os._exit``: at an ordinary exit RocksDB waits for threads that the child does not have.
 
-    A forked child may read it too, and has to end by ``os._exit``, as those of multiprocessing do: at an ordinary exit RocksDB
-    waits for its threads, which the child does not have (with glibc 2.43 for ever).
-
-    - `path`: the directory with the file ``CURRENT``.
-    - `skip_damaged`: of a damaged write-ahead log take what follows the damage too, instead of ending there: for databases in
-      which one entry has nothing to do with another.  A torn end counts as damage then: it may be a damaged length.
-    - `log_damage`: what is wrong with the write-ahead log, so that entries of it are missing here; its torn end, as a kill may
-      leave it, is none unless `skip_damaged`.  Or with the MANIFEST, so that an older state is shown.
-    - `lost_log`: that there is no write-ahead log, though every broker leaves one, or that what has its name is not a file:
-      what was written last may be missing here.  It says nothing of queues: a topic there may have such a name.
-    - `unlisted`: tables that were written after the last one that the MANIFEST has: one that a broker writes just now, or the
-      MANIFEST is older than the rest.
+    - `skip_damaged`: read a write-ahead log after damage too: for entries that are independent of each other.  A torn end is
+      damage then: it may be a damaged length.
+    - `log_damage`: damage of the write-ahead log, so that entries are missing, or of the MANIFEST, so that an older state is shown.
+    - `lost_log`: why there is no write-ahead log, though every broker leaves one: newest entries may be missing.  It means nothing
+      for queues: a topic there may have such a name.
+    - `unlisted`: tables newer than the MANIFEST: a broker writes just now, or the MANIFEST is too old.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False):
@@ -161,7 +236,6 @@ class Database:
         return families
 
     def _no_room(self, links: str, error: Exception) -> StoreError:
-        # Nothing of the store's own is written, so that it can only be the directory of links.
         reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error, links)
         return StoreError(
             f"the RocksDB database was not looked at: the temporary folder {os.path.dirname(links)}, which that takes, "
@@ -279,8 +353,7 @@ class Database:
         """Return what may be missing here, for callers that have no log to complete the database from."""
         found = []
         if self.log_damage is not None:
-            text = f"its log or MANIFEST is damaged, or torn by a kill ({self.log_damage}); its newest entries may be missing"
-            found.append(text)
+            found.append(f"its log or MANIFEST is damaged, or torn by a kill ({self.log_damage}); newest entries may be missing")
         if self.lost_log is not None:
             found.append(f"{self.lost_log}: what was written last may be lacking; take the file from a backup of the folder")
         if self.unlisted:
@@ -358,10 +431,7 @@ def _number(table: str) -> int:
 
 
 def _torn_manifest(path: str) -> str | None:
-    """str or None: where the MANIFEST of the database ends within a record, which RocksDB takes for its end.
-
-    A file of RocksDB's logs is blocks of 32 KiB; a record has a CRC, a length and a type, and is cut where a block ends.
-    """
+    """Return where the MANIFEST of the database ends within a record, which RocksDB takes for its end; None if it does not."""
     try:
         with open(os.path.join(path, "CURRENT"), "rb") as file:
             name = os.fsdecode(file.read(256).strip())
@@ -441,10 +511,10 @@ def load_rocksdict() -> Any:
 
 
 def wrong_types(path: str | os.PathLike[str]) -> list[tuple[int, int]]:
-    """List of (int, int): where a type stands that this file cannot have, and the one that it may have been.
+    """Return the position of each type that this file cannot have, and the type that it may have been.
 
-    RocksDB (to 10.x) takes a file for one that is used again by its first record alone, and where a later one only says
-    so it reads the same record for ever.  Where the first one says so wrongly it reads nothing, in silence.
+    RocksDB (to 10.x) decides by the first record alone if a file is used again: it loops at a later record with such a type, and
+    reads nothing, in silence, if the first one is wrong.
     """
     found: list[tuple[int, int]] = []
     with open(path, "rb") as file:

@@ -1,7 +1,4 @@
-"""The index by key in RocksDB (RIP-82, family ``default`` of ``rocksdbstore``): keys and values.
-
-Owns the layout of an entry, which entries a record has, and finding those of a key.  It looks at no record: its reader
-says whether a record has the key.
+"""The index by key in RocksDB (RIP-82, family ``default`` of ``rocksdbstore``): keys and values; it reads no record.
 
 Facts (RocketMQ 5.5.0): a key is the store time in ms, rounded down to the hour (i64), then as text ``@topic@K@key@unique key@``
 (K a key, T the tags, U without a third part the unique key), then the phy offset (i64); the value is the store time.  A record
@@ -18,8 +15,7 @@ from typing import Literal, NamedTuple
 
 from rmqstore.files.listing import listing
 from rmqstore.message import MessageExt, SysFlag, encode_java_utf8
-from rmqstore.rocksdb.database import Database, is_database
-from rmqstore.rocksdb.places import may_be_database
+from rmqstore.rocksdb.database import Database, is_database, may_be_database
 
 __all__ = [
     "HOUR", "IndexDatabase", "IndexEntry", "IndexKind", "index_folder", "keys_of_message", "keys_of_record",
@@ -113,11 +109,7 @@ def parse_entry(key: bytes, value: bytes) -> IndexEntry | None:
 
 
 class IndexDatabase:
-    """The entries of one database, as they were when it was opened.
-
-    - `last_offset`: phy offset of the last record of which all entries are there, -1 where there is none.
-    - `log_damage`: as of `Database`: later entries are missing, and `last_offset` is one before them.
-    """
+    """The entries of one database; `last_offset` is the phy offset of the last record with all entries, or -1."""
 
     def __init__(self, root: str | os.PathLike[str]):
         self.path = index_folder(root)
@@ -146,10 +138,7 @@ class IndexDatabase:
                 yield key, value
 
     def find(self, topic: str, kind: IndexKind, text: str, begin: int = 0, end: int = _MAX) -> Iterator[int]:
-        """Phy offsets of the entries with exactly this text, by hour.
-
-        - `begin`, `end`: store times in ms, inclusive; the hours of these are gone over as a whole.
-        """
+        """Yield phy offsets of the entries with exactly this text, in whole hours from `begin` to `end` (ms, inclusive)."""
         prefix = encode_java_utf8(f"@{topic}@{kind}@{text}@")
         hour, last = max(begin, 0) // HOUR * HOUR, end // HOUR * HOUR
         while hour <= last:

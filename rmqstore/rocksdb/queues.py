@@ -1,9 +1,8 @@
-"""Consume queues in RocksDB (``storeType=defaultRocksDB``): keys and values, and reading the units of a queue.
+"""Consume queues in RocksDB (``storeType=defaultRocksDB``): keys and values, reading the units of a queue, and a new database.
 
-Owns the layout of the two families, and writing a new database as RocketMQ's RocksDB reads it (tables of format 5): ``default``
-has an entry a unit, ``offset`` the last unit of each queue and how far the log was dispatched.  It never reads the commit log,
-and never gives a unit beyond the last one that ``offset`` names: what lies there is left from before a truncation.  Lengths in
-keys are checked against the keys themselves (I4).
+The family ``default`` has an entry a unit; ``offset`` has the last unit of each queue and how far the log was dispatched.  Units
+after the last one that ``offset`` names are left from before a truncation, and never returned.  Lengths in keys are checked against
+the keys themselves (I4).  A new database has tables of format 5, as RocketMQ's RocksDB reads them.
 """
 
 from __future__ import annotations
@@ -89,10 +88,7 @@ class Units(NamedTuple):
 
 
 class QueueDatabase:
-    """The database with the queues of a store, as it was flushed last; read-only.
-
-    - `checkpoint`: phy offset after the furthest record whose units are here; -1 where nothing was flushed yet.
-    """
+    """The database with the queues of a store, read-only; `checkpoint` is the phy offset after its records, or -1."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.path.abspath(os.fspath(path))
@@ -137,7 +133,8 @@ class QueueDatabase:
 
     def value(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int, int, int] | None:
         """(phy offset, size, tags code, store timestamp) of one unit; None if there is none."""
-        if not self._may_hold(topic, queue_id, queue_offset):
+        last = self.last.get((topic, queue_id))
+        if last is None or not 0 <= queue_offset <= last.queue_offset:
             return None
         value = self._database.get(self._prefixes[topic, queue_id] + _OFFSET.pack(queue_offset))
         if value is None:
@@ -147,21 +144,18 @@ class QueueDatabase:
         phy_offset, size, tags_code, store_timestamp = _VALUE.unpack(value)
         return phy_offset, size, tags_code, store_timestamp
 
-    def _may_hold(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        last = self.last.get((topic, queue_id))
-        return last is not None and 0 <= queue_offset <= last.queue_offset
-
     def at_or_after(self, topic: str, queue_id: int, queue_offset: int) -> LastUnit | None:
-        """The first unit of a queue from `queue_offset` on: its phy offset and its queue offset; None where none follows."""
-        if not self._may_hold(topic, queue_id, max(queue_offset, 0)):
+        """Return the first unit of a queue from `queue_offset`, None for none."""
+        last, begin = self.last.get((topic, queue_id)), max(queue_offset, 0)
+        if last is None or begin > last.queue_offset:
             return None
-        prefix, end = self._range(topic, queue_id)
-        for key, value in self._database.items(prefix + _OFFSET.pack(max(queue_offset, 0)), end):
+        prefix = self._prefixes[topic, queue_id]
+        for key, value in self._database.items(prefix + _OFFSET.pack(begin), prefix + _OFFSET.pack(last.queue_offset + 1)):
             return self._unit(prefix, key, value)
         return None
 
     def at_or_before(self, topic: str, queue_id: int, queue_offset: int) -> LastUnit | None:
-        """The last unit of a queue up to `queue_offset`, as of `at_or_after`."""
+        """Return the last unit of a queue up to `queue_offset`, None for none."""
         last = self.last.get((topic, queue_id))
         if last is None or queue_offset < 0:
             return None
@@ -171,10 +165,6 @@ class QueueDatabase:
             return None
         return self._unit(prefix, *found)
 
-    def _range(self, topic: str, queue_id: int) -> tuple[bytes, bytes]:
-        prefix = self._prefixes[topic, queue_id]
-        return prefix, prefix + _OFFSET.pack(self.last[topic, queue_id].queue_offset + 1)
-
     def _unit(self, prefix: bytes, key: bytes, value: bytes) -> LastUnit:
         if len(key) != len(prefix) + 8 or len(value) != VALUE_SIZE:
             raise _odd_value(value, "a unit", self.path)
@@ -183,10 +173,7 @@ class QueueDatabase:
     def units(
         self, topic: str, queue_id: int, begin: int, end: int, damage: list[CorruptionError] | None = None
     ) -> Units:
-        """The units of a queue with queue offsets from `begin` to before `end`, those that are there.
-
-        - `damage`: takes the error that ends the reading, and what came before it is given.
-        """
+        """Return the units of a queue from `begin` up to but not including `end`; `damage` takes an error in them."""
         last = self.last.get((topic, queue_id))
         begin, end = max(begin, 0), -1 if last is None else min(end, last.queue_offset + 1)
         if begin >= end:
@@ -212,7 +199,7 @@ class QueueDatabase:
         return units_of([key[-8:] for key in keys], values)
 
     def beyond_last(self) -> Mapping[Key, int]:
-        """How many units of each queue lie beyond its last one, garbage that a truncation of the log left."""
+        """Return the number of units of each queue after its last one, which a truncation of the log left."""
         found = {}
         for name, last in self.last.items():
             prefix = self._prefixes[name]
@@ -223,7 +210,7 @@ class QueueDatabase:
         return found
 
     def check(self) -> int:
-        """int: how many entries the families have, read one by one; raises CorruptionError for the first that cannot be."""
+        """Return the number of entries, read one by one; CorruptionError for the first bad one."""
         return sum(1 for family in self._database.families for _ in self._database.items(family=family))
 
 
@@ -320,7 +307,7 @@ class QueueDatabaseWriter:
                 raise
             raise StoreError(
                 f"the new database of queues cannot be written ({str(error).partition(chr(10))[0]}), and the queues "
-                "that were there are as they were: make room where the disk is full, or mend what else this names, and "
+                "that were there are as they were: make room where the disk is full, or fix what else this names, and "
                 "rebuild again",
                 self.path,
             ) from error
@@ -344,17 +331,13 @@ class QueueDatabaseWriter:
             self._rdict.write(batch, self._no_log)
 
     def finish(self, last: dict[tuple[bytes, int], tuple[int, int]], checkpoint: int) -> None:
-        """Write the last unit of each queue (phy offset, queue offset) and the checkpoint, and force all to the disk.
-
-        - `checkpoint`: phy offset after the last record whose units are here.
-        """
+        """Write the last unit of each queue (phy offset, queue offset) and the checkpoint, and force all to the disk."""
         with self._writing():
             offsets = self._rdict.get_column_family("offset")
             try:
                 for (topic, queue_id), (phy_offset, queue_offset) in last.items():
-                    value = phy_offset.to_bytes(8, "big", signed=True) + queue_offset.to_bytes(8, "big", signed=True)
-                    offsets.put(last_key(topic, queue_id), value, self._no_log)
-                offsets.put(last_key(b"CHECKPOINT_TOPIC", 0), checkpoint.to_bytes(8, "big", signed=True), self._no_log)
+                    offsets.put(last_key(topic, queue_id), _LAST.pack(phy_offset, queue_offset), self._no_log)
+                offsets.put(last_key(_CHECKPOINT, 0), _OFFSET.pack(checkpoint), self._no_log)
                 self._rdict.flush()
                 offsets.flush()
             finally:
@@ -363,9 +346,8 @@ class QueueDatabaseWriter:
             rdict, self._rdict = self._rdict, None
             rdict.close()
             for name in _LEFT:
-                path = os.path.join(self.path, name)
-                if os.path.exists(path):
-                    os.unlink(path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.path, name))
 
     def close(self) -> None:
         """Let go of the files; without `finish` before, the database is not whole."""

@@ -1,8 +1,7 @@
 """Topics, subscription groups and consumer offsets of a broker that keeps its settings in RocksDB: keys and values.
 
-Owns where each layout keeps what, and the keys; the JSON in the values is given as text.  It decides nothing: which of several
-databases counts is said by whoever reads them.  An entry that cannot be one is a finding and hides no other.  A walk that meets
-a damaged block ends with a finding too, so that a shorter answer is never given without one.
+The JSON in the values is returned as text; the reader decides which of several databases counts.  A bad entry is a finding and
+hides no other; a walk that meets a damaged block ends with a finding.
 
 Facts (RocketMQ 5.5.0): "separate" are three databases, "single" is one with a family for each kind (both
 ``configManagerVersion=v1``), "v2" is one with a key for each queue (``configManagerVersion=v2``).  Families are made when they
@@ -18,8 +17,7 @@ from typing import Literal, NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding
 from rmqstore.files.os_errors import is_unreadable
-from rmqstore.rocksdb.database import Database
-from rmqstore.rocksdb.places import may_be_database, state_of_files
+from rmqstore.rocksdb.database import Database, may_be_database, state_of_files
 
 __all__ = ["Kind", "Layout", "OffsetEntry", "SettingsDatabase", "TextEntry", "database_state", "settings_layouts"]
 
@@ -45,7 +43,7 @@ _VERSION_KEY = b"kvDataVersionKey"
 # v2: u8 1, i16 table, u8 kind of entry.
 _TABLES = {"consumer_offsets": 1, "pull_offsets": 2, "topics": 3, "subscription_groups": 4}
 _DATA_VERSION, _DATA = 1, 2
-_JSON = 1
+_JSON = b"\x01"
 _HEAD = struct.Struct(">bhb")
 _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 _VERSION = struct.Struct(">qqq")
@@ -68,12 +66,12 @@ class OffsetEntry(NamedTuple):
 
 
 def settings_layouts(root: str | os.PathLike[str], kind: Kind) -> list[Layout]:
-    """list of str: the layouts in which the store at `root` has a database for `kind`, each once."""
+    """Return the layouts in which the store at `root` has a database for `kind`."""
     return [layout for layout in ("v2", "single", "separate") if _path(root, layout, kind) is not None]
 
 
 def database_state(root: str | os.PathLike[str], kind: Kind = "topics") -> tuple[tuple[str, int, int], ...]:
-    """tuple of (str, int, int): name, length and time of the files of all databases of `kind`; another one after a change."""
+    """Return name, length and time of the files of all databases of `kind`, which differ after a change."""
     found = []
     for layout in settings_layouts(root, kind):
         try:
@@ -93,10 +91,7 @@ def _path(root: str | os.PathLike[str], layout: str, kind: str) -> str | None:
 
 
 class SettingsDatabase:
-    """What one layout keeps of one kind.
-
-    - `findings`: what could not be read so far: a key or value that cannot be one, a damaged block.
-    """
+    """The settings of one kind in one layout; `findings` are bad keys and values, and damaged blocks, so far."""
 
     def __init__(self, root: str | os.PathLike[str], layout: Layout, kind: Kind):
         folder, self._family, self._version_family = _PLACES[layout, kind]
@@ -105,12 +100,11 @@ class SettingsDatabase:
         self.path = os.path.join(root, "config", folder)
         # RocketMQ opens these likewise: a damaged record of the log hides no other.
         self._database = Database(self.path, skip_damaged=True)
-        self.findings = [
-            Finding(self.path, 0, "damaged_database", f"{kind}: {problem}") for problem in self._database.problems()
-        ]
+        problems = self._database.problems()
+        self.findings = [Finding(self.path, 0, "damaged_database", f"{kind}: {problem}") for problem in problems]
 
     def use(self, kind: Kind) -> SettingsDatabase:
-        """Go on with another kind that is in the same database; the layout's families of it count from here on."""
+        """Switch to another kind in the same database."""
         folder, self._family, self._version_family = _PLACES[self.layout, kind]
         assert os.path.basename(self.path) == folder
         self.kind = kind
@@ -155,10 +149,8 @@ class SettingsDatabase:
                 if end != len(key):
                     self._finding(key, "not the key of a name")
                     continue
-                if value[:1] != bytes([_JSON]):
-                    self._finding(
-                        key, f"its value is serialized as {value[:1].hex() or 'nothing'}; only JSON (01) is known"
-                    )
+                if value[:1] != _JSON:
+                    self._finding(key, f"its value is serialized as {value[:1].hex() or 'nothing'}; only JSON (01) is known")
                     continue
                 name, text = self._text(key, key[_HEAD.size + _SHORT.size :]), self._text(key, value[1:])
             if name is not None and text is not None:
@@ -193,11 +185,8 @@ class SettingsDatabase:
 
     def _finding(self, key: bytes, what: str) -> None:
         name = key.decode("utf-8", "backslashreplace")
-        self.findings.append(
-            Finding(
-                self.path, 0, "bad_settings", f"{self.kind}: the entry {name!r} cannot be read ({what}); the others are"
-            )
-        )
+        detail = f"{self.kind}: the entry {name!r} cannot be read ({what}); the others are"
+        self.findings.append(Finding(self.path, 0, "bad_settings", detail))
 
     def _damage(self, error: CorruptionError) -> None:
         detail = f"{self.kind}: {error.message}; entries that follow the damage are not known"

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rmqstore.errors import CorruptionError, Finding
-from rmqstore.rocksdb.database import Database
-from rmqstore.rocksdb.places import may_be_database
+from rmqstore.rocksdb.database import Database, may_be_database
 
 __all__ = [
     "TIMER_FAMILY", "TRANSACTION_FAMILY", "PopRecord", "StoredTimers", "StoredTransactions", "has_pop_records",
@@ -139,12 +138,10 @@ _LATEST = 1 << 43
 
 @dataclass
 class StoredTimers:
-    """What the database says of timers that have not fired.
+    """The timers of a database that have not fired: `timers` has phy offsets by time to fire and UNIQ_KEY.
 
-    - `timeline_checkpoint`: everything that fires before it has been delivered, ms since epoch.
-    - `scan_offset`: queue offset of ``rmq_sys_wheel_timer``, queue 0, that is taken in next; None where no broker kept timers
-      here.
-    - `timers`: phy offset by time to fire and UNIQ_KEY.
+    Timers before `timeline_checkpoint` (ms since epoch) were delivered.  `scan_offset` is the next queue offset of
+    ``rmq_sys_wheel_timer``, queue 0; None if no broker kept timers here.
     """
 
     timeline_checkpoint: int | None = None
@@ -196,10 +193,9 @@ _OFFSET, _TRANSACTION_VALUE = struct.Struct(">q"), struct.Struct(">ii")
 
 @dataclass
 class StoredTransactions:
-    """What the database says of transactions.
+    """The transactions of a database: `check_times` has the number of checks by phy offset of the half message.
 
-    - `last_phy_offset`: the largest phy offset of a half message that was written; None where no broker kept transactions here.
-    - `check_times`: how often each was checked, by the phy offset of its half message.
+    `last_phy_offset` is the largest phy offset that was written; None if no broker kept transactions here.
     """
 
     last_phy_offset: int | None = None
@@ -213,12 +209,9 @@ def read_transactions(database: Database) -> StoredTransactions:
     for key, value in database.items(family=TRANSACTION_FAMILY):
         if key == _LAST_OFFSET and len(value) == _OFFSET.size:
             found.last_phy_offset = _OFFSET.unpack(value)[0]
-        elif len(key) > _OFFSET.size + 1 and key[_OFFSET.size : _OFFSET.size + 1] == b"@" and len(value) == _TRANSACTION_VALUE.size:
+        elif len(key) > 9 and key[8:9] == b"@" and len(value) == _TRANSACTION_VALUE.size:
             found.check_times[_OFFSET.unpack_from(key)[0]] = _TRANSACTION_VALUE.unpack(value)[0]
         else:
-            found.problems.append(
-                CorruptionError(
-                    f"RocksDB transactions: an entry with the key {key!r} and {len(value)} bytes", database.path
-                )
-            )
+            text = f"RocksDB transactions: an entry with the key {key!r} and {len(value)} bytes"
+            found.problems.append(CorruptionError(text, database.path))
     return found

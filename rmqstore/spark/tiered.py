@@ -17,7 +17,7 @@ from rmqstore._core import Verdict
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError, Finding, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
-from rmqstore.flatfile.flat_files import FlatFileMetadata, FlatFiles
+from rmqstore.flatfile.flat_files import FlatFiles
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.sources import EXPIRED, DamagePolicy, Part
@@ -47,8 +47,8 @@ class TieredPiece:
     ----------
     path : str
         The queue's folder.
-    log_metadata, unit_metadata : dict
-        As of `FlatFiles`, of the files that the plan knew for the piece, there or not: a task names those that it misses.
+    log_sizes, unit_sizes : dict
+        Sizes as for `FlatFiles`, of the files that the plan knew for the piece, there or not: a task names those that it misses.
     """
 
     path: str
@@ -56,8 +56,8 @@ class TieredPiece:
     queue_id: int
     begin: int
     end: int
-    log_metadata: dict[int, FlatFileMetadata]
-    unit_metadata: dict[int, FlatFileMetadata]
+    log_sizes: dict[int, int]
+    unit_sizes: dict[int, int]
 
 
 def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
@@ -104,19 +104,13 @@ def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
             logger.warning("%s: %s; what may be there is left out", finding.path, finding.detail)
 
 
-def _known(
-    files: FlatFiles, said: Mapping[int, FlatFileMetadata] | None, begin: int, end: int
-) -> dict[int, FlatFileMetadata]:
-    # The files that hold, or held, offsets from `begin` to before `end`.
-    known = {
-        base: (0 if said is None or base not in said else said[base].size) for base in {*files.bases, *(said or ())}
-    }
+def _known(files: FlatFiles, said: Mapping[int, int] | None, begin: int, end: int) -> dict[int, int]:
+    # The sizes of the files that hold, or held, offsets from `begin` to before `end`.
+    known = dict.fromkeys(files.bases, 0) | dict(said or {})
     for base in files.bases:
         mapped_file = files.find(base)
         known[base] = max(known[base], 0 if mapped_file is None else mapped_file.size)
-    return {
-        base: FlatFileMetadata(base, size, 0, 0) for base, size in known.items() if base < end and base + size > begin
-    }
+    return {base: size for base, size in known.items() if base < end and base + size > begin}
 
 
 def _local_spans(plan: LogPlan, flat_queues: Sequence[FlatQueue], by_log: bool) -> list[list[Span]]:
@@ -211,8 +205,7 @@ def tiered_piece_batches(job: ReadJob, piece: TieredPiece) -> Iterator[pa.Record
     pool = MappedFilePool(64)
     reader = _TieredReader(job)
     queue = FlatQueue(
-        piece.path, piece.topic, piece.queue_id, pool, reader, piece.log_metadata, piece.unit_metadata,
-        goes_on=True,
+        piece.path, piece.topic, piece.queue_id, pool, reader, piece.log_sizes, piece.unit_sizes, goes_on=True,
     )  # fmt: skip
     reader.queue = queue
     try:

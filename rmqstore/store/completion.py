@@ -24,7 +24,7 @@ from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import MessageExt, is_queued
-from rmqstore.rocksdb.places import closed_folder
+from rmqstore.rocksdb.database import closed_folder
 from rmqstore.rocksdb.queues import QueueDatabase
 from rmqstore.spans import joined, without
 from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life

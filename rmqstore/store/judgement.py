@@ -14,11 +14,10 @@ from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
-from rmqstore.errors import CorruptionError
+from rmqstore.errors import ChooseRecovery, CorruptionError, Sentence
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
-from rmqstore.remedies import ChooseRecovery, Sentence
 from rmqstore.store.dispatch_rules import Agreement
 
 __all__ = ["FAR", "IndexSurvey", "Judgement", "LogJudge"]

@@ -21,14 +21,13 @@ from rmqstore import _numpy as np
 from rmqstore._core import PRE_FILL_SIZE, BatchUnitLayout, IndexLayout, UnitLayout
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.queue_folders import queue_directories
-from rmqstore.errors import CorruptionError, LostLogError, MissingDependencyError
+from rmqstore.errors import CorruptionError, DropUnits, LostLogError, MissingDependencyError, Sentence
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import name_of_offset, offset_of_name
 from rmqstore.files.open_file import open_regular, read_at, written_end
 from rmqstore.files.os_errors import is_unreadable
-from rmqstore.remedies import DropUnits, Sentence
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.database import queue_databases
 
 __all__ = ["claimed_end", "end_of_known", "is_named", "lost_ranges", "lost_text", "refuse_loss", "units_outside"]
 

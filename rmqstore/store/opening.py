@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.config.places import dledger_folders, without_log
-from rmqstore.errors import StoreChangedError, StoreError, UnsupportedFormatError
+from rmqstore.errors import OpenReadOnly, Sentence, StoreChangedError, StoreError, UnsupportedFormatError
 from rmqstore.files.durable import fsync_directory, fsync_tree
 from rmqstore.files.listing import is_empty, listing
 from rmqstore.files.mapped_file import STAGING_PREFIX
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import naming_errors
 from rmqstore.files.store_lock import abort_process
-from rmqstore.remedies import OpenReadOnly, Sentence
-from rmqstore.rocksdb.places import check_queue_databases, queue_databases
+from rmqstore.rocksdb.database import check_queue_databases, queue_databases
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.recovery import RecoveryReport, recover
 from rmqstore.store.store_state import Older, StoreState

@@ -27,7 +27,7 @@ from rmqstore.files.os_errors import is_not_a_file, is_unreadable
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
-from rmqstore.rocksdb.places import closed_databases
+from rmqstore.rocksdb.database import closed_databases
 from rmqstore.selection import Selection
 from rmqstore.sources import DamagePolicy, Joined
 from rmqstore.spans import Span

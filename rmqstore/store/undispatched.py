@@ -22,7 +22,7 @@ from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.files.store_lock import abort_mark, is_held
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.database import queue_databases
 from rmqstore.store.dispatch_rules import Agreement
 from rmqstore.store.dispatcher import LogDispatcher
 from rmqstore.store.recovery import dispatched_before_crash, look_at_queues

@@ -21,7 +21,7 @@ import golden_rabbitmq
 import pytest
 from test_cli import DELAYS, DOCUMENT, HOSTILE, assert_harmless, json_lines, run, utc  # noqa: F401
 
-from rmqstore import Message, MessageStore, StoreConfig, remedies
+from rmqstore import Message, MessageStore, StoreConfig, errors
 from rmqstore._core import Verdict
 from rmqstore.cli import main
 from rmqstore.cli.errors import typed, warning_text
@@ -425,21 +425,21 @@ def test_messages_name_what_can_be_typed(golden_copy, tmp_path):
 
 
 def test_every_remedy_is_spelled_for_python_and_for_the_command_line():
-    kinds = {kind.__name__ for kind in remedies.Remedy.__subclasses__()}
+    kinds = {kind.__name__ for kind in errors.Remedy.__subclasses__()}
     for remedy, python, shell in (
-        (remedies.ChooseRecovery(), 'recovery="skip" to go on', "rmqstore recover --mode skip goes on"),
-        (remedies.Recover("skip"), "recovery='skip'", "rmqstore recover --mode skip"),
-        (remedies.GiveOptions(("a_b='1s 2s'", "c=1")), "config=StoreConfig.infer(path, a_b='1s 2s', c=1)", "-o a_b='1s 2s' -o c=1"),
-        (remedies.GiveOptions(("a=...", "b=..."), infer=False), "a=... and b=...", "-o a=... -o b=..."),
-        (remedies.UseBrokerConf(), "StoreConfig.from_properties('broker.conf')", "--config broker.conf"),
-        (remedies.InferConfig(), "StoreConfig.infer(path)", "without -o and --config"),
-        (remedies.OpenReadOnly("the store"), ", or open the store with read_only=True", "; commands that only read work all"),
-        (remedies.DropUnits(3, recovery=True), "MessageStore.open(path, drop_units=3)", "rmqstore recover --drop-units 3"),
-        (remedies.DropUnits(3, recovery=False), "drop_units=3", "--drop-units 3"),
-        (remedies.DeclareQueue(), "declared=True", "--declared"),
+        (errors.ChooseRecovery(), 'recovery="skip" to go on', "rmqstore recover --mode skip goes on"),
+        (errors.Recover("skip"), "recovery='skip'", "rmqstore recover --mode skip"),
+        (errors.GiveOptions(("a_b='1s 2s'", "c=1")), "config=StoreConfig.infer(path, a_b='1s 2s', c=1)", "-o a_b='1s 2s' -o c=1"),
+        (errors.GiveOptions(("a=...", "b=..."), infer=False), "a=... and b=...", "-o a=... -o b=..."),
+        (errors.UseBrokerConf(), "StoreConfig.from_properties('broker.conf')", "--config broker.conf"),
+        (errors.InferConfig(), "StoreConfig.infer(path)", "without -o and --config"),
+        (errors.OpenReadOnly("the store"), ", or open the store with read_only=True", "; commands that only read work all"),
+        (errors.DropUnits(3, recovery=True), "MessageStore.open(path, drop_units=3)", "rmqstore recover --drop-units 3"),
+        (errors.DropUnits(3, recovery=False), "drop_units=3", "--drop-units 3"),
+        (errors.DeclareQueue(), "declared=True", "--declared"),
     ):
         kinds.discard(type(remedy).__name__)
-        error = StoreError(remedies.Sentence("it is wrong; ", remedy, " helps"), "a file", 7)
+        error = StoreError(errors.Sentence("it is wrong; ", remedy, " helps"), "a file", 7)
         assert error.remedies == (remedy,) and error.what == "it is wrong; "
         assert str(error).startswith("it is wrong; ") and str(error).endswith(" helps [a file, position 7]")
         assert python in str(error)
@@ -449,7 +449,7 @@ def test_every_remedy_is_spelled_for_python_and_for_the_command_line():
         record = logging.LogRecord("rmqstore", logging.WARNING, "", 0, "%s: %s", ("a file", error.message), None)
         assert warning_text(record) == f"a file: {typed(error.message)}"
     assert not kinds
-    sentence = remedies.Sentence("not a record (", Verdict.BAD_SIZE, ")")
+    sentence = errors.Sentence("not a record (", Verdict.BAD_SIZE, ")")
     assert sentence == "not a record (BAD_SIZE)" and typed(sentence) == "not a record (an impossible size)"
     assert {each.name for each in Verdict} - {"COLUMNS_FULL", "LIMIT"} == set(VERDICT_WORDS)
 

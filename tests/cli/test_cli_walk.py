@@ -422,7 +422,7 @@ def test_rebuild_says_what_it_needs_before_it_asks(golden_copy, monkeypatch):
     def asked(*arguments):
         raise AssertionError("somebody was asked")
 
-    monkeypatch.setattr(rebuild_module, "agree_to_replace", asked)
+    monkeypatch.setattr(rebuild_module, "_agree", asked)
     # Queues of delayed messages need the delay levels, an index that is gone its geometry, and its tags.
     for broken, options, needed in (
         (None, [], "message_delay_level"),

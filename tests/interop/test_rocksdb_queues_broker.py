@@ -20,7 +20,7 @@ from rmqstore.errors import UnsupportedFormatError
 from rmqstore.offline.rebuild import rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.offline.verify import verify
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.database import queue_databases
 
 pytestmark = pytest.mark.java
 

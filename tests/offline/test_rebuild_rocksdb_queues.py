@@ -27,8 +27,7 @@ from rmqstore.offline.rebuild import rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.offline.verify import verify
 from rmqstore.rocksdb import queues
-from rmqstore.rocksdb.database import load_rocksdict
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.database import load_rocksdict, queue_databases
 
 GEOMETRY = {
     "mapped_file_size_consume_queue": 2000,

@@ -11,7 +11,7 @@ import rocksdb_stores
 pytest.importorskip("rocksdict")
 
 from rmqstore.errors import CorruptionError
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.database import queue_databases
 from rmqstore.rocksdb.queues import LastUnit, QueueDatabase, last_key, unit_key
 
 

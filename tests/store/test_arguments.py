@@ -84,7 +84,7 @@ def test_seconds_are_refused_by_name(value):
 
 @pytest.mark.parametrize("value", ["2024-01-01", b"x", None, datetime.date(2024, 1, 1), [1], datetime.timedelta(1)])
 def test_what_is_no_time_is_refused_by_name(value):
-    with pytest.raises(TypeError, match=r"^begin is .*: give ms since epoch, or a datetime$"):
+    with pytest.raises(TypeError, match=r"^begin is .*; give ms since epoch, or a datetime$"):
         milliseconds(value, "begin")
 
 
@@ -389,7 +389,7 @@ def test_a_time_that_is_no_number_is_named(store):
     ):
         with pytest.raises(ValueError, match="begin is nan; give ms since epoch, or a datetime"):
             call()
-    with pytest.raises(TypeError, match="begin is None: give ms since epoch"):
+    with pytest.raises(TypeError, match="begin is None; give ms since epoch"):
         store.query_offsets("T", "k", 1, None, 1)
 
 
