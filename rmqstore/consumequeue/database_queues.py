@@ -241,7 +241,7 @@ class UnitStream(MappedFileQueue):
                 else:
                     # Another thread made it meanwhile.
                     del self._files[base]
-            self.file_offsets = bases
+            self.file_offsets, self._memory_only = bases, set(bases)
             self.wrote_where = end
             self._taken_in += 1
 
@@ -266,15 +266,6 @@ class UnitStream(MappedFileQueue):
         """Let a stretch go; it is made again when it is asked for."""
         with self.pool.lock:
             self._files.pop(offset, None)
-
-    @property
-    def disk_num(self) -> int:
-        """int: 0, as none of the files is on disk."""
-        return 0
-
-    def is_memory_only(self, offset: int) -> bool:
-        """bool: True."""
-        return True
 
     def refresh(self) -> bool:
         """bool: False; what follows comes by `take_in`."""

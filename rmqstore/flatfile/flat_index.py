@@ -396,14 +396,11 @@ class FlatKeys:
             if not self._is_explained(log_offset, key_hash):
                 self.untrue.add(key_hash)
 
-    def _topic_of(self, item: IndexItem) -> str | None:
-        return self.topic_ids.get(item.topic_id)
-
     def _has_queue(self, item: IndexItem) -> bool:
-        return item.queue_id in self.queue_ids or self._topic_of(item) != self.queue.topic
+        return item.queue_id in self.queue_ids or self.topic_ids.get(item.topic_id) != self.queue.topic
 
     def _may_be_here(self, item: IndexItem) -> bool:
-        return item.queue_id == self.queue.queue_id and self._topic_of(item) in (None, self.queue.topic)
+        return item.queue_id == self.queue.queue_id and self.topic_ids.get(item.topic_id) in (None, self.queue.topic)
 
     def _is_explained(self, log_offset: int, key_hash: int) -> bool:
         # Why an item with the hash may point to something else: another key, another topic, or retention.
@@ -412,11 +409,9 @@ class FlatKeys:
             return any(flat_index_hash(message.topic, each) == key_hash for each in keys_of(message))
         if 0 <= log_offset < self.log.min_offset:
             return True
-        items = [
-            item for item in self.index.items(key_hash) if item.log_offset == log_offset and self._may_be_here(item)
-        ]
+        items = [item for item in self.index.items(key_hash) if item.log_offset == log_offset and self._may_be_here(item)]
         # Without metadata it may be another topic's, unless a unit of this one points there.
-        return all(self._topic_of(item) is None for item in items) and self.queue.unit_of(log_offset) == (-1, True)
+        return not any(item.topic_id in self.topic_ids for item in items) and self.queue.unit_of(log_offset) == (-1, True)
 
     @functools.cached_property
     def indexed_to(self) -> int:

@@ -1,8 +1,7 @@
-"""verify for tiered storage: everything in it that is not as a broker leaves it, as findings.
+"""verify for tiered storage: files against metadata and each other, units against records, and index items against records.
 
-Owns comparing flat files with the metadata and with each other, units with records, and index items with records.  It only reads,
-never stops at a finding, and keeps a constant working set but for one byte a unit.  What agrees is compared by the compiled core
-and NumPy; only what does not is looked at one by one, to name the place.
+It never stops at a finding, and its working set is constant but for one byte a unit.  The compiled core and NumPy find what
+differs; that is then read one by one, to name the place.
 
 Facts (RocketMQ 5.5.0): the end timestamp of an index file is the newest store time of its items, whose seconds are rounded towards
 zero; a record has one item for each different key, its unique key among them, and one for an empty key where two spaces follow
@@ -64,15 +63,16 @@ def verify_flat(flat_store: FlatStore, progress: Callable[[int, int], object] | 
 
 class _Verify:
     def __init__(self, flat_store: FlatStore, progress: Callable[[int, int], object] | None):
-        self.flat_store, self.progress = flat_store, progress
+        self.flat_store = flat_store
+        self.progress = progress or (lambda done, whole: None)
         self.topic_ids = {} if flat_store.metadata is None else flat_store.metadata.topic_ids
         self.ids_of = {topic: number for number, topic in self.topic_ids.items()}
         self.done, self.whole = 0, 0
-        # What was wrong with files as a whole at first.
+        # Findings about files as a whole.
         self.told: list[Finding] = []
-        # What the records say that index files should hold: how many items, and a sum over them that has no order.
+        # The items that the records should have.
         self.expected = _Sum()
-        # Items of empty keys are looked at one by one: few records have them, and the core passes over such keys.
+        # Items of empty keys are compared one by one: few records have them, and the core skips such keys.
         self.empty_hashes: np.ndarray = np.empty(0, np.int64)
         # Errors about missing libraries that were reported.
         self.missing: set[str] = set()
@@ -87,8 +87,7 @@ class _Verify:
         for queue in queues:
             yield from self._queue(queue)
         yield from self._index(queues)
-        if self.progress is not None:
-            self.progress(self.whole, self.whole)
+        self.progress(self.whole, self.whole)
 
     def _strange(self) -> Iterator[Finding]:
         for folder, _, names in os.walk(self.flat_store.folder):
@@ -141,8 +140,7 @@ class _Verify:
             if at - released >= _SCAN_WINDOW:
                 region.release_pages(released, at - released)
                 released = at
-            if self.progress is not None:
-                self.progress(min(self.done, self.whole), self.whole)
+            self.progress(min(self.done, self.whole), self.whole)
             if verdict is Verdict.LIMIT:
                 break
             if verdict is Verdict.COLUMNS_FULL:
@@ -171,10 +169,7 @@ class _Verify:
 
     def _expect(self, queue: FlatQueue, message: Any) -> None:
         hashes = np.array([flat_index_hash(queue.topic, key) for key in _indexed_keys(message) - {""}], np.int64)
-        self.expected.add(hashes, self._id(queue), queue.queue_id, message.phy_offset, message.size)
-
-    def _id(self, queue: FlatQueue) -> int:
-        return self.ids_of.get(queue.topic, 0) if self.topic_ids else 0
+        self.expected.add(hashes, self.ids_of.get(queue.topic, 0), queue.queue_id, message.phy_offset, message.size)
 
     def _records(
         self, queue: FlatQueue, columns: RecordColumns, covered: _Covered, indexed_to: int
@@ -259,7 +254,8 @@ class _Verify:
         wanted = kept[rows]
         rows, hashes = rows[wanted], hashes[wanted]
         size = np.asarray(columns.size)[rows]
-        self.expected.add(hashes, self._id(queue), queue.queue_id, np.asarray(columns.phy_offset)[rows], size)
+        offsets = np.asarray(columns.phy_offset)[rows]
+        self.expected.add(hashes, self.ids_of.get(queue.topic, 0), queue.queue_id, offsets, size)
         for row in twice.tolist():
             if chosen[row]:
                 message = queue.log.look_up(int(columns.phy_offset[row]))
@@ -268,12 +264,10 @@ class _Verify:
 
     # ------------------------------------------------------------------------------------------------------- index
 
-    def _index(self, queues: list[FlatQueue]) -> Iterator[Finding]:
-        def load() -> None:
-            # A local file was uploaded, or retention took one: compare the files that are there now.
-            self.flat_store.index.load(self.flat_store.said("INDEX", INDEX_TOPIC, 0))
-
-        yield from ask_again(lambda: list(self._index_files(queues)), load)
+    def _index(self, queues: list[FlatQueue]) -> list[Finding]:
+        # If a local file was uploaded, or retention took one, the files that are there now are compared.
+        index, sizes = self.flat_store.index, self.flat_store.said("INDEX", INDEX_TOPIC, 0)
+        return ask_again(lambda: list(self._index_files(queues)), lambda: index.load(sizes))
 
     def _index_files(self, queues: list[FlatQueue]) -> Iterator[Finding]:
         found = _Sum()

@@ -291,9 +291,6 @@ class Database:
             raise self._no_room(links, error) from error
         self._wrong_types.append(f"{name} has a damaged type of a record at byte {types[0][0]}")
 
-    def __contains__(self, family: str) -> bool:
-        return family in self.families
-
     def get(self, key: bytes, *, family: str = "default") -> bytes | None:
         """The value of a key, None if there is none, also where the family is not there."""
         handle = self._handle(family)

@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, str]:
 def test_what_a_database_holds(store):
     with Database(store / "consumequeue") as database:
         assert set(database.families) == {"default", "offset"}
-        assert "offset" in database and "absent" not in database
+        assert "offset" in database.families and "absent" not in database.families
         units = list(database.items())
         assert len(units) == 1403
         keys = [key for key, _ in units]
