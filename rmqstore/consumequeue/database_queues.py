@@ -50,10 +50,7 @@ Key = tuple[str, int]
 
 
 class CollectedUnits:
-    """Units of one queue, by queue offset.
-
-    - `begin`, `end`: queue offset of the first one, and after the last one; 0 and 0 without any.
-    """
+    """Units of one queue, by queue offset, from `begin` up to but not including `end`; 0 and 0 without any."""
 
     def __init__(self) -> None:
         self.begin = self.end = 0
@@ -156,7 +153,7 @@ class CollectedQueue(_Collecting, ConsumeQueue):
         tags_codes: np.ndarray,
         store_timestamps: np.ndarray,
     ) -> int:
-        """Take units that follow each other, as of `ConsumeQueue.put_units`; those before the end are passed over."""
+        """Take consecutive units, see `ConsumeQueue.put_units`; those before the end are skipped."""
         skip = min(max(self.unit_num - queue_offset, 0), len(phy_offsets))
         count = len(phy_offsets) - skip
         if count <= 0:
@@ -280,11 +277,11 @@ class DatabaseQueues:
     """The queues of one store that are in RocksDB, or only in the log.
 
     - `root`, `path`: the directories of the store and of the database.
-    - `database`: None where it cannot be read, so that everything comes from the log.
-    - `log_bounds`: gives where the log begins, and where its last segment ends; units that point elsewhere are stale.
-    - `batch_num`: by phy offset and size: how many messages an inner batch holds, 0 for a record that is none, or not there.
+    - `database`: None if it is unreadable, so that everything comes from the log.
+    - `log_bounds`: returns the begin of the log and the end of its last segment; units that point elsewhere are stale.
+    - `batch_num`: returns the number of messages of an inner batch by phy offset and size, 0 for no inner batch.
     - `complete`: collects the units of the records between two phy offsets, both None for the whole log, and calls `add`.
-    - `damage`: what of the database could not be read; the log was gone over for it.
+    - `damage`: unreadable parts of the database, for which the log was scanned.
     """
 
     def __init__(
@@ -384,20 +381,20 @@ class DatabaseQueues:
     def _batch_queue(self, queue: BatchConsumeQueue) -> BatchConsumeQueue:
         # RocketMQ 5.5.0 writes one unit a record without the number of its messages; batch queues in RocksDB do not work there.
         key = queue.topic, queue.queue_id
-        units: dict[int, tuple[int, int, int, int]] = {}
+        units: dict[int, Unit] = {}
         for collected in self._collected.get(key, ()):
-            for offset, *unit in zip(*(each.tolist() for each in collected.columns(0, 2**62)), strict=True):
-                units.setdefault(offset, tuple(unit))
+            for unit in zip(*(each.tolist() for each in collected.columns(0, 2**62)), strict=True):
+                units.setdefault(unit[0], Unit(*unit))
         if self.database_of(key) is not None:
             stored = self._read(key, 0, 2**62)
             arrays = (stored.queue_offsets, stored.phy_offsets, stored.sizes, stored.tags_codes)
             for offset, phy_offset, size, tags_code in zip(*(each.tolist() for each in arrays), strict=True):
-                units[offset] = (phy_offset, size, tags_code, max(self.batch_num(phy_offset, size), 1))
+                units[offset] = Unit(offset, phy_offset, size, tags_code, max(self.batch_num(phy_offset, size), 1))
         queue.in_memory = True
         end = queue.max_queue_offset
-        for offset, (phy_offset, size, tags_code, num) in sorted(units.items()):
+        for offset, one in sorted(units.items()):
             if offset >= end:
-                queue.put(Unit(offset, phy_offset, size, tags_code, min(num, 0x7FFF)), -1)
+                queue.put(one._replace(num=min(one.num, 0x7FFF)), -1)
         return queue
 
     # ------------------------------------------------------------------------------------------------------ units
@@ -405,7 +402,7 @@ class DatabaseQueues:
     def extent(self, stream: UnitStream) -> tuple[list[int], int]:
         """(list of int, int): where the stretches of a queue begin, and where it ends, in bytes of the queue."""
         key = stream.topic, stream.queue_id
-        # Asked first, as damage there leads to a walk over the log, which collects more.
+        # First, as damage there starts a walk over the log, which collects more.
         in_database = self._in_database(key)
         ranges = [(each.begin, each.end) for each in self._collected.get(key, ()) if each.end > each.begin]
         if in_database is not None:
@@ -475,10 +472,7 @@ class DatabaseQueues:
         return found
 
     def content(self, stream: UnitStream, base: int, end: int) -> bytes:
-        """bytes: the units of the stretch that begins at `base`, up to `end` at most, both in bytes of the queue.
-
-        Places of units that are nowhere are filled with pre-fill units, which readers pass over.
-        """
+        """Return the units of the stretch at `base`, up to `end` (bytes of the queue); missing ones are pre-fill units."""
         key = stream.topic, stream.queue_id
         first = base // _UNIT_SIZE
         num = min(max(end // _UNIT_SIZE - first, 0), STRETCH_UNITS)

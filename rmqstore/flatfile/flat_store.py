@@ -169,7 +169,7 @@ class FlatStore(NotCopied):
         return self._queues.setdefault((topic, queue_id), queue)
 
     def queues(self, topic: str | None = None) -> Iterator[FlatQueue]:
-        """Every queue, or those of one topic, in the order of `keys`."""
+        """Yield every queue, or those of one topic, in the order of `keys`."""
         for name, queue_id in self.keys(topic):
             queue = self.queue(name, queue_id)
             if queue is not None:
@@ -253,7 +253,7 @@ class FlatStore(NotCopied):
     # ------------------------------------------------------------------------------------------------ state, closing
 
     def load(self) -> None:
-        """Look at all files again, where a broker wrote or deleted some meanwhile."""
+        """List all files again."""
         self.check_open()
         self._loaded_at = time.monotonic()
         self._load_metadata()

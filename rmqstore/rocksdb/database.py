@@ -305,7 +305,7 @@ class Database:
     def items(
         self, begin: bytes = b"", end: bytes | None = None, *, family: str = "default"
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Go over the entries with ``begin <= key < end``, ascending; `end` None = to the last."""
+        """Yield the entries with ``begin <= key < end``, ascending; `end` None = to the last."""
         handle = self._handle(family)
         if handle is None:
             return
@@ -321,10 +321,6 @@ class Database:
             iterator.status()
         except Exception as error:
             raise self._damage(family, error) from error
-
-    def prefixed(self, prefix: bytes, *, family: str = "default") -> Iterator[tuple[bytes, bytes]]:
-        """Go over the entries whose keys begin with `prefix`, ascending; raises as `items`."""
-        return self.items(prefix, _after(prefix), family=family)
 
     def last(self, end: bytes | None = None, *, family: str = "default") -> tuple[bytes, bytes] | None:
         """The last entry with a key below `end` (None = of all), None if there is none; raises as `items`."""
@@ -483,12 +479,6 @@ def _remove(links: str, pid: int) -> None:
 
     if os.getpid() == pid:
         shutil.rmtree(links, ignore_errors=True)
-
-
-def _after(prefix: bytes) -> bytes | None:
-    # The first key beyond all that begin with the prefix; None where no key is.
-    stripped = prefix.rstrip(b"\xff")
-    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 def _first_line(error: Exception | None, links: str) -> str:

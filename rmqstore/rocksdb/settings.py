@@ -170,9 +170,11 @@ class SettingsDatabase:
                 yield OffsetEntry(group, topic, names[2], _LONG.unpack(value)[0])
 
     def _entries(self) -> Iterator[tuple[bytes, bytes]]:
-        prefix = b"" if self.layout != "v2" else _HEAD.pack(1, _TABLES[self.kind], _DATA)
+        begin, end = b"", None
+        if self.layout == "v2":
+            begin, end = (_HEAD.pack(1, _TABLES[self.kind], entry) for entry in (_DATA, _DATA + 1))
         try:
-            yield from self._database.prefixed(prefix, family=self._family)
+            yield from self._database.items(begin, end, family=self._family)
         except CorruptionError as error:
             self._damage(error)
 

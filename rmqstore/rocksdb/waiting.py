@@ -1,9 +1,8 @@
 """Entries of RocksDB that wait: pop records (``kvStore``), timers and pending transactions (``rocksdbstore/``).
 
-Owns the layout of their keys and values.  What the databases hold lags behind the commit log.  An entry that cannot be one
-hides no other.
+The databases may lack the newest records of the commit log.  A bad entry hides no other.
 
-- A pop record is a message that was handed out by pop consumption and is not acknowledged yet.
+- A pop record is a message that a client received by pop consumption and has not acknowledged.
 - The key of a timer is the time to fire (i64, ms since epoch) and the UNIQ_KEY; the value is the size (i32) and the phy offset
   (i64) of the record in ``rmq_sys_wheel_timer``.  Two more keys hold how far a broker came.
 - The key of a transaction is the phy offset of the half message (i64), ``@``, the real topic, ``@``, the transaction's id; the
@@ -40,19 +39,18 @@ _MEMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class PopRecord:
-    """A message that was handed out and is neither acknowledged nor given to somebody else.
+    """A message that a client received by pop consumption and has not acknowledged.
 
     Attributes
     ----------
     group, topic : str
-        As the record has them; `retry` says of which topic the message is.
     queue_id, queue_offset : int
     retry : int
-        0 = the message lies in the topic itself, 1 and 2 = in the group's retry topic (of the old and of the new name).
+        0 = the message is in the topic itself, 1 and 2 = in the group's retry topic (of the old and of the new name).
     pop_time, invisible_time : int
-        When it was handed out (ms since epoch), and for how long (ms).
+        The time at which a client received it (ms since epoch), and the time until another one may (ms).
     visible_time : int
-        When it is given to somebody else (ms since epoch).
+        The sum of both (ms since epoch).
     attempt_times : int
     attempt_id : str
     suspend : bool
@@ -117,9 +115,8 @@ def _record(key: bytes, value: bytes) -> PopRecord | str:
     group, topic = members["groupId"], members["topicId"]
     if key[_VISIBLE.size : -_TAIL.size] != f"{group}@{topic}".encode("utf-8", "surrogatepass"):
         return "its key names another group or topic than its value"
-    if (queue_id, offset, visible) != (
-        members["queueId"], members["offset"], members["popTime"] + members["invisibleTime"],
-    ):  # fmt: skip
+    visible_time = members["popTime"] + members["invisibleTime"]
+    if (queue_id, offset, visible) != (members["queueId"], members["offset"], visible_time):
         return "its key names another queue, offset or time than its value"
     return PopRecord(
         group, topic, queue_id, offset, members["retryFlag"], members["popTime"], members["invisibleTime"], visible,

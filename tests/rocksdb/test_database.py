@@ -22,7 +22,7 @@ pytest.importorskip("rocksdict")
 from rmqstore import settings, verify
 from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, StoreClosedError, StoreError
-from rmqstore.rocksdb.database import Database, _after, _torn_manifest, is_database, load_rocksdict, wrong_types
+from rmqstore.rocksdb.database import Database, _torn_manifest, is_database, load_rocksdict, wrong_types
 
 DATA = golden.DATA / "rocketmq-rocksdb"
 
@@ -66,8 +66,6 @@ def test_what_a_database_holds(store):
         assert database.last() == units[-1]
         assert database.last(keys[5]) == units[4]
         assert database.last(keys[0]) is None
-        prefix = keys[0][:9]
-        assert list(database.prefixed(prefix)) == [unit for unit in units if unit[0].startswith(prefix)]
 
 
 def test_reading_leaves_no_trace(store, tmp_path, monkeypatch):
@@ -313,13 +311,6 @@ def test_a_flipped_bit_in_a_table_is_never_a_shorter_answer(tmp_path):
                 raised += 1
         table.write_bytes(data)
     assert raised > 40
-
-
-@pytest.mark.parametrize(
-    ("prefix", "after"), [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", None), (b"", None), (b"\x00\x01", b"\x00\x02")]
-)
-def test_the_first_key_after_a_prefix(prefix, after):
-    assert _after(prefix) == after
 
 
 @pytest.mark.parametrize("below", ["kvStore", "config/topics"])
