@@ -65,7 +65,7 @@ def offsets_show(path: str, group: str | None, topic: str | None, every_queue: b
     printer = Printer(given.as_json)
     with given.open(path) as store:
         rows = list(consumer_rows(store, consumer_places(store, group, topic)))
-        known = sorted(store.consumer_offsets.list())
+        known = [] if rows else sorted(store.consumer_offsets.list())
     sums = group_sums(rows)
     if given.as_json:
         for row in rows:
