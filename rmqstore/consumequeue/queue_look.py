@@ -117,7 +117,7 @@ class _Files:
         return _all_whole(self.directory, self.file_size, [base for base in self.offsets if base not in self._starts])
 
     def read(self, number: int, count: int) -> bytes:
-        """bytes: `count` units from a number on, all in one file."""
+        """Return the bytes of `count` consecutive units of one file, the first with this number."""
         begin = number * _UNIT_SIZE % self.file_size
         base, end = number * _UNIT_SIZE - begin, begin + count * _UNIT_SIZE
         start = self.start(base)

@@ -74,7 +74,7 @@ def force_data(fd: int) -> None:
 
 
 def write_all(fd: int, data: bytes | memoryview, pos: int | None = None) -> None:
-    """Write all bytes of `data` at `pos`, or where the file is; OSError if the disk takes no more."""
+    """Write all bytes of `data` at `pos`, or where the file is; OSError if the disk is full."""
     rest = memoryview(data)
     while rest:
         done = os.write(fd, rest) if pos is None else os.pwrite(fd, rest, pos)

@@ -77,7 +77,7 @@ class IndexEntry(NamedTuple):
     message : bytes or None
         The external term of an embedded message; None: it is in a message store.
     path, pos : str, int
-        Where its publish record is, or will be in the journal.
+        The place of its publish record, in the journal also before it is written.
     marked : bool
         It has a deliver record; since RabbitMQ 3.10 each entry gets one with its publish.
     """

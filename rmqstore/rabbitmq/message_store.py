@@ -316,7 +316,7 @@ class MessageStore(ClosedAtExit, NotCopied):
         """Write a message (or its external term) with an id of 16 bytes, or add a reference if it is there (§8.3).
 
         Returns True if it was new.  InvalidMessageError for a term that is not well-formed or holds another id;
-        StorePoisonedError after an earlier failure; after an OSError the store takes no more writes.
+        StorePoisonedError after an earlier failure; after an OSError the store refuses writes.
         """
         return self.write_many((msg_id,), (message,)) == 1
 

@@ -223,7 +223,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         InvalidMessageError
             Something is missing or impossible, or the id is in use; nothing was changed.
         OSError
-            A flush that was due failed: the entry was not written, and the index takes no more writes.
+            A flush that was due failed: the entry was not written, and the index refuses writes.
         """
         expiry_us = _expiry_field(expiry, expiry_us)
         if size is not None and not (isinstance(size, (int, np.integer)) and 0 <= size <= 0xFFFFFFFF):
