@@ -443,6 +443,24 @@ def test_broken_links_are_found(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Promises
+
+
+def test_every_promise_names_a_test():
+    text = (ROOT / "docs" / "recovery.md").read_text(encoding="utf-8")
+    text = text.partition("## Promises\n")[2].partition("\n## ")[0]
+    rows = tables(text, "failure") + tables(text, "promise")
+    assert len(rows) == 2 and sum(map(len, rows)) >= 15
+    for row in [row for rows_of_one in rows for row in rows_of_one]:
+        folder, names = "", re.findall(r"(?:[\w/]+/)?test_\w+\.py", row[-1])
+        assert names, row
+        for name in names:
+            # A second name has the folder of the first.
+            folder = name.rpartition("/")[0] or folder
+            assert (ROOT / "tests" / folder / name.rpartition("/")[2]).is_file(), name
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Width
 
 WIDTH = 120

@@ -47,7 +47,7 @@ ELSEWHERE = {
 # Every block that is marked as not run: its document, the beginning of its first line, and the reason it gives.
 NOT_RUN = {
     ("CONTRIBUTING.md", "make venv"): "continuous integration runs these as steps of their own (ci/run.sh)",
-    ("docs/sanitizers.md", "make sanitize"): "builds take minutes, and what they watch runs many times as long",
+    ("docs/testing.md", "make sanitize"): "builds take minutes, and the tests run many times as long in them",
     ("README.md", "make demo"): "continuous integration runs both as steps of their own (ci/run.sh)",
     ("tests/interop/rocketmq/README.md", "bash ci/java.sh"): "ci/steps.sh runs the first, `make test` the second",
     ("docs/start.md", "python -m venv"): (

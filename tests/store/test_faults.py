@@ -315,7 +315,7 @@ def test_killed_at_random_moments(server, root, name, flush_disk_type):
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_ten_thousand_kills(server, root, capsys):
-    # The figure that docs/recovery.md gives.  Half at calls by the dice, half at any moment.
+    # The figure that docs/testing.md gives.  Half at calls by the dice, half at any moment.
     begin, kills, seed = time.monotonic(), 0, 0
     while kills < 10_000:
         seed += 1
