@@ -59,12 +59,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         lines.append("")
         for work in dict.fromkeys(row.work for row in all_rows if row.part == part):
             chosen = [row for row in all_rows if row.part == part and row.work == work]
-            lines += [
-                f"**{work}**, {chosen[0].unit}/s:",
-                "",
-                "| | rate | lowest – highest | ratio | lowest – highest | goal | |",
-            ]
-            lines += ["|---" * 7 + "|"]
+            lines.append(f"| {work}, {chosen[0].unit}/s | rate | lowest – highest | ratio | lowest – highest | goal | |")
+            lines.append("|---" * 7 + "|")
             for row in chosen:
                 _, who, rate, *rest = rounds.cells(row)
                 lines.append("| " + " | ".join([who, rate.removesuffix(f" {row.unit}/s"), *rest]) + " |")
