@@ -66,9 +66,6 @@ NOT_RUN = {
         "these lines belong into start-up files; tests/cli/test_cli_newcomer.py gives the scripts to the shells"
     ),
     ("docs/spark.md", "spark-submit --master 'local[4]'"): "the block above runs, tests/spark/test_cluster.py ships it",
-    ("docs/spark.md", "python -m venv"): (
-        "it fetches the published package and needs a cluster; tests/spark/test_cluster.py does it"
-    ),
     ("docs/spark.md", "spark-submit --master yarn"): "it needs a YARN cluster; untested, as the text says",
     ("docs/spark.md", "spark-submit --master k8s://"): "it needs a Kubernetes cluster; untested, as the text says",
 }
