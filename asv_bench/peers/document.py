@@ -1,4 +1,4 @@
-"""Tables in docs/benchmarks.md and docs/why-not.md, and a plot: ``python -m asv_bench.peers.document [result.json]``.
+"""Tables in asv_bench/FIGURES.md and docs/why-not.md, and a plot: ``python -m asv_bench.peers.document [result.json]``.
 
 Owns their text, all of which follows from the result that is kept beside them (docs/peers.json); nobody edits it.
 """
