@@ -461,6 +461,26 @@ def test_every_promise_names_a_test():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Size
+
+
+def test_the_pages_stay_few_and_short():
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    assert len(pages) <= 35 and sum(len(page.read_text(encoding="utf-8").splitlines()) for page in pages) <= 5000
+
+
+def test_the_changelog_summarises_a_release():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased, _, released = text.partition("\n## [Unreleased]\n")[2].partition("\n## ")
+    # Every release says which layouts it reads and writes.
+    for release in released.split("\n## "):
+        assert "\nFormat: " in release, release.partition("\n")[0]
+        assert len(release.splitlines()) <= 120
+    assert released.startswith("0.1.0\n") or "\n## 0.1.0\n" in released
+    assert not unreleased.strip() or unreleased.count("\n- ") >= 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Width
 
 WIDTH = 120

@@ -65,8 +65,6 @@ NOT_RUN = {
     ("docs/cli.md", "eval"): (
         "these lines belong into start-up files; tests/cli/test_cli_newcomer.py gives the scripts to the shells"
     ),
-    ("docs/spark.md", "spark-submit --master yarn"): "it needs a YARN cluster; untested, as the text says",
-    ("docs/spark.md", "spark-submit --master k8s://"): "it needs a Kubernetes cluster; untested, as the text says",
 }
 
 
