@@ -109,7 +109,7 @@ def test_results_show_their_first_lines(store):
     assert shown(store.get_message("U")).cells[0].startswith("NO_MESSAGE_IN_QUEUE: 0 messages")
     found = store.query_message("T", "<b>key</b>", 20)
     assert shown(found).cells[0] == "20 messages, there are more; the first 10 of 20"
-    assert shown(QueryResult(uncovered=((0, 5),))).cells[0] == "0 messages, part of the log was not looked at"
+    assert shown(QueryResult(uncovered=((0, 5),))).cells[0] == "0 messages, part of the log was not searched"
     columns = [np.arange(n, n + 30, dtype=np.int64) for n in (0, 100, 1_700_000_000_000, 50)]
     assert shown(PutTableResult(*columns)).rows == 11
     shown(PutResult(1, 2, EVIL, 3, 4))
