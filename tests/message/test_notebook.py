@@ -1,4 +1,4 @@
-"""What notebooks and consoles show: short, and nothing that is in a store becomes markup or reaches a terminal.
+"""Notebook output is short, and no stored text becomes markup or reaches a terminal.
 
 Owns `_repr_html_` of messages, results and stores, and the text of `describe`.
 """
@@ -80,7 +80,7 @@ def test_messages_are_shown_escaped_and_short(store):
     cells = shown(long).cells
     assert "10 more" in cells and any(cell.startswith("100000 bytes: xxx") for cell in cells)
     assert max(map(len, cells)) <= 81
-    # What validate would refuse can be looked at.
+    # Messages that `validate` refuses can be shown.
     shown(Message(EVIL, b""))
 
 
