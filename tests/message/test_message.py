@@ -140,7 +140,7 @@ def test_golden_records_read_as_java_reads_them(name, golden_store):
         assert (message.reconsume_times, message.prepared_transaction_offset) == (line["reconsume"], line["prepared"])
         assert len(message.body_stored) == line["bodyLen"] and message.crc == line["bodyCrc"]
         assert not message.corrupt
-        # What is parsed is written back as it was, when the writer left the last separator in its place.
+        # Parsed properties are written back unchanged if the writer kept the last separator.
         if message.properties_stored.endswith(b"\x02"):
             assert properties_to_bytes(message.properties) == message.properties_stored
         count += 1
@@ -230,7 +230,7 @@ def test_cutting_bytes_or_text_is_the_same(data):
 
 
 def check_names(text: bytes) -> None:
-    """What a record's keys, tags and unique key are, without a look at all properties and after one."""
+    """Compare keys, tags and unique key of a record before and after its properties are parsed."""
     message, parsed = MessageExt(record(properties=text)), MessageExt(record(properties=text))
     wanted = parse_properties(text)
     assert parsed.properties == wanted
