@@ -532,6 +532,13 @@ cdef struct IndexCounters:
     int32_t hash_slot_count
 
 
+cdef inline int refuse_seconds(int64_t store_timestamp) except -1:
+    # Seconds since the epoch from 2001 to 2065: as milliseconds they would be in January and February 1970.
+    if 1_000_000_000 <= store_timestamp < 3_000_000_000:
+        raise ValueError(f"store_timestamp is {store_timestamp}, which looks like seconds: give ms since epoch")
+    return 0
+
+
 cdef inline void load_counters(const unsigned char* base, IndexCounters* c) noexcept nogil:
     c.count = index_count_of(base)
     c.begin_timestamp = load_i64(base + INDEX_BEGIN_TIMESTAMP)
@@ -899,9 +906,15 @@ cdef class IndexRegion:
         -------
         bool
             False when the file is full; nothing was written then.
+
+        Raises
+        ------
+        ValueError
+            `store_timestamp` looks like seconds (2001 to 2065).
         """
         if phy_offset < 0:
             raise OffsetOutOfRangeError(f"phy_offset {phy_offset} is negative")
+        refuse_seconds(store_timestamp)
         return self.put_one(index_hash(hash_str(0, key)), phy_offset, store_timestamp)
 
     def put_hash(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp):
@@ -918,7 +931,8 @@ cdef class IndexRegion:
         keys : list of str, or Arrow string array
             Whole keys, ``topic#key``; shape (n,).
         phy_offsets, store_timestamps : array_like of int64, shape (n,)
-            Absolute byte offsets, not negative, and store times in ms since epoch.
+            Absolute byte offsets, not negative, and store times in ms since epoch.  Like in `put_key` the first and the last
+            must not look like seconds.
 
         Returns
         -------
@@ -929,6 +943,9 @@ cdef class IndexRegion:
         time = int64_column(store_timestamps, "store_timestamps")
         parts = arrow_or_list_chunks(keys)
         cdef int64_t total = sum([len(part) for part in parts]), done = 0, n, start
+        if time.shape[0]:
+            refuse_seconds(time[0])
+            refuse_seconds(time[time.shape[0] - 1])
         room = np.empty(total if total < KEY_CHUNK else KEY_CHUNK, np.int32)
         if phy.shape[0] != total or time.shape[0] != total:
             raise ValueError(f"{total} keys, {phy.shape[0]} phy_offsets and {time.shape[0]} store_timestamps")

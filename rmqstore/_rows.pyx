@@ -753,7 +753,7 @@ cdef class RowBatch:
             next_offset[each] -= offset
 
     def room(self, int64_t left, int64_t segment_size, bint together=False):
-        """Return the number of new segments that the rows need, and the size of the largest row in bytes.
+        """Return the number of new segments that the rows need, the size of the largest row, and the free bytes after the rows.
 
         The current segment has `left` free bytes; with `together` all rows count as one.
         """
@@ -768,7 +768,7 @@ cdef class RowBatch:
                 rolls += 1
                 left = segment_size
             left -= size
-        return rolls, largest
+        return rolls, largest, left
 
     def encode(self, Region region not None, int64_t pos, int64_t base_offset, int64_t first):
         """Encode rows, beginning with `first`, into a segment at `pos`, as many as fit with 8 bytes left after each.

@@ -256,6 +256,8 @@ class StoreConfig:
     """Bound on the number of files that are mapped at the same time, besides the newest file of each queue that is written."""
     populate_ahead_size: int = field(default=33_554_432, metadata=_OWN)
     """Up to so many bytes ahead of each end that grows fast are made ready by a thread of the store; 0 = none, no thread."""
+    commit_log_growth_size: int = field(default=0, metadata=_OWN)
+    """A segment gets space on disk in steps of this many bytes as it is written; 0 = all of it when it is made."""
     assumed: tuple[str, ...] = field(default=(), metadata=_OWN)
     """Fields that `infer` could not tell from the store and filled with defaults."""
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, metadata=_OWN)
@@ -319,6 +321,20 @@ class StoreConfig:
         return dataclasses.replace(self, **changes)
 
     @classmethod
+    def embedded(cls, **changes: Any) -> StoreConfig:
+        """Return options for a store that belongs to one program: files that grow with use, and nothing is deleted.
+
+        A new store takes less than 2 MiB. No thread deletes files or watches how full the disk is: set
+        ``clean_resource_interval`` and ``file_reserved_time`` to delete old messages.
+        """
+        return cls(**{**_EMBEDDED, **changes})
+
+    @classmethod
+    def broker(cls, **changes: Any) -> StoreConfig:
+        """Return RocketMQ's options, which are the defaults of this class."""
+        return cls(**changes)
+
+    @classmethod
     def from_properties(cls, source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -> StoreConfig:
         """Read a broker.conf, or a mapping with RocketMQ's option names.
 
@@ -380,6 +396,15 @@ def _check_kind(name: str, annotation: Any, value: object) -> None:
 
 
 # Numbers are 0 to 2**31 - 1, but for these.
+_EMBEDDED = {
+    "mapped_file_size_commit_log": 64 << 20,
+    "commit_log_growth_size": 1 << 20,
+    "max_hash_slot_num": 10_000,
+    "max_index_num": 30_000,
+    "populate_ahead_size": 0,
+    "clean_resource_interval": 0,
+}
+
 _LEAST = {
     # A segment holds at least the smallest record (92 bytes) and the 8 bytes of a blank.
     "mapped_file_size_commit_log": 100,

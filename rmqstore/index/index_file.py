@@ -90,8 +90,7 @@ class IndexFile(NotCopied, IndexRegion):
 
         Raises
         ------
-        OSError
-            The file exists, the disk is full, …
+        FileExistsError, DiskFullError, OSError
         """
         config = StoreConfig() if config is None else config
         pool = MappedFilePool(1)
@@ -129,13 +128,12 @@ class IndexFile(NotCopied, IndexRegion):
         ------
         GeometryError
             The length is not that of the configured slots and entries, or the contents do not tell the geometry.
-        OSError
-            The file cannot be opened.
+        FileNotFoundError, OSError
         """
         path = os.fspath(path)
+        length = os.stat(path).st_size
         if config is None:
             config = StoreConfig.infer(path)
-        length = os.stat(path).st_size
         if length != config.index_file_size:
             raise GeometryError(
                 f"the index file has {length} bytes, but {config.max_hash_slot_num} slots and {config.max_index_num} "

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from rmqstore._core import MessageFields
-from rmqstore.arguments import milliseconds
+from rmqstore.arguments import milliseconds, shown
 from rmqstore.errors import (
     CorruptionError,
     Finding,
@@ -184,6 +184,8 @@ class Message(MessageFields):
             for name, value in pairs:
                 if value is None:
                     continue
+                if not isinstance(name, str) or not isinstance(value, str):
+                    raise InvalidMessageError(f"property {name!r} has the value {shown(value)}: give texts")
                 if stored.get(name, value) != value:
                     raise InvalidMessageError(
                         f"property {name} is given twice, as {stored[name]!r} and as {value!r}: give it once"
