@@ -67,4 +67,6 @@ class QueueStoreVerdict(IntEnum):
     QUEUE_STORE_SIZE = 2
     QUEUE_STORE_CRC = 3
 
-def check_queue_store(data: Buffer, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint8]: ...
+def check_queue_store(
+    data: Buffer, positions: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8]]: ...

@@ -16,7 +16,7 @@ from libc.string cimport memcmp, memcpy, memset
 from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i32
 from rmqstore._core cimport Region
 from rmqstore._crc32 cimport crc32_start, crc32_update
-from rmqstore.rabbitmq._term cimport message_id
+from rmqstore.rabbitmq._term cimport Fault, message_id, term_extent
 
 import os
 
@@ -705,17 +705,31 @@ cdef int queue_store_verdict(const unsigned char* p, int64_t n, int64_t pos, int
 
 def check_queue_store(const uint8_t[::1] data not None, const int64_t[::1] positions not None,
                       const int64_t[::1] sizes not None):
-    """ndarray (n,) uint8 of `QueueStoreVerdict`: check records of an N.qs (§11.2), whose bytes are `data`.
+    """Check records of an N.qs, whose bytes are `data`, by the positions of their heads and the sizes of their terms.
 
-    `positions` (n,) int64 of the records' heads and `sizes` (n,) int64 of their terms, bytes, are from an N.qi.
+    A tuple: (n,) uint8 of `QueueStoreVerdict`; (n,) int64, bytes of the terms without the zeros that 4.x may put after
+    them; (n, 16) uint8, the message ids in the terms, zeros where there is none.
     """
-    cdef int64_t i, n = data.shape[0], rows = positions.shape[0]
+    cdef int64_t i, n = data.shape[0], rows = positions.shape[0], size = 0
     if sizes.shape[0] != rows:
         raise ValueError("positions and sizes are of one length")
-    found = np.empty(rows, np.uint8)
-    cdef uint8_t[::1] verdicts = found
+    found = np.empty(rows, np.uint8), np.array(sizes), np.zeros((rows, 16), np.uint8)
+    cdef uint8_t[::1] verdicts = found[0]
+    cdef int64_t[::1] terms = found[1]
+    cdef uint8_t[:, ::1] ids = found[2]
     cdef const unsigned char* p = &data[0] if n else NULL
+    cdef const unsigned char* msg_id
+    cdef Fault fault
     with nogil:
         for i in range(rows):
             verdicts[i] = <uint8_t>queue_store_verdict(p, n, positions[i], sizes[i])
+            if verdicts[i] != QUEUE_STORE_OK:
+                continue
+            # 4.x reserves the estimated size of a term.  Other bytes after it stay: then it is not one.
+            size = term_extent(p + positions[i] + 8, sizes[i], &fault)
+            if size > 0 and zero_run(p + positions[i] + 8 + size, sizes[i] - size) == sizes[i] - size:
+                terms[i] = size
+            msg_id = message_id(p + positions[i] + 8, terms[i], &size)
+            if msg_id != NULL:
+                memcpy(&ids[i, 0], msg_id, 16)
     return found

@@ -102,11 +102,6 @@ cdef dict FAULTS = {
 }
 
 
-cdef struct Fault:
-    int code
-    int64_t pos
-
-
 cdef inline int64_t fail(Fault* fault, int code, int64_t pos) noexcept nogil:
     fault.code, fault.pos = code, pos
     return -1

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,18 +23,12 @@ from rmqstore.files.durable import fsync_directory, write_all
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import naming_errors
-from rmqstore.rabbitmq._core import (
-    ENTRY_DELIVER,
-    ENTRY_EMBEDDED,
-    ENTRY_PERSISTENT,
-    MAX_SEQ_ID,
-    Segment,
-    terms_at,
-)
-from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, bad_terms, count_problems, low_seq_id
+from rmqstore.rabbitmq._core import ENTRY_DELIVER, ENTRY_EMBEDDED, ENTRY_PERSISTENT, Segment
+from rmqstore.rabbitmq.index_directory import IndexDirectory
 from rmqstore.rabbitmq.layout import lock_directory
+from rmqstore.rabbitmq.live_index import IndexColumns, StatedTerms, embedded_terms, stated_terms
 
-__all__ = ["IndexWriter", "RecoveryTerms", "checked_terms", "next_seq_ids", "recover"]
+__all__ = ["IndexWriter", "checked_terms", "next_seq_ids", "recover"]
 
 logger = logging.getLogger(__name__)
 
@@ -179,41 +173,17 @@ class IndexWriter(NotCopied):
 # ------------------------------------------------------------------------------------------------------------- recovery
 
 
-class RecoveryTerms(NamedTuple):
-    """The recovery terms of a queue that its index takes over."""
-
-    next_seq_id: int
-    next_deliver_seq_id: int
-    persistent_ref: bytes | None
-
-
 def checked_terms(
     directory: IndexDirectory, terms: Mapping[str, Any] | Iterable[tuple[str, Any]], chosen: range | None
-) -> RecoveryTerms | None:
-    """The terms of an orderly stop, with a problem for each that the files contradict; None where they are not terms."""
-    try:
-        clean = {str(key): value for key, value in (terms.items() if isinstance(terms, Mapping) else terms)}
-        segments = clean["segments"]
-        pairs = segments.items() if isinstance(segments, Mapping) else segments
-        stated = {int(number): int(count) for number, count in pairs}
-        numbers = [int(clean[key]) for key in ("next_seq_id", "next_deliver_seq_id")]
-        if not all(0 <= number <= MAX_SEQ_ID + 1 for number in numbers):
-            raise ValueError("a sequence id")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        # A node without "segments" in the terms recovers as if there were none.
-        directory.problems.append(bad_terms(directory.path, error))
-        return None
-    stated = {number: count for number, count in stated.items() if count and (chosen is None or number in chosen)}
-    directory.problems += count_problems(stated, directory.unacked(), directory.path_of)
-    next_seq_id, highest = numbers[0], directory.highest_seq_id()
-    if highest >= next_seq_id:
-        directory.problems.append(low_seq_id(directory.path, next_seq_id, highest))
-        next_seq_id = highest + 1
-    ref = clean.get("persistent_ref")
-    return RecoveryTerms(next_seq_id, numbers[1], bytes(ref) if isinstance(ref, (bytes, bytearray)) else None)
+) -> StatedTerms | None:
+    """Parse the terms of an orderly stop, with a problem for each that the files contradict; None for other terms."""
+    highest = directory.highest_seq_id()
+    live = directory.unacked() if chosen is None else None
+    found = stated_terms(directory, 1, terms, live, highest, directory.problems)
+    return None if found is None else found._replace(next_seq_id=max(found.next_seq_id, highest + 1))
 
 
-def next_seq_ids(directory: IndexDirectory, clean: RecoveryTerms | None) -> tuple[int, int]:
+def next_seq_ids(directory: IndexDirectory, clean: StatedTerms | None) -> tuple[int, int]:
     """The sequence ids of the next publish and of the next deliver."""
     if clean is not None:
         return clean.next_seq_id, min(clean.next_deliver_seq_id, clean.next_seq_id)
@@ -225,7 +195,7 @@ def next_seq_ids(directory: IndexDirectory, clean: RecoveryTerms | None) -> tupl
 def recover(
     directory: IndexDirectory,
     writer: IndexWriter,
-    clean: RecoveryTerms | None,
+    clean: StatedTerms | None,
     store_clean: bool,
     is_stored: Callable[[bytes], bool] | None,
 ) -> None:
@@ -241,9 +211,9 @@ def recover(
 
 def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes], bool] | None) -> None:
     """Section 7.4: what is in no store, or was transient, is acked; in a dirty queue the rest counts as delivered."""
-    for numbers in directory.chunks():
+    for numbers in directory.parts():
         columns = directory.columns_of(numbers, True)
-        present = _persistent(directory, numbers, columns)
+        present = _persistent(directory, columns)
         if is_stored is not None:
             for i in np.flatnonzero((columns.flags & ENTRY_EMBEDDED) == 0).tolist():
                 present[i] = bool(is_stored(columns.msg_id[i].tobytes()))
@@ -256,14 +226,9 @@ def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes],
             assert verdict == 0, "an entry that was just listed takes its marks"
 
 
-def _persistent(directory: IndexDirectory, numbers: list[int], columns: IndexColumns) -> np.ndarray:
+def _persistent(directory: IndexDirectory, columns: IndexColumns) -> np.ndarray:
     persistent: np.ndarray = (columns.flags & ENTRY_PERSISTENT) != 0
-    term_pos = columns.term_pos
-    for source, rows in directory.embedded_terms(columns, numbers):
-        terms = terms_at(source, term_pos[rows], columns.term_size[rows])
+    for row, term in embedded_terms(directory, columns).items():
         # A node asks the embedded message itself; one of 3.13 and later does not end so.
-        persistent[rows] = [
-            term.endswith(b"true") or (flag and not term.endswith(b"false"))
-            for term, flag in zip(terms, persistent[rows].tolist(), strict=True)
-        ]
+        persistent[row] = term.endswith(b"true") or (persistent[row] and not term.endswith(b"false"))
     return persistent

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +28,7 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.os_errors import with_path
+from rmqstore.files.os_errors import failed_read, with_path
 from rmqstore.files.store_lock import ClosedAtExit
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
@@ -46,6 +46,7 @@ __all__ = [
     "DEFAULT_FILE_SIZE_LIMIT",
     "FileScan",
     "MessageStore",
+    "find_term",
     "scan_file",
 ]
 
@@ -465,3 +466,22 @@ class MessageStore(ClosedAtExit, NotCopied):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self.read_only else "open"
         return f"MessageStore({self.path!r}, {state}, {len(self._files.summaries)} files)"
+
+
+def find_term(
+    stores: Callable[[bool], MessageStore | None], msg_id: bytes, persistent: bool, path: str
+) -> tuple[bytes | None, CorruptionError | OSError | None]:
+    """Find the term of a message that is not embedded; None and why it cannot be read; both None if it is lost.
+
+    `stores` returns the persistent or the transient store, `path` is the file of the message's index entry.  OSError: the
+    file that has the term, or may have it, cannot be read.  CorruptionError: its record has changed.
+    """
+    if path.endswith(".qs"):
+        return None, failed_read(path, "the file cannot be read")
+    try:
+        store = stores(persistent)
+        return None if store is None else store.read_term(msg_id), None
+    except KeyError:
+        return None, None
+    except (CorruptionError, OSError) as error:
+        return None, error

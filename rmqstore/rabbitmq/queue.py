@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import CorruptionError, StoreError
@@ -19,13 +19,14 @@ from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.batches import COLUMNS, Batches
-from rmqstore.rabbitmq.index_directory import JOURNAL, SEGMENT_NAME, IndexEntry, LiveIndex
+from rmqstore.rabbitmq.index_directory import JOURNAL, SEGMENT_NAME
 from rmqstore.rabbitmq.layout import QueueName, read_queue_name
+from rmqstore.rabbitmq.live_index import IndexEntry, JoinedIndex, LiveIndex
 from rmqstore.rabbitmq.message import LostMessage, LostMessages, Message, undecoded
 from rmqstore.rabbitmq.node import QueueDefinition
 from rmqstore.rabbitmq.problem import Problem, unreadable_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
-from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,10 +149,14 @@ class QueueDirectory(NotCopied):
             self.unreadable.append(unreadable_file(self.path, error))
         return found
 
+    @property
+    def live(self) -> LiveIndex:
+        """LiveIndex: the entries of all `indexes`."""
+        return self.indexes[0] if len(self.indexes) == 1 else JoinedIndex(self.indexes)
+
     def entries(self) -> Iterator[IndexEntry]:
-        """IndexEntry: what is live, in the order of sequence ids."""
-        # A node that was stopped half-way has some entries in both.
-        yield from (both(*self.indexes) if len(self.indexes) == 2 else chain.from_iterable(self.indexes))
+        """Yield the live entries, in the order of sequence ids."""
+        yield from self.live
 
     def name_by_messages(self) -> QueueName | None:
         """Find the queue's name among the routing keys of its first messages; None without one that fits.
@@ -438,7 +443,7 @@ class Queue(NotCopied):
         """
         for directory in reversed(self.directories):
             name = QueueName(self.vhost, self.name, directory.level)
-            yield from Batches(name, self._vhost.store, columns, on_lost).of_directory(directory)
+            yield from Batches(name, self._vhost.store, columns, on_lost).of_index(directory.live)
         if on_lost is None:
             self.warn_incomplete()
 

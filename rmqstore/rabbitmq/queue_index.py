@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,10 @@ from rmqstore.files.durable import make_directories
 from rmqstore.files.listing import listing
 from rmqstore.files.store_lock import ClosedAtExit
 from rmqstore.rabbitmq._core import MAX_SEQ_ID, checked_ids
-from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, IndexEntry, LiveIndex, check_entry_count
-from rmqstore.rabbitmq.index_writer import IndexWriter, RecoveryTerms, checked_terms, next_seq_ids, recover
+from rmqstore.rabbitmq.index_directory import IndexDirectory, check_entry_count
+from rmqstore.rabbitmq.index_writer import IndexWriter, checked_terms, next_seq_ids, recover
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT, read_queue_name, read_segment_entry_count
+from rmqstore.rabbitmq.live_index import ENTRY_REDELIVERED, IndexColumns, LiveIndex, StatedTerms
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import Problem
 
@@ -71,12 +72,14 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         The queue was opened with good terms of an orderly stop.
     """
 
+    location = "index"
     max_journal_entries: int
+    _lock: threading.RLock
 
     def __init__(self, *arguments: object, **options: object) -> None:
         raise TypeError("a queue index is made by opening it: use QueueIndex.open(path)")
 
-    def _take(self, directory: IndexDirectory, writer: IndexWriter, clean: RecoveryTerms | None) -> None:
+    def _take(self, directory: IndexDirectory, writer: IndexWriter, clean: StatedTerms | None) -> None:
         self.path = directory.path
         self.segment_entry_count = directory.segment_entry_count
         self.read_only = directory.read_only
@@ -459,25 +462,32 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         """Raise the CorruptionError of an opening for writing, if the files have such damage."""
         self._directory.refuse_damage()
 
-    def columns(self, *, live: bool = True) -> IndexColumns:
-        """The entries as columns, in the order of their sequence ids; without `live` also those that are acked or damaged.
+    def path_of(self, file: int) -> str:
+        """str: a segment by its number, the journal for a negative one."""
+        return self._directory.path_of(file)
 
-        StoreChangedError if a node, or another writer, has changed the files.
+    def source(self, file: int) -> Any:
+        """Return the bytes of a segment, or of the journal in memory; None if the segment is gone."""
+        return self._directory.source(file)
+
+    def columns(self, *, live: bool = True) -> IndexColumns:
+        """Return the entries as columns, in the order of their sequence ids.
+
+        Without `live` also those that are acked or damaged.  StoreChangedError if someone else has changed the files.
         """
         with self._lock:
-            self._check_open()
-            return self._directory.columns_of(sorted(self._journal.segments), live)
+            return self._columns_of(sorted(self._journal.segments), live)
 
-    def __iter__(self) -> Iterator[IndexEntry]:
-        """Live entries in the order of their sequence ids, read a segment or so at a time, when the first one is due."""
+    def _parts(self) -> list[list[int]]:
         with self._lock:
             self._check_open()
-            chunks = list(self._directory.chunks())
-        for numbers in chunks:
-            with self._lock:
-                self._check_open()
-                entries = self._directory.entries_of(numbers, self._next_deliver_seq_id)
-            yield from entries
+            return self._directory.parts()
+
+    def _columns_of(self, numbers: list[int], live: bool = True) -> IndexColumns:
+        self._check_open()
+        columns = self._directory.columns_of(numbers, live)
+        columns.flags[columns.seq_id < self._next_deliver_seq_id] |= ENTRY_REDELIVERED
+        return columns
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self.read_only else "open"

@@ -26,7 +26,7 @@ from rmqstore.files.output_file import OutputFolder
 from rmqstore.rabbitmq import _term, layout
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES
 from rmqstore.rabbitmq.dets import write_recovery_terms
-from rmqstore.rabbitmq.index_directory import IndexEntry
+from rmqstore.rabbitmq.live_index import IndexEntry
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.node import STORES
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE

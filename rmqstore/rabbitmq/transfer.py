@@ -16,12 +16,15 @@ import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import IO, Any
 
+import numpy as np
+
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.output_file import OutputFile, format_of
+from rmqstore.rabbitmq._core import ENTRY_EMBEDDED, ENTRY_PERSISTENT
 from rmqstore.rabbitmq.amqp import from_json, json_value
 from rmqstore.rabbitmq.batches import Batches, pyarrow, schema
-from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
+from rmqstore.rabbitmq.live_index import IndexColumns, LiveIndex
 from rmqstore.rabbitmq.message import LostMessage, Message
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue import Queue, QueuedMessage
@@ -34,6 +37,8 @@ __all__ = ["FORMATS", "export", "found_object", "message_object", "object_messag
 logger = logging.getLogger(__name__)
 
 FORMATS = ("jsonl", "arrow", "parquet")
+# Messages without an index that are made into a batch at once.
+_FOUND_ROWS = 1024
 
 
 # ----------------------------------------------------------------------------------------------------------------- JSON
@@ -273,20 +278,44 @@ def _objects(queues: list[Queue], on_lost: Callable[[LostMessage], None] | None)
     return (message_object(queue, message) for queue in queues for message in queue.messages(on_lost, decoded=True))
 
 
+class _FoundIndex(LiveIndex):
+    """Messages without an index entry as rows of an index; the number of a file is that of the row."""
+
+    def __init__(self, found: list[FoundMessage]):
+        self.found = found
+
+    def path_of(self, file: int) -> str:
+        return self.found[file].path
+
+    def source(self, file: int) -> bytes:
+        return self.found[file].message.term
+
+    def columns(self) -> IndexColumns:
+        count = len(self.found)
+        zeros = np.zeros(count, np.int64)
+        return IndexColumns(
+            zeros,
+            np.array([each.message.body_size for each in self.found], np.int64),
+            np.array([ENTRY_EMBEDDED | ENTRY_PERSISTENT * each.message.persistent for each in self.found], np.uint8),
+            zeros,
+            np.frombuffer(b"".join(each.msg_id for each in self.found), np.uint8).reshape(count, 16),
+            np.arange(count),
+            np.array([each.pos for each in self.found], np.int64),
+            zeros,
+            np.array([len(each.message.term) for each in self.found], np.int64),
+        )
+
+
 def _found_batches(found: Iterator[FoundMessage]) -> Iterator[Any]:
-    """Record batches of `COLUMNS`; what only an index says is null."""
+    """Yield record batches of `COLUMNS`, with nulls in the columns of an index."""
     pa = pyarrow()
     for queue, group in itertools.groupby(found, lambda each: each.queue):
-        entries = (
-            IndexEntry(
-                0, each.msg_id, None, each.message.body_size, each.message.persistent, False, each.message.term, each.path, each.pos
-            )
-            for each in group
-        )
-        for batch in Batches(QueueName("", queue), lambda persistent: None).of_entries(entries):
-            empty = [name for name in ("vhost", "queue", "seq_id", "delivered") if name != "queue" or not queue]
-            arrays = [
-                pa.nulls(batch.num_rows, field.type) if field.name in empty else batch.column(number)
-                for number, field in enumerate(batch.schema)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+        empty = ("vhost", "seq_id", "delivered") if queue else ("vhost", "queue", "seq_id", "delivered")
+        batches = Batches(QueueName("", queue), lambda persistent: None)
+        while some := list(itertools.islice(group, _FOUND_ROWS)):
+            for batch in batches.of_index(_FoundIndex(some)):
+                arrays = [
+                    pa.nulls(batch.num_rows, field.type) if field.name in empty else batch.column(number)
+                    for number, field in enumerate(batch.schema)
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, schema=batch.schema)

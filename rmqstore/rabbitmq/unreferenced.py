@@ -22,7 +22,7 @@ from rmqstore.rabbitmq._messages import MessageFlag, MessageRecordLayout
 from rmqstore.rabbitmq.message import LostMessage, LostMessages, Message, undecoded
 from rmqstore.rabbitmq.message_recovery import scan_file
 from rmqstore.rabbitmq.problem import Problem
-from rmqstore.rabbitmq.queue_index_v2 import PER_QUEUE, QueueIndexV2, read_store_v2, unpadded
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, read_store_v2
 from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = ["FoundMessage", "count_unreferenced", "file_messages", "is_message_file", "unreferenced_messages"]
@@ -123,7 +123,7 @@ def _files(vhost: Vhost) -> Iterator[_File]:
             path = os.path.join(directory.path, name)
             if index is not None and name.endswith(".qs") and directory.is_read(name) and path not in unreadable:
                 segment = index.segments.get(int(name[:-3]))
-                used = [] if segment is None else segment.pos[segment.location == PER_QUEUE].tolist()
+                used = [] if segment is None else segment.places[1].tolist()
                 yield _File(path, directory.owner, set(used))
     store = vhost.store()
     if store is None:
@@ -178,7 +178,7 @@ def _messages(
         for pos, at, size in _places(file, on_problem):
             opened.seek(at)
             try:
-                message = Message.from_term(unpadded(opened.read(size)))
+                message = Message.from_term(opened.read(size))
             except CorruptionError:
                 continue  # no message: bytes that look like a record
             msg_id = message.msg_id or bytes(16)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from rmqstore import errors
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.rabbitmq import _term
-from rmqstore.rabbitmq.index_directory import IndexEntry, LiveIndex
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
+from rmqstore.rabbitmq.live_index import IndexEntry, LiveIndex
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.node import STORES, find_vhosts, store_path

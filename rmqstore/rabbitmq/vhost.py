@@ -24,12 +24,12 @@ from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, St
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular, read_small_file
-from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq.clean_state import clean_dot_values
-from rmqstore.rabbitmq.index_directory import SEGMENT_NAME, IndexEntry, check_entry_count, read_segment
+from rmqstore.rabbitmq.index_directory import SEGMENT_NAME, check_entry_count, read_segment
 from rmqstore.rabbitmq.layout import QueueName
-from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.live_index import IndexEntry
+from rmqstore.rabbitmq.message_store import MessageStore, find_term
 from rmqstore.rabbitmq.node import (
     QueueDefinition,
     data_directory,
@@ -432,21 +432,10 @@ class Vhost(NotCopied):
         return not isinstance(store, OSError) and (store is None or store.clean)
 
     def term_of(self, entry: IndexEntry) -> tuple[bytes | None, CorruptionError | OSError | None]:
-        """The term of an entry's message, or None and why it cannot be read; both None where it is lost.
-
-        OSError: the file that has it, or may have it, cannot be read.  CorruptionError: its record has changed.
-        """
+        """Return the term of an entry's message, or None and why it cannot be read, as `find_term` does."""
         if entry.message is not None:
             return entry.message, None
-        if entry.path.endswith(".qs"):
-            return None, failed_read(entry.path, "the file cannot be read")
-        try:
-            store = self.store(entry.persistent)
-            return None if store is None else store.read_term(entry.msg_id), None
-        except KeyError:
-            return None, None
-        except (CorruptionError, OSError) as error:
-            return None, error
+        return find_term(self.store, entry.msg_id, entry.persistent, entry.path)
 
 
 # --------------------------------------------------------------------------------------------------- entries a segment

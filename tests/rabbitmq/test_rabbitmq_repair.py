@@ -26,8 +26,8 @@ from rmqstore.rabbitmq import (
     MessageStore,
     QueueIndex,
     Vhost,
-    index_directory,
     layout,
+    live_index,
     repair,
     verify,
 )
@@ -272,14 +272,14 @@ def test_a_stored_message_with_another_id_than_its_record(tmp_path, unwritten):
 
 def test_a_segment_that_the_system_does_not_give_out_is_not_lost(tmp_path, monkeypatch):
     path, _ = made(tmp_path)
-    real = index_directory.map_file
+    real = live_index.map_file
 
     def refused(name):
         if name.endswith("0.idx"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
         return real(name)
 
-    monkeypatch.setattr(index_directory, "map_file", refused)
+    monkeypatch.setattr(live_index, "map_file", refused)
     with pytest.raises(StoreError, match="make it readable first") as caught:
         repair(path, tmp_path / "repaired")
     assert caught.value.path == str(next(path.glob("queues/*/0.idx")))
