@@ -37,6 +37,7 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.rabbitmq import _messages, message_files, message_recovery
+from rmqstore.rabbitmq.clean_state import index_rows
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore, scan_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
@@ -954,13 +955,14 @@ def test_places_of_any_size_go_into_a_table_file_and_come_back():
     )]  # fmt: skip
     for n, row in enumerate(rows):
         table.put(message_id(n), *row)
-    data = table.ets_items()
+    data, count = index_rows(table)
+    assert count == len(rows)
     terms = [oracle.decode(item[8:]) for item in split_items(bytes(8) + data)]
     assert {term[1]: tuple(term[2:]) for term in terms} == {message_id(n): row for n, row in enumerate(rows)}
     assert b"".join(oracle.encode_ets([term])[8:] for term in terms) == data
     again = _messages.LocationTable()
     assert again.load_ets_items(data, 0) == (len(rows), len(data))
-    assert sorted(split_items(bytes(8) + again.ets_items())) == sorted(split_items(bytes(8) + data))
+    assert sorted(split_items(bytes(8) + index_rows(again)[0])) == sorted(split_items(bytes(8) + data))
     with pytest.raises(CorruptionError, match="two places"):
         again.load_ets_items(data, 0)
     for atom in (b"v\x00\x0c", b"s\x0c", b"w\x0c"):
@@ -978,7 +980,7 @@ def test_every_bit_of_a_table_file():
     table = _messages.LocationTable()
     for n in range(3):
         table.put(message_id(n), n, n, 300 * n, 2**31 + n)
-    data = bytearray(table.ets_items())
+    data = bytearray(index_rows(table)[0])
     for bit in range(8 * len(data)):
         data[bit // 8] ^= 1 << bit % 8
         again = _messages.LocationTable()
