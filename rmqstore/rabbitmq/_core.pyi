@@ -14,7 +14,6 @@ ENTRY_ACK: Final[int]
 ENTRY_PERSISTENT: Final[int]
 ENTRY_EMBEDDED: Final[int]
 ENTRY_DAMAGED: Final[int]
-PROBLEM_KINDS: Final[tuple[str, ...]]
 MAX_SEQ_ID: Final[int]
 
 class Findings:

@@ -65,6 +65,7 @@ ENTRY_EMBEDDED = W_EMBEDDED
 ENTRY_DAMAGED = W_DAMAGED
 
 cdef enum:
+    # In the order of `problem._DETAILS`.
     TORN_RECORD
     BAD_PREFIX
     ZERO_STRETCH
@@ -85,14 +86,6 @@ cdef enum:
     MSG_ID_MISMATCH
     SALVAGE_GIVEN_UP
     TORN_MARK
-
-# In the order of the enumeration above; users see these names.
-PROBLEM_KINDS = (
-    "torn_record", "bad_prefix", "zero_stretch", "bad_term", "zero_tail", "nul_file", "rel_out_of_range",
-    "duplicate_publish", "different_publish", "publish_after_ack", "publish_after_deliver", "deliver_without_publish",
-    "duplicate_deliver", "deliver_after_ack", "ack_without_publish", "ack_without_deliver", "third_mark",
-    "msg_id_mismatch", "salvage_given_up", "torn_mark",
-)
 
 # A file with more findings than this is reported by their number.
 cdef int64_t MAX_FINDINGS = 1 << 14

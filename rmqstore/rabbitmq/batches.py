@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "Batches", "arrow_array", "pyarrow", "schema"]
 
-# What the index says of a message; everything else is in the message.
+# Columns from the index; the others are from the message.
 _OF_THE_INDEX = ("vhost", "queue", "level", "seq_id", "msg_id", "persistent", "delivered", "expiry", "size", "location")
 _TEXTS = (
     "content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type", "user_id", "app_id",
@@ -42,10 +42,10 @@ _BATCH_BYTES = 16 << 20
 
 
 def schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """pyarrow.Schema: of these columns.
+    """Return the pyarrow.Schema of these columns.
 
-    ``level`` is null but for priority queues; ``expiry`` is in ms; ``headers`` are JSON text, in which bytes, times and
-    decimals are objects such as ``{"$binary": base64}``; properties that a message has not are null.
+    ``level`` is null except for priority queues; ``expiry`` is in ms; ``headers`` are JSON text, with objects such as
+    ``{"$binary": base64}`` for bytes, times and decimals; missing properties are null.
 
     Raises
     ------
@@ -209,7 +209,7 @@ class Batches:
 
 
 def pyarrow() -> Any:
-    """The module pyarrow; MissingDependencyError where it is not installed."""
+    """Import pyarrow; MissingDependencyError if it is not installed."""
     try:
         import pyarrow
     except ImportError:
@@ -231,7 +231,7 @@ def _texts(offsets: np.ndarray, data: np.ndarray, valid: Any, count: int, utf8: 
 
 
 def _header_texts(columns: _term.MessageColumns) -> list[str | None]:
-    """JSON of the decoded tables of headers, null where the table is damaged."""
+    """Convert tables of headers to JSON; None for a damaged table."""
     offsets, data, valid = columns["headers"]
     content, ends = data.tobytes(), offsets.tolist()
     found: list[str | None] = []
@@ -254,10 +254,9 @@ def _header_texts(columns: _term.MessageColumns) -> list[str | None]:
 
 
 def arrow_array(columns: _term.MessageColumns, name: str) -> pa.Array:
-    """A column of `_term.message_columns` as an Arrow array, mostly without a copy.
+    """Convert a column of `_term.message_columns` to an Arrow array, mostly without a copy.
 
-    A timestamp is null beyond 2**63 seconds.  Bytes that are not UTF-8 are replaced in texts, value by value, in the
-    columns where there are such.
+    A timestamp is null beyond 2**63 seconds.  Bytes that are not UTF-8 are replaced in texts.
     """
     pa = pyarrow()
     count = columns.count

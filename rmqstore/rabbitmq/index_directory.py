@@ -30,7 +30,7 @@ JOURNAL = "journal.jif"
 SEGMENT_NAME = re.compile(r"(0|[1-9][0-9]{0,18})\.idx")
 _SEGMENT_HEAD_AND_BODY = 34
 _JOURNAL_HEAD_AND_BODY = 40
-# So many segments are asked for before they are read; one has 3 MB and more.
+# Segments, of 3 MB and more, that are read ahead.
 _AHEAD = 4
 # Entries that are made into objects at once, at least.
 _CHUNK = 8192
@@ -52,7 +52,7 @@ def _columns(room: _Room, count: int) -> IndexColumns:
 
 
 def check_entry_count(segment_entry_count: int, path: str | None = None) -> None:
-    """GeometryError where a segment cannot have so many entries."""
+    """Raise GeometryError if a segment cannot have this number of entries."""
     if not 1 <= segment_entry_count <= MAX_SEGMENT_ENTRY_COUNT:
         raise GeometryError(
             f"segment_entry_count is {segment_entry_count}, not between 1 and {MAX_SEGMENT_ENTRY_COUNT}", path
@@ -87,17 +87,9 @@ def read_segment(
 class IndexDirectory:
     """Journal and segments of one queue.
 
-    Attributes
-    ----------
-    read_only : bool
-        A file that cannot be read is a problem; otherwise an error.
-    journal : JournalMap
-    journal_size : int
-        Bytes of the journal's file as far as it was read and not written.
-    journal_malformed : bool
-        Its damage is more than the end that a crash cuts.
-    merged : int
-        Entries of the journal that loading merged with a segment.
+    For a reader (`read_only`) an unreadable file is a problem, for a writer an error.  `journal_size` is the size of the
+    journal's file as it was read; a `journal_malformed` has more damage than an end cut by a crash.  Loading `merged` this
+    number of the journal's entries with a segment.
     """
 
     def __init__(self, path: str, segment_entry_count: int, read_only: bool):
@@ -119,11 +111,11 @@ class IndexDirectory:
         return self.journal.image_view() if file < 0 else map_present(self.path_of(file))
 
     def unacked(self) -> dict[int, int]:
-        """Unacked entries by number of the segment, ascending."""
+        """Return the number of unacked entries by number of the segment, ascending."""
         return {number: segment.unacked for number, segment in sorted(self.journal.segments.items())}
 
     def part(self, segment: Segment, seqs: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The journal's collected entries of a segment."""
+        """Select a segment's entries among those collected from the journal."""
         first = segment.number * self.segment_entry_count
         low, high = np.searchsorted(seqs, (first, first + self.segment_entry_count))
         return seqs[low:high], words[low:high]
@@ -149,7 +141,7 @@ class IndexDirectory:
         present = set()
         numbers.sort()
         for at, number in enumerate(numbers):
-            # A page fault waits for the disk, and while entries are taken apart the disk would have nothing to do.
+            # Without read-ahead the disk would be idle while entries are parsed.
             for following in numbers[at + _AHEAD if at else 0 : at + _AHEAD + 1]:
                 read_ahead(self.path_of(following))
             source = self._reading(map_present, self.path_of(number))
@@ -174,10 +166,9 @@ class IndexDirectory:
         self.problems += problems_of(findings, self.path_of)
 
     def _reading(self, read: Callable[[str], Any], path: str) -> Any:
-        # A reader goes on without a file that the system does not give out; a writer has no business without it.
         try:
             found = read(path)
-            # A segment that was just listed may be flushed away by a live node; a link to nothing hides its file.
+            # A live node may delete a segment that was just listed; a broken symlink hides its file.
             if found is None and os.path.lexists(path) and not os.path.exists(path):
                 raise missing_file(path, "a link to nothing")
             return found
@@ -188,7 +179,7 @@ class IndexDirectory:
             return None
 
     def refuse_damage(self) -> None:
-        """Raise where appending would hide whole records, or marks that do not fit; nothing was changed so far."""
+        """Raise CorruptionError if appending would hide whole records or misplaced marks; nothing was changed yet."""
         malformed = [number for number, segment in self.journal.segments.items() if segment.malformed]
         paths = {self.path_of(number) for number in malformed}
         if self.journal_malformed:
@@ -202,7 +193,7 @@ class IndexDirectory:
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def columns_of(self, numbers: Iterable[int], live: bool) -> IndexColumns:
-        """The entries of some segments; without `live` also those that are acked or damaged."""
+        """Read the entries of some segments; without `live` also those that are acked or damaged."""
         journal = self.journal
         chosen = [segment for segment in map(journal.segments.get, numbers) if segment is not None]
         room = _room(sum(segment.unacked for segment in chosen) if live else len(chosen) * self.segment_entry_count)
@@ -226,7 +217,7 @@ class IndexDirectory:
         return _columns(room, at)
 
     def highest_seq_id(self) -> int:
-        """int: -1 in an empty queue.  Acked entries count too: a node crashes on another publish of their ids."""
+        """Return the highest sequence id, -1 in an empty queue.  A node crashes on a second publish of an acked one, too."""
         for number in sorted(self.journal.segments, reverse=True):
             columns = self.columns_of([number], False)
             if len(columns.seq_id):

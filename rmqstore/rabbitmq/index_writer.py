@@ -1,11 +1,10 @@
 """Opening of a queue index after a stop, and its writing: torn ends off, the journal to its file and into the segments.
 
-Owns the lock on the directory (on itself, so that no foreign file lies in it), the journal's descriptor, the failure that
-ends writing, and what opening does by recovery terms or, after a crash, without them (section 7.4).  It takes what is to
-be written from the directory's map.  It is not thread-safe: `QueueIndex` has the lock.
+Owns the lock on the directory itself, the journal's descriptor, the failure that ends writing, and recovery by terms or,
+after a crash, without them (section 7.4).  It is not thread-safe: `QueueIndex` has the lock.
 
-Invariants: a segment is only appended to, by one write that ends with whole records, or deleted; the journal is emptied
-after the segments have what it said; a file that someone else changed is not written; after a failure nothing is.
+Invariants: a segment is only appended to, by one write of whole records, or deleted; the journal is emptied after the
+segments have its entries; a file that someone else changed is not written; after a failure nothing is written.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class IndexWriter(NotCopied):
-    """The one writer of a directory; `failure` is the error of the write that failed, after which there are no more."""
+    """The one writer of a directory; `failure` is the error that ended writing."""
 
     def __init__(self, directory: IndexDirectory):
         self.failure: BaseException | None = None
@@ -43,13 +42,13 @@ class IndexWriter(NotCopied):
         self._lock_fd = -1
 
     def lock(self) -> None:
-        """Keep other writers out; StoreLockedError where one has the queue open."""
+        """Keep other writers out; StoreLockedError if one has the queue open."""
         self._lock_fd = lock_directory(
             self._directory.path, Sentence("another writer has the queue open; close it first", OpenReadOnly())
         )
 
     def open_journal(self) -> None:
-        """Open the journal, and cut what is not a whole record off its end and off those of the segments."""
+        """Open the journal, and cut incomplete records off its end and the ends of the segments."""
         directory = self._directory
         path, used = directory.path_of(-1), directory.journal.used
         self._journal_fd = open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -61,7 +60,7 @@ class IndexWriter(NotCopied):
             directory.journal_size = used
 
     def close(self) -> None:
-        """Give the directory back, without writing anything."""
+        """Release the directory, without writing anything."""
         for fd in (self._journal_fd, self._lock_fd):
             if fd >= 0:
                 os.close(fd)
@@ -77,7 +76,7 @@ class IndexWriter(NotCopied):
             raise
 
     def _cut_tails(self) -> None:
-        # What a crash left of a record at a file's end; the reading looked for whole ones in it and found none.
+        # A crash left part of a record at the end of a file; there is no whole record in it.
         for number, segment in sorted(self._directory.journal.segments.items()):
             if segment.end == segment.size or segment.size < 0:
                 continue
@@ -112,7 +111,7 @@ class IndexWriter(NotCopied):
         directory.journal_size = journal.written
 
     def flush(self) -> None:
-        """Move the journal into the segments, and empty it; `QueueIndex.flush` says what that means."""
+        """Move the journal into the segments, and empty it, as `QueueIndex.flush`."""
         directory, journal = self._directory, self._directory.journal
         path = directory.path_of(-1)
         with self._poisoning(path):
@@ -120,8 +119,8 @@ class IndexWriter(NotCopied):
             touched = set(np.unique(seqs // directory.segment_entry_count).tolist())
             doomed = [number for number, segment in journal.segments.items() if segment.unacked == 0]
             if journal.written:
-                # The journal's file must not lag behind the segments: a node does not boot on a deliver whose ack is in
-                # the segment already, or whose publish went with its segment.
+                # The journal has to be as new as the segments: a node does not boot on a deliver whose ack is in a
+                # segment, or whose publish was deleted with one.
                 self._write_journal()
             names_changed = False
             for number in sorted(touched.union(doomed)):
@@ -157,7 +156,7 @@ class IndexWriter(NotCopied):
                     write_all(fd, blob)
                     os.fsync(fd)
                 except BaseException:
-                    # A node hangs on a part of a record; the journal still has everything.
+                    # A node hangs on part of a record; the journal still has all of it.
                     with contextlib.suppress(OSError):
                         os.ftruncate(fd, old)
                     raise
@@ -184,7 +183,7 @@ def checked_terms(
 
 
 def next_seq_ids(directory: IndexDirectory, clean: StatedTerms | None) -> tuple[int, int]:
-    """The sequence ids of the next publish and of the next deliver."""
+    """Return the sequence ids of the next publish and of the next deliver."""
     if clean is not None:
         return clean.next_seq_id, min(clean.next_deliver_seq_id, clean.next_seq_id)
     remaining = [number for number, count in directory.unacked().items() if count]
@@ -199,7 +198,7 @@ def recover(
     store_clean: bool,
     is_stored: Callable[[bytes], bool] | None,
 ) -> None:
-    """Bring the files to where a node's opening leaves them."""
+    """Change the files as a node does when it opens the queue."""
     directory.refuse_damage()
     writer.open_journal()
     if clean is None or not store_clean:
@@ -210,7 +209,7 @@ def recover(
 
 
 def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes], bool] | None) -> None:
-    """Section 7.4: what is in no store, or was transient, is acked; in a dirty queue the rest counts as delivered."""
+    """Ack entries that are transient or in no store; in a dirty queue mark the rest as delivered (section 7.4)."""
     for numbers in directory.parts():
         columns = directory.columns_of(numbers, True)
         present = _persistent(directory, columns)
@@ -229,6 +228,6 @@ def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes],
 def _persistent(directory: IndexDirectory, columns: IndexColumns) -> np.ndarray:
     persistent: np.ndarray = (columns.flags & ENTRY_PERSISTENT) != 0
     for row, term in embedded_terms(directory, columns).items():
-        # A node asks the embedded message itself; one of 3.13 and later does not end so.
+        # The embedded message decides, as in a node; a message of 3.13 or later has another end.
         persistent[row] = term.endswith(b"true") or (persistent[row] and not term.endswith(b"false"))
     return persistent

@@ -326,8 +326,7 @@ def _stated(terms: Mapping[str, Any] | Iterable[tuple[str, Any]], version: int) 
                 format_version, stated = said[key]
                 if format_version != version:
                     return key
-            pairs = stated.items() if isinstance(stated, Mapping) else stated
-            counts = {operator.index(number): operator.index(count) for number, count in pairs}
+            counts = {operator.index(number): operator.index(count) for number, count in dict(stated).items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         return key
     ref = said.get("persistent_ref")

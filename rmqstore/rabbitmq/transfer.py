@@ -1,7 +1,6 @@
-"""Messages out of a vhost into files that any tool reads.
+"""Export of messages into files that any tool reads.
 
-Owns the columns of exported files, and how values of AMQP become JSON and back; the way in is `importing`'s.  An export
-only reads, and its file is whole or not there.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
+Owns the JSON objects of messages, both ways, and the files.  An export only reads, and its file is whole or missing.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _FOUND_ROWS = 1024
 
 
 def message_object(queue: Queue, message: QueuedMessage) -> dict[str, Any]:
-    """dict: a message as one JSON object; ``body`` is text where it is UTF-8, else ``body_base64`` stands for it."""
+    """Convert a message to a JSON object, with ``body`` if it is UTF-8, else ``body_base64``."""
     value: dict[str, Any] = {"vhost": queue.vhost, "queue": queue.name, "seq_id": message.seq_id}
     if message.level is not None:
         value["level"] = message.level
@@ -71,7 +70,7 @@ def _content(message: Message) -> dict[str, Any]:
 
 
 def found_object(found: FoundMessage, vhost: str = "") -> dict[str, Any]:
-    """dict: a message without an index entry as one JSON object, like `message_object`; `import` takes it too."""
+    """Convert a message without an index entry to a JSON object, like `message_object`."""
     message = found.message
     value: dict[str, Any] = {"vhost": vhost or message.vhost, "queue": found.queue} if found.queue else {}
     value |= {
@@ -86,9 +85,9 @@ def found_object(found: FoundMessage, vhost: str = "") -> dict[str, Any]:
 
 
 def object_message(value: Mapping[str, Any]) -> tuple[Message, int | None]:
-    """(Message, int or None): the message of such an object, and its expiry in ms since epoch.
+    """Convert such an object to a message and its expiry in ms since epoch, or None.
 
-    Only a body is needed; what else is missing is empty.  InvalidMessageError for another object.
+    Only a body is required.  InvalidMessageError for another object.
     """
     if not isinstance(value, Mapping):
         raise InvalidMessageError("a message is a JSON object")
@@ -147,26 +146,26 @@ def export(
     Parameters
     ----------
     vhost : Vhost or path
-        Of a message file (N.rdq, N.rdt, N.qs) every whole message is written, as of `file_messages`.
+        Of a message file (N.rdq, N.rdt, N.qs) every whole message is written, see `file_messages`.
     output : path or binary file
-        A file has its name only when all is written.
+        A file gets its name at the end.
     queues : iterable of str, optional
         Only these; by default all, by name.
     format : {"jsonl", "arrow", "parquet"}, optional
-        By default what the name's ending says, else ``"jsonl"``: one object a line, as `message_object` makes it.  ``"arrow"`` is
-        an Arrow IPC file (Feather).
+        By default that of the name's ending, else ``"jsonl"``: one object a line, see `message_object`.  ``"arrow"`` is an
+        Arrow IPC file (Feather).
     force : bool
-        Replace a file that exists.
+        Replace an existing file.
     progress : callable, optional
         Called with (messages done, messages in all).
     on_lost : callable, optional
-        Told of each message that is live and cannot be written, as its bytes are lost or cannot be decoded; by
-        default a warning for each queue says how many there were.
+        Called with each live message whose bytes are lost or cannot be decoded; by default a warning for each queue has
+        their number.
     on_incomplete : callable, optional
-        Told of each place of the indexes that cannot be read, behind which messages may stand that are left out, before
-        the first message is written; by default a warning for each queue says so.
+        Called, before the first message is written, with each `Problem` of an index that may hide messages; by default a
+        warning for each queue names the first.
     unreferenced : bool
-        Write the messages that no live index entry refers to instead, as of `unreferenced_messages`.
+        Write the messages that no live index entry refers to instead, see `unreferenced_messages`.
 
     Returns
     -------
@@ -176,7 +175,7 @@ def export(
     Raises
     ------
     StoreError
-        There is no such vhost or queue; or the output exists, or lies in the vhost.
+        There is no such vhost or queue; or the output exists, or is in the vhost.
     MissingDependencyError
         Arrow and Parquet need pyarrow.
     """
