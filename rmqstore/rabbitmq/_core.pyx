@@ -962,6 +962,15 @@ cdef class JournalMap:
             self.replace(*self.collect(), more)
         return 0
 
+    cdef int make_room(self, Table* table, int64_t size) except -1:
+        # For one more action of `size` bytes; `table` may be another one then.
+        if self.image.shape[0] - self.used < size or is_crowded(table, 1):
+            self.filled = table.filled
+            self.reserve_image(size)
+            self.reserve_slots(1)
+            self.open_table(table)
+        return 0
+
     cdef int reserve_image(self, int64_t more) except -1:
         cdef int64_t size = self.image.shape[0]
         if self.used + more <= size:
@@ -1194,11 +1203,7 @@ cdef class JournalMap:
             i = step >> 1 if deliver else step
             seq = first + i
             if deliver and step & 1:
-                if self.image.shape[0] - self.used < JOURNAL_HEAD or is_crowded(&table, 1):
-                    self.filled = table.filled
-                    self.reserve_image(JOURNAL_HEAD)
-                    self.reserve_slots(1)
-                    self.open_table(&table)
+                self.make_room(&table, JOURNAL_HEAD)
                 verdict = self.mark(&table, seq, W_DELIVER, &before)
                 if verdict < 0:
                     self.filled = table.filled
@@ -1209,11 +1214,7 @@ cdef class JournalMap:
                 if terms is not None:
                     term = <const unsigned char*>PyBytes_AS_STRING(<bytes>terms[i])
                     embedded = PyBytes_GET_SIZE(<bytes>terms[i])
-                if self.image.shape[0] - self.used < JOURNAL_PUBLISH_FIXED + embedded or is_crowded(&table, 1):
-                    self.filled = table.filled
-                    self.reserve_image(JOURNAL_PUBLISH_FIXED + embedded)
-                    self.reserve_slots(1)
-                    self.open_table(&table)
+                self.make_room(&table, JOURNAL_PUBLISH_FIXED + embedded)
                 self.put_publish(&table, seq, &ids[i, 0], expiries[i], sizes[i], persistent[i], term, embedded)
             if self.dirty_count > max_entries or self.used > max_size:
                 self.filled = table.filled
@@ -1253,9 +1254,8 @@ cdef class JournalMap:
             raise InvalidMessageError(f"sequence id {seq} is in use")
         if persistent < 0:
             persistent = p == NULL or not says_transient(p, n, True)
-        self.reserve_image(JOURNAL_PUBLISH_FIXED + n)
-        self.reserve_slots(1)
         self.open_table(&table)
+        self.make_room(&table, JOURNAL_PUBLISH_FIXED + n)
         self.put_publish(&table, seq, given if given != NULL else found, expiry, size, persistent, p, n)
         self.filled = table.filled
         return True

@@ -19,9 +19,10 @@ import numpy as np
 
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.durable import fsync_directory
+from rmqstore.files.open_file import read_small_file
 from rmqstore.files.os_errors import is_too_large, missing_file, naming_errors
 from rmqstore.rabbitmq import _messages
-from rmqstore.rabbitmq.layout import map_file, read_present
+from rmqstore.rabbitmq.layout import map_file
 from rmqstore.rabbitmq.message_files import MAX_FILE, MessageFiles
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.term import Atom, consult, decode, encode
@@ -54,7 +55,7 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     FileNotFoundError if one of the three files is missing; CorruptionError if they cannot be used.
     """
     clean_path, summary_path, index_path = (os.path.join(message_files.path, name) for name in CLEAN_FILES)
-    for path in (summary_path, index_path):
+    for path in (summary_path, index_path, clean_path):
         if not os.path.exists(path):
             raise missing_file(path)
     refs = _client_refs(_small(clean_path), clean_path)
@@ -151,7 +152,7 @@ def _write_file(path: str, data: bytes) -> None:
 
 def _small(path: str) -> bytes:
     try:
-        return read_present(path)
+        return read_small_file(path) or b""
     except OSError as error:
         if not is_too_large(error):
             raise

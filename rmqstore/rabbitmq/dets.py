@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
 from rmqstore.files.durable import fsync_directory
+from rmqstore.files.open_file import read_small_file
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._term import Atom
-from rmqstore.rabbitmq.layout import read_present
 
 __all__ = [
     "DetsProblem",
@@ -380,7 +380,8 @@ def _hashes_elsewhere(key: Any, slot: int, slot_num: int, split_num: int) -> boo
 
 def read(path: str | os.PathLike[str]) -> DetsTable:
     """Read the table at `path`; never raises for damage, OSError if the file cannot be read."""
-    return parse(read_present(os.fspath(path)))
+    os.stat(path)
+    return parse(read_small_file(os.fspath(path)) or b"")
 
 
 # -------------------------------------------------------------------------------------------------------- recovery.dets

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rmqstore._core import Region
 from rmqstore.errors import CorruptionError, GeometryError, StoreLockedError
-from rmqstore.files.open_file import open_regular, read_small_file
+from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import is_locked, naming_errors
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "map_file",
     "parse_queue_name",
     "queue_directory",
-    "read_present",
     "read_queue_name",
     "read_segment_entry_count",
     "read_vhost_name",
@@ -182,14 +181,6 @@ def lock_directory(path: str, refusal: str) -> int:
             raise
         raise StoreLockedError(refusal, path) from None
     return fd
-
-
-def read_present(path: str) -> bytes:
-    """Read a small file as `read_small_file` does; FileNotFoundError if it is missing."""
-    data = read_small_file(path)
-    if data is None:
-        os.stat(path)
-    return data or b""
 
 
 def map_file(path: str) -> Region | None:

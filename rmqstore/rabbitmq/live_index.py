@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -111,16 +111,6 @@ class IndexColumns(NamedTuple):
         return IndexColumns(*(column[chosen] for column in self))
 
 
-class IndexFiles(Protocol):
-    """The files of an index by their numbers in `IndexColumns.file`."""
-
-    def path_of(self, file: int) -> str:
-        """Return the path of a file."""
-
-    def source(self, file: int) -> Any:
-        """Return the bytes of a file for `terms_at`, to be released; None if it is gone."""
-
-
 def map_present(path: str) -> Region | bytes | None:
     """Map a file: a Region, empty bytes for an empty file, None if there is no file."""
     try:
@@ -135,15 +125,15 @@ def release(source: object) -> None:
         source.close()
 
 
-def opened_source(files: IndexFiles, file: int) -> Any:
-    """Return the bytes of a file; StoreChangedError if it is gone."""
+def opened_source(files: Any, file: int) -> Any:
+    """Return the bytes of a file of an index or a directory; StoreChangedError if it is gone."""
     source = files.source(file)
     if source is None:
         raise StoreChangedError("the file is gone; open the queue again", files.path_of(file))
     return source
 
 
-def embedded_terms(files: IndexFiles, columns: IndexColumns) -> dict[int, bytes]:
+def embedded_terms(files: Any, columns: IndexColumns) -> dict[int, bytes]:
     """Read the embedded terms of `columns`, by number of the row; StoreChangedError if a file has changed."""
     terms: dict[int, bytes] = {}
     for file in np.unique(columns.file[columns.term_size > 0]).tolist():
@@ -335,7 +325,7 @@ def _stated(terms: Mapping[str, Any] | Iterable[tuple[str, Any]], version: int) 
 
 
 def stated_terms(
-    index: LiveIndex | Any,
+    index: Any,
     version: int,
     terms: Mapping[str, Any] | Iterable[tuple[str, Any]],
     live: Mapping[int, int] | None,

@@ -50,18 +50,9 @@ from rmqstore.rabbitmq.vhost import Vhost
 __all__ = ["RepairReport", "RepairedQueue", "repair"]
 
 PERSISTENT, TRANSIENT = STORES
-# Consequences of findings that the output must not have.
-_GRAVE = {
-    Consequence.HANGS,
-    Consequence.HIDES,
-    Consequence.CRASHES,
-    Consequence.DROPS,
-    Consequence.BLOCKS,
-    Consequence.RESTARTS,
-    Consequence.DELETES_SEGMENT,
-    Consequence.IGNORES,
-}
 _HARMLESS = {Consequence.REPAIRS, Consequence.NONE}
+# Consequences of findings that the output must not have.
+_GRAVE = {*Consequence} - _HARMLESS - {Consequence.DELETES, Consequence.FORGETS, Consequence.REDELIVERS}
 # Problems of an embedded term, for which the index leaves out an entry whose record is whole.
 _OF_TERMS = {"bad_term", "msg_id_mismatch"}
 

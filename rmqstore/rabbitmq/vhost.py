@@ -397,27 +397,23 @@ class Vhost(NotCopied):
         """Return the result of `store`, or its error."""
         self._check_open()
         if persistent not in self._stores:
+            path = store_path(self.path, persistent)
+            self._stores[persistent] = None
             try:
-                self._open_store(store_path(self.path, persistent), persistent)
+                if os.path.isdir(path):
+                    self._open_store(path, persistent)
             except OSError as error:
                 self._stores[persistent] = error
         return self._stores[persistent]
 
     def _open_store(self, path: str, persistent: bool) -> None:
-        self._stores[persistent] = None
-        if not os.path.isdir(path):
-            return
-        references = self.references if persistent else None
-        client_refs = self.client_refs() if persistent else None
-        store = MessageStore.open(path, read_only=True, references=references, client_refs=client_refs)
+        refs: dict[str, Any] = {"references": self.references, "client_refs": self.client_refs()} if persistent else {}
         # `version_4` may need its messages.
-        self._stores[persistent] = store
+        self._stores[persistent] = store = MessageStore.open(path, read_only=True, **refs)
         # A node of 4.x compacts files in place: zeros and copies in the middle are not damage.
         if persistent and store.problems and not store.clean and self.version_4:
             store.close()
-            self._stores[persistent] = MessageStore.open(
-                path, read_only=True, references=references, client_refs=client_refs, scan="bytewise"
-            )
+            self._stores[persistent] = MessageStore.open(path, read_only=True, scan="bytewise", **refs)
 
     @cached_property
     def clean(self) -> bool:

@@ -144,7 +144,7 @@ def test_a_scan_finds_what_the_clean_state_says(golden_vhost, tmp_path, case):
         for given_references in (references, lambda: np.repeat(places.msg_id[used], places.refcount[used], axis=0)):  # noqa: B023
             with MessageStore.open(copy, read_only=True, references=given_references) as store:
                 assert not store.clean and "clean.dot" in store.dirty_reason
-                # What lies behind the last message in use of the highest file does not count after a cut.
+                # Bytes after the last message in use of the highest file do not count after a cut.
                 assert {n: s.valid_size for n, s in store.files.items()} == {n: s.valid_size for n, s in files.items()}
                 found = store.locations()
                 for name in found._fields:
@@ -426,7 +426,7 @@ def test_a_clean_state_that_leads_elsewhere_gives_way_to_a_scan(tmp_path, fault)
         assert not store.clean and store.dirty_reason and ids[2] in store and len(store) == 8
         assert [(problem.kind, problem.path) for problem in store.problems] == [("clean_state_misfit", str(table))]
     assert read_all(tmp_path) == before
-    # What no queue needs, and what the message files have lost, is no fault of the clean state.
+    # Messages that no queue needs, or that the message files have lost, are not a fault of the clean state.
     with MessageStore.open(tmp_path / "other", file_size_limit=170) as store:
         store.write_many(ids, [term_of(n) for n in range(8)])
         store.close([])
@@ -884,7 +884,7 @@ def test_holes_and_duplicates_of_later_versions(tmp_path):
         with MessageStore.open(
             folder, references={**references, message_id(1): 1}, scan=scan, file_size_limit=2000
         ) as store:
-            # What lies behind a hole is merged as well.
+            # Messages after a hole are merged too.
             assert store.merge() == 1
             assert (folder / "0.rdq").read_bytes() == b"".join(records[n] for n in (0, 3, 2, 1))
             for n in range(4):
