@@ -575,9 +575,7 @@ def repair_command(path: str, output: str, vhost_name: str | None, given: _Given
 @force_option
 @_options
 @gathered(_Chosen, "wanted")
-def export_command(
-    path: str, wanted: _Chosen, output: str, kind: str | None, force: bool, given: _Given
-) -> None:
+def export_command(path: str, wanted: _Chosen, output: str, kind: str | None, force: bool, given: _Given) -> None:
     """Write the live messages to one file: JSON lines, Arrow or Parquet.
 
     PATH can be one message file too (N.rdq, N.rdt, N.qs): all whole messages of it are written.

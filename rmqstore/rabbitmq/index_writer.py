@@ -217,10 +217,7 @@ def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes],
             for i in np.flatnonzero((columns.flags & ENTRY_EMBEDDED) == 0).tolist():
                 present[i] = bool(is_stored(columns.msg_id[i].tobytes()))
         undelivered = (columns.flags & ENTRY_DELIVER) == 0
-        for seqs, ack in (
-            (columns.seq_id[undelivered & (dirty | ~present)], False),
-            (columns.seq_id[~present], True),
-        ):
+        for seqs, ack in ((columns.seq_id[undelivered & (dirty | ~present)], False), (columns.seq_id[~present], True)):
             verdict, _ = directory.journal.marks(seqs, ack)
             assert verdict == 0, "an entry that was just listed takes its marks"
 

@@ -275,9 +275,7 @@ def _resources(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _size(folder: str) -> int:
-    return sum(
-        os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names
-    )
+    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
 
 
 # ------------------------------------------------------------------------------------------------------ durable queues

@@ -79,11 +79,6 @@ class SegmentV2(NamedTuple):
     entries: np.ndarray
 
     @property
-    def entry_pos(self) -> np.ndarray:
-        """numpy.ndarray: (n,) int64, the positions of the entries in the N.qi."""
-        return _HEAD_SIZE + _ENTRY_SIZE * (self.seq_id - self.first)
-
-    @property
     def places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows of messages in the N.qs, and (n,) int64 of their records: positions of the heads, bytes of the terms."""
         rows = np.flatnonzero(self.entries["location"] == PER_QUEUE)
@@ -326,7 +321,7 @@ class QueueIndexV2(LiveIndex):
             entries["expiry"].astype(np.uint64).view(np.int64),
             entries["msg_id"] * shared[:, None],
             np.full(count, 2 * number),
-            segment.entry_pos,
+            _HEAD_SIZE + _ENTRY_SIZE * (segment.seq_id - segment.first),
             np.zeros(count, np.int64),
             np.zeros(count, np.int64),
         )

@@ -79,9 +79,7 @@ def file_messages(
     lost.warn()
 
 
-def unreferenced_messages(
-    vhost: Vhost, on_lost: Callable[[LostMessage], None] | None = None
-) -> Iterator[FoundMessage]:
+def unreferenced_messages(vhost: Vhost, on_lost: Callable[[LostMessage], None] | None = None) -> Iterator[FoundMessage]:
     """Read the whole messages of a vhost's message files that no live index entry refers to.
 
     They were acknowledged and their space is not freed yet, or their index is lost.  For `on_lost` see `file_messages`.
@@ -144,9 +142,7 @@ def _files(vhost: Vhost) -> Iterator[_File]:
             yield _File(left, "", known)
 
 
-def _places(
-    file: _File, on_problem: Callable[[Problem], None] | None = None
-) -> Iterator[tuple[int, int, int]]:
+def _places(file: _File, on_problem: Callable[[Problem], None] | None = None) -> Iterator[tuple[int, int, int]]:
     """Yield the position of each whole record that is not known yet, and position and size of its term."""
     if file.path.endswith(".qs"):
         store = read_store_v2(file.path)

@@ -50,14 +50,8 @@ class Consequence(str, Enum):
     REDELIVERS = "redelivers", "the real node delivers again"
     CRASHES = "crashes", "the queue crashes on the real node when it comes to it"
     HIDES = "hides", "the queue looks empty on the real node, and crashes at its first publish"
-    BLOCKS = (
-        "blocks",
-        "the queue crashes at every start on the real node, and none of its messages can be reached",
-    )
-    RESTARTS = (
-        "restarts",
-        "the queue crashes at it on the real node, goes on without it, and redelivers all messages",
-    )
+    BLOCKS = ("blocks", "the queue crashes at every start on the real node, and none of its messages can be reached")
+    RESTARTS = ("restarts", "the queue crashes at it on the real node, goes on without it, and redelivers all messages")
     IGNORES = "ignores", "RabbitMQ 4.3 and later ignores it, with every message in it; 4.0 converts it"
     DELETES_SEGMENT = "deletes_segment", "the real node deletes this .qi and its .qs, with all messages in them"
     DELETES = "deletes", "the real node deletes the directory at boot"
