@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from rmqstore import Message, MessageStore, StoreConfig, verify
 from rmqstore.offline.pending import KINDS, PendingMessage, pending
-from rmqstore.offline.pending_search import Properties, schema, whole_numbers
+from rmqstore.offline.pending_search import Properties, schema
 
 NOW = 1_795_424_507_000
 TIMER_TOPIC, SCHEDULE_TOPIC = "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"
@@ -641,7 +641,9 @@ def test_properties_are_taken_as_java_takes_them():
     assert "a" in properties and "c" not in properties
     numbers, there = properties.whole("a")
     assert numbers.tolist() == [2, 0, 0, -5] and there.tolist() == [True, False, False, True]
-    numbers, there = whole_numbers(pa.array(["1", "1x", None, "9" * 30, "+4", ""]))
+    texts = ["1", "1x", None, "9" * 30, "+4", ""]
+    array = pa.array([[] if text is None else [("n", text)] for text in texts], kind)
+    numbers, there = Properties(array).whole("n")
     assert numbers[there].tolist() == [1]
 
 
