@@ -574,8 +574,8 @@ def _masked(pa: Any, offsets: Any, array: Any) -> Any:
 def parquet_batches(file: Any, name: str) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of a Parquet file: within the bounds, fewer rows where rows may be large.
 
-    Texts come as dictionaries, so that a value that rows share is there once.  StoreError for a row group that unpacks to much more
-    than a file of messages does.
+    Texts come as dictionaries, so that a value that rows share is there once.  StoreError for a row group that unpacks to much
+    more than a file of messages does.
     """
     import pyarrow.parquet
 

@@ -106,8 +106,8 @@ class Pending:
     """The pending messages of a store; an iterable of `PendingMessage`, by kind and due time.
 
     Messages due before `now` (ms since epoch) are overdue.  `unordered` is an Arrow table with a row a message
-    (`rmqstore.offline.pending_search.schema`), in the order of the search.  `sources` are the places that were read; `problems` are
-    unreadable or wrong places, because of which messages may be missing.
+    (`rmqstore.offline.pending_search.schema`), in the order of the search.  `sources` are the places that were read; `problems`
+    are unreadable or wrong places, because of which messages may be missing.
     """
 
     path: str

@@ -64,8 +64,8 @@ assert _UNIT.itemsize == int(UnitLayout.UNIT_SIZE) and _BATCH_UNIT.itemsize == i
 class StoreFile:
     """A file that was recognised as one of `KINDS`; `size` in bytes.
 
-    `base` is the offset of its first byte, or of a queue file its first unit, in the whole that it is a part of; None where nothing
-    tells.  `topic` and `queue_id` are those of the path of a queue's file.
+    `base` is the offset of its first byte, or of a queue file its first unit, in the whole that it is a part of; None where
+    nothing tells.  `topic` and `queue_id` are those of the path of a queue's file.
     """
 
     path: str

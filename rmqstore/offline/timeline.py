@@ -109,9 +109,9 @@ def messages_behind(
     Returns
     -------
     dict
-        ``phy_offset``; ``messages`` and ``size``: the whole ones, and their bytes; ``damaged_size``: all other bytes up to the end;
-        ``first_store_timestamp`` and ``last_store_timestamp``: the least and greatest, ms since epoch, None without a message;
-        ``topics``: messages by topic.
+        ``phy_offset``; ``messages`` and ``size``: the whole ones, and their bytes; ``damaged_size``: all other bytes up to the
+        end; ``first_store_timestamp`` and ``last_store_timestamp``: the least and greatest, ms since epoch, None without a
+        message; ``topics``: messages by topic.
 
     Raises
     ------

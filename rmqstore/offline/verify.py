@@ -99,8 +99,8 @@ def verify_records(
 ) -> tuple[list[Finding], dict[tuple[str, int], int], int]:
     """Compare newly built queues and index with some of the records of a log.
 
-    `stretches`, of `CommitLog.stretches` without checks of CRCs, fill `columns`; `batch_topics` have batch queues; `first_entry` is
-    the number (from 0) of the first record's first entry in the whole index, all files of which but the last are full.
+    `stretches`, of `CommitLog.stretches` without checks of CRCs, fill `columns`; `batch_topics` have batch queues; `first_entry`
+    is the number (from 0) of the first record's first entry in the whole index, all files of which but the last are full.
 
     Returns
     -------
