@@ -62,10 +62,10 @@ assert _UNIT.itemsize == int(UnitLayout.UNIT_SIZE) and _BATCH_UNIT.itemsize == i
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """A file that was recognised as one of `KINDS`; `size` in bytes.
+    """A recognised file, one of `KINDS`; `size` in bytes.
 
-    `base` is the offset of its first byte, or of a queue file its first unit, in the whole that it is a part of; None where
-    nothing tells.  `topic` and `queue_id` are those of the path of a queue's file.
+    `base` is the offset of its first byte in the log or extension, or the number of its first unit in the queue; None if it is
+    unknown.  `topic` and `queue_id` are those of the path of a queue's file.
     """
 
     path: str
