@@ -40,7 +40,8 @@ class Compared:
         parts_root: str | None = None,
         kinds: tuple[str, ...] = ("index", "consumequeue"),
     ):
-        self.commit_log, self.root, self.config, self.kinds = commit_log, root, config, kinds
+        self.commit_log, self.root, self.config = commit_log, root, config
+        self.has_queues, self.has_index = "consumequeue" in kinds, "index" in kinds
         parts_root = root if parts_root is None else parts_root
         pool = MappedFilePool(config.max_mapped_files)
         self.queues = ConsumeQueueStore(parts_root, config, pool, read_only=True)
@@ -57,16 +58,6 @@ class Compared:
         # Phy offsets, begin and end, of segments that cannot be read; ascending.
         self.unread: list[tuple[int, int]] = []
 
-    @property
-    def has_queues(self) -> bool:
-        """bool: queues are compared."""
-        return "consumequeue" in self.kinds
-
-    @property
-    def has_index(self) -> bool:
-        """bool: the index is compared."""
-        return "index" in self.kinds
-
     def is_unread(self, begin: int, end: int) -> bool:
         """Return whether all phy offsets from `begin` up to but not including `end` are in segments that cannot be read."""
         for first, last in self.unread:
@@ -82,13 +73,8 @@ class Compared:
 
 def unread_file(path: str, error: OSError, left_out: str) -> Finding:
     """Return the finding that a file cannot be read because of `error`; `left_out` says what follows from that."""
-    return Finding(
-        path,
-        0,
-        "file",
-        f"the file cannot be read ({error.strerror or error}), and {left_out}; let this user read it, or restore it "
-        "from a copy where the disk fails",
-    )
+    detail = f"the file cannot be read ({error.strerror or error}), and {left_out}; let this user read it, or restore it "
+    return Finding(path, 0, "file", detail + "from a copy where the disk fails")
 
 
 def unread_folder(path: str, error: OSError) -> Finding:

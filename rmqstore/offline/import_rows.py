@@ -566,10 +566,10 @@ def _plain(array: Any) -> Any:
 
 
 def parquet_batches(file: Any, name: str) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a Parquet file: within the bounds, fewer rows where rows may be large.
+    """Yield the record batches of a Parquet file within the bounds: fewer rows if rows may be large.
 
-    Texts come as dictionaries, so that a value that rows share is there once.  StoreError for a row group that unpacks to much
-    more than a file of messages does.
+    Texts are dictionaries, so that a shared value is in memory once.  Raises StoreError for a row group that unpacks to much more
+    than messages do.
     """
     import pyarrow.parquet
 

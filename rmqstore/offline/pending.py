@@ -75,10 +75,8 @@ class PendingMessage:
     source: str
 
     def as_dict(self) -> dict[str, Any]:
-        """dict: the fields, for JSON."""
-        return {
-            name: list(value) if name == "keys" else value for name, value in zip(_FIELDS, dataclasses.astuple(self))
-        }
+        """Return the fields, for JSON."""
+        return {**{name: getattr(self, name) for name in _FIELDS}, "keys": list(self.keys)}
 
 
 _FIELDS = tuple(each.name for each in dataclasses.fields(PendingMessage))
@@ -97,7 +95,7 @@ class PendingTotal:
     last_due: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """dict: the fields, for JSON."""
+        """Return the fields, for JSON."""
         return dataclasses.asdict(self)
 
 

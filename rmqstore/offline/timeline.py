@@ -48,7 +48,11 @@ def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None
     log = store.commit_log
     low, high = log.min_offset, log.max_offset
     exact = high - low <= EXACT_BYTES
-    runs = list(_all_records(log, low, high) if exact else _samples(log, low, high))
+    if exact:
+        scan = log.scans(low, high, keys=False)
+        runs = [_run(columns, 1.0) for stretch, columns in scan if stretch.verdict is Verdict.RECORD]
+    else:
+        runs = list(_samples(log, low, high))
     answer: dict[str, Any] = {"bins": [], "exact": exact, "places": 0 if exact else len(runs)}
     time, size, weight = (np.concatenate([np.empty(0), *(run[i] for run in runs)]) for i in range(3))
     known = (time >= 0) & (time < _TIME_MAX)
@@ -81,12 +85,6 @@ _Run = tuple["np.ndarray", "np.ndarray", "np.ndarray"]
 def _run(columns: RecordColumns, weight: float) -> _Run:
     num = columns.count
     return columns.store_timestamp[:num].copy(), columns.size[:num].copy(), np.full(num, weight)
-
-
-def _all_records(log: CommitLog, low: int, high: int) -> Iterator[_Run]:
-    for stretch, columns in log.scans(low, high, keys=False):
-        if stretch.verdict is Verdict.RECORD:
-            yield _run(columns, 1.0)
 
 
 def _samples(log: CommitLog, low: int, high: int) -> Iterator[_Run]:

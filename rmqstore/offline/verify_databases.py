@@ -177,6 +177,9 @@ class QueueDatabaseCheck:
         if self.database is not None:
             self.database.close()
 
+    def _finding(self, kind: str, detail: str, num: int = 1) -> Finding:
+        return Finding(self.path, 0, kind, detail, num=num)
+
     def _damaged(self, error: CorruptionError) -> None:
         finding = finding_of(error, "bad_database", self.path)
         if finding not in self.findings:
@@ -300,13 +303,9 @@ class QueueDatabaseCheck:
         for i in np.flatnonzero(wrong).tolist():
             row = int(rows[i])
             needed = (columns.phy_offset[row], columns.size[row], columns.tags_code[row], columns.store_timestamp[row])
-            yield Finding(
-                self.path,
-                0,
-                "bad_unit",
-                f"unit {units.queue_offsets[i]} of {topic}/{queue_id} is {phy[i]}:{sizes[i]}:{codes[i]}:{times[i]}, the record at "
-                f"phy offset {needed[0]} needs {':'.join(str(int(value)) for value in needed)}",
-            )
+            detail = f"unit {units.queue_offsets[i]} of {topic}/{queue_id} is {phy[i]}:{sizes[i]}:{codes[i]}:{times[i]}, "
+            detail += f"the record at phy offset {needed[0]} needs {':'.join(str(int(value)) for value in needed)}"
+            yield self._finding("bad_unit", detail)
 
     # ---------------------------------------------------------------------------------------------------- the rest
 
@@ -318,23 +317,21 @@ class QueueDatabaseCheck:
         for (topic, queue_id), (offset, phy, num) in sorted(self._missing.items()):
             if (topic, queue_id) not in database.last and phy <= self._deleted_after.get(topic, -1):
                 continue
-            yield Finding(
-                self.path,
-                0,
-                "missing_unit",
+            detail = (
                 f"{topic}/{queue_id} lacks {num} units in all, the first is {offset} of the record at phy offset {phy}: lost by a "
-                "kill of the broker, or the topic was deleted; rebuild --what consumequeue makes queue files with them",
+                "kill of the broker, or the topic was deleted; rebuild --what consumequeue makes queue files with them"
             )
+            yield self._finding("missing_unit", detail)
         if self._behind:
             reached = f"ends at phy offset {database.checkpoint}" if database.checkpoint >= 0 else "is empty"
             detail = (
                 f"the database {reached}, the log ends at {end}: {self._behind} units from the record at phy offset "
                 f"{self._behind_from} on were not flushed; their broker is running, or was killed"
             )
-            yield Finding(self.path, 0, "queues_behind_log", detail)
+            yield self._finding("queues_behind_log", detail)
         if database.checkpoint > end:
             detail = f"the checkpoint is {database.checkpoint}, the log ends at {end}; what was there is gone"
-            yield Finding(self.path, 0, "bad_checkpoint", detail)
+            yield self._finding("bad_checkpoint", detail)
         yield from self._stale(database, end)
         yield from self._not_met(database, end)
         yield from self._taken()
@@ -363,7 +360,7 @@ class QueueDatabaseCheck:
             if num:
                 detail = f"{num} units of {topic}/{queue_id} lead to no record of that queue, the first is {first[0]}, "
                 detail += f"to phy offset {first[1]}: the log has others there; rebuild makes queues that fit it"
-                yield Finding(self.path, 0, "dangling_unit", detail, num=num)
+                yield self._finding("dangling_unit", detail, num)
 
     def _units_between(
         self, database: QueueDatabase, topic: str, queue_id: int, at: int, stop: int
@@ -390,22 +387,18 @@ class QueueDatabaseCheck:
             for (topic, queue_id), num in database.beyond_last().items():
                 last = database.last[topic, queue_id].queue_offset
                 detail = f"{num} units of {topic}/{queue_id} lie beyond its last one, {last}; a truncation of the log left them"
-                yield Finding(self.path, 0, "stale_unit", detail)
+                yield self._finding("stale_unit", detail)
             for (topic, queue_id), last_unit in database.last.items():
                 if not can_name_queue(topic):
                     detail = f"{topic[:80]!r}/{queue_id} is not a name that a queue can have; its units are not read"
-                    yield Finding(self.path, 0, "bad_topic", detail)
+                    yield self._finding("bad_topic", detail)
                 value = database.value(topic, queue_id, last_unit.queue_offset)
                 if value is None or value[0] != last_unit.phy_offset:
-                    yield Finding(
-                        self.path,
-                        0,
-                        "bad_unit",
-                        f"{topic}/{queue_id} is said to end with unit {last_unit.queue_offset} of the record at phy offset "
-                        f"{last_unit.phy_offset}, where the database has {'no unit' if value is None else value}",
-                    )
+                    detail = f"{topic}/{queue_id} is said to end with unit {last_unit.queue_offset} of the record at phy offset "
+                    detail += f"{last_unit.phy_offset}, where the database has {'no unit' if value is None else value}"
+                    yield self._finding("bad_unit", detail)
                 elif last_unit.phy_offset >= end:
                     detail = f"the last unit of {topic}/{queue_id} leads to {last_unit.phy_offset}, the log ends at {end}"
-                    yield Finding(self.path, 0, "dangling_unit", detail)
+                    yield self._finding("dangling_unit", detail)
         except CorruptionError as error:
             self._damaged(error)

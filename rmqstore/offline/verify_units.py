@@ -159,13 +159,10 @@ class QueueCheck:
         if phy_offset <= deleted_after:
             self.gone += self.missing_num
             return
-        yield Finding(
-            os.path.join(self.compared.root, "consumequeue", self.topic, str(self.queue_id)),
-            0,
-            "missing_unit",
-            f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}: the topic was "
-            f"deleted, or its queue is lost; it lacks {self.missing_num} units in all",
-        )
+        path = os.path.join(self.compared.root, "consumequeue", self.topic, str(self.queue_id))
+        detail = f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}: the topic "
+        detail += f"was deleted, or its queue is lost; it lacks {self.missing_num} units in all"
+        yield Finding(path, 0, "missing_unit", detail)
 
     def tell(self, queue: AnyConsumeQueue, number: int, kind: str, detail: str) -> Iterator[Finding]:
         """Note a wrong unit; consecutive units of one file become one finding, which is yielded after the last."""
