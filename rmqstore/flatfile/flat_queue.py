@@ -206,7 +206,7 @@ class FlatQueue(NotCopied):
 
     def _gone(self, begin: int, end: int) -> tuple[Finding, int]:
         kind = EXPIRED if begin < self.min_queue_offset else "missing_file"
-        detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} were deleted meanwhile"
+        detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} were deleted in the meantime"
         return Finding(self.path, 0, kind, detail), end
 
     def read(self, selection: Selection, end: int, max_bytes: int) -> Pulled:

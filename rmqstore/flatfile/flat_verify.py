@@ -190,7 +190,7 @@ class _Verify:
         beyond = np.flatnonzero(own & (queue_offsets >= queue.max_queue_offset))
         if len(beyond):
             place = queue.log.place_of(int(offsets[beyond[0]]))
-            yield Finding(*place, "not_queued", f"{len(beyond)} records from here on have no unit")
+            yield Finding(*place, "not_queued", f"{len(beyond)} records from here have no unit")
         inside = own & (queue_offsets >= queue.min_queue_offset) & (queue_offsets < queue.max_queue_offset)
         agreed = self._agreeing(queue, queue_offsets, offsets, sizes, codes, inside)
         covered.add(np.asarray(queue_offsets[agreed]))

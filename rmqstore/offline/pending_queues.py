@@ -85,8 +85,8 @@ def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.nd
     if records.tags_codes is not None:
         # Without an entry in the extension a broker uses the level too.
         due[~unknown] = records.tags_codes[~unknown]
-        text = f"{np.count_nonzero(unknown)} units of {SCHEDULE_TOPIC} lead nowhere in the extension of their queue; when their "
-        text += f"messages are due follows from message_delay_level {search.store.config.message_delay_level!r}"
+        text = f"{np.count_nonzero(unknown)} units of {SCHEDULE_TOPIC} point to nothing in the extension of their queue; when "
+        text += f"their messages are due follows from message_delay_level {search.store.config.message_delay_level!r}"
         search.tell(text)
     return due
 
@@ -294,13 +294,13 @@ def _in_rocksdb(search: Search) -> None:
     if last is not None and not 0 <= last < max(end, 1):
         path = os.path.join(search.store.path, "rocksdbstore")
         text = f"transactions: the last half message that it knows is at phy offset {last}, and the log ends at {end}; "
-        search.tell(text + "the whole log was gone over", path)
+        search.tell(text + "the whole log was scanned", path)
         stored.last_phy_offset = last = None
     if last is None and not stored.check_times and not search.topics & {_ROCKSDB_HALF, _ROCKSDB_OP}:
         return
     begin = low if last is None else max(last, low)
     name = "rocksdbstore, family trans" if last is not None else _ROCKSDB_HALF
-    source = search.source("transaction", name, f"the database, and the log from phy offset {begin} on")
+    source = search.source("transaction", name, f"the database, and the log from phy offset {begin}")
     if last is None:
         search.notes.append(
             f"no database says which transactions of {_ROCKSDB_HALF} are pending: those that the log holds no "
@@ -309,7 +309,7 @@ def _in_rocksdb(search: Search) -> None:
     gone = sorted(offset for offset in stored.check_times if offset < low)
     if gone:
         search.tell(
-            f"{len(gone)} pending transactions lie in front of the log, the first at {gone[0]}: their messages are "
+            f"{len(gone)} pending transactions are before the log, the first at {gone[0]}: their messages are "
             "deleted"
         )
     halves: list[Records] = []

@@ -204,7 +204,7 @@ class Search:
         low, high = queue.bounds(store.commit_log.min_offset)
         if begin > high:
             self.tell(
-                f"queue {queue_id} of {topic} ends at {high}, in front of the offset {begin} noted for it: a broker goes on "
+                f"queue {queue_id} of {topic} ends at {high}, before the offset {begin} noted for it: a broker goes on "
                 "at the end, and none of its messages counts as waiting"
             )
         lost = 0

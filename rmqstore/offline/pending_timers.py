@@ -103,7 +103,7 @@ def _of_wheel(search: Search, waiting: WaitingUnits, found: _Found) -> None:
     gone = lost["phy_offset"] < low
     if gone.any():
         search.tell(
-            f"{np.count_nonzero(gone)} units of the timer log lead in front of the log, which begins at {low}: "
+            f"{np.count_nonzero(gone)} units of the timer log point before the log, which begins at {low}: "
             "the messages are deleted"
         )
     _tell_units(search, lost[~gone], f"leads to no record of {_TOPIC}")

@@ -222,7 +222,7 @@ def rebuild(
     StoreLockedError
         A broker or another process has the store open.
     CorruptionError
-        What was built does not agree with the log; the old files are untouched.
+        The new files do not agree with the log; the old files are untouched.
     """
     return RebuildJob.of(path, what, config, output, drop_units).run(
         lambda job, target: _Build(job, target, progress).run()

@@ -227,7 +227,7 @@ class IndexCheck:
 
 
 def load_index(service: IndexService) -> tuple[list[Finding], bool]:
-    """Take the index files whose names and lengths are right; what is wrong with the others, and whether some cannot be read."""
+    """Take the index files with right names and lengths; return findings about the others, and True if some cannot be read."""
     found = listing(service.path)
     if found.unreadable is not None:
         return [finding_of(service.folder_not_given_out(found.unreadable), "file", service.path)], True
@@ -246,7 +246,7 @@ def load_index(service: IndexService) -> tuple[list[Finding], bool]:
             problems.append(finding_of(service.not_given_out(error, path), "file", path))
             continue
         if "max_index_num" in service.config.assumed and has_no_entry(path):
-            # It does not tell its numbers, and has no key that could be missed.
+            # The file has no entry, and its geometry is unknown.
             continue
         length = os.path.getsize(path)
         if length != service.config.index_file_size:
@@ -258,7 +258,7 @@ def load_index(service: IndexService) -> tuple[list[Finding], bool]:
 
 
 def _may_be_file(path: str) -> bool:
-    # Where a folder may be listed and not searched, nobody knows what a name stands for; reading it says so.
+    # In a folder that can be listed but not searched, the error comes from reading the file.
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError as error:

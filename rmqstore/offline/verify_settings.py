@@ -165,7 +165,7 @@ def _families(commit_log: CommitLog, database: Database) -> Iterator[Finding]:
             continue
         yield from (Finding(path, 0, kind, problem.message) for problem in problems[:_TOLD])
         if len(problems) > _TOLD:
-            yield Finding(path, 0, kind, f"{len(problems) - _TOLD} more entries that are none")
+            yield Finding(path, 0, kind, f"{len(problems) - _TOLD} more entries that cannot be read")
         topic = _TIMER_TOPIC if family == TIMER_FAMILY else _HALF_TOPIC
         yield from _leads(commit_log, path, kind, topic, iter(wanted))
 
@@ -188,5 +188,5 @@ def _leads(
     if wrong > _TOLD:
         yield Finding(path, 0, kind, f"{wrong - _TOLD} more lead to no record of {topic}")
     if gone:
-        detail = f"{gone} that wait lead in front of the log, which begins at {low}: their messages are deleted"
+        detail = f"{gone} pending ones point before the log, which begins at {low}: their messages are deleted"
         yield Finding(path, 0, kind, detail)
