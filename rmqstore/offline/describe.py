@@ -1,6 +1,6 @@
-"""describe: what a store is, and rows of its queues and of consumer progress, as plain values.
+"""describe: describe a store, its queues and its consumer progress as plain values.
 
-It reads file lists, headers, the newest segment, and the first and last unit of each queue; every unit only for the bytes of a
+It reads file lists, headers, the newest segment, and the first and last unit of each queue; all units only for the bytes of a
 queue.
 """
 
@@ -43,7 +43,7 @@ _FORMS = {
     "v2": "RocksDB (config/rdb, v2)",
 }
 _SETTINGS_FILES = frozenset(("topics.json", "subscriptionGroup.json", "consumerOffset.json", "lmqConsumerOffset.json"))
-# Of a store's root: what this package reads or writes, and small files of a broker without a message.
+# Names in a store's root that this package reads or writes, and small files of a broker without messages.
 _READ = frozenset(
     (
         "commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index", "config", "checkpoint", "abort", "lock",
@@ -56,7 +56,7 @@ _READ = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CommitLogDescription:
-    """The log: bytes, and the store times of the first and last message (ms since epoch, None when there is none)."""
+    """The log: bytes, and the store times of the first and last message (ms since epoch, None without a message)."""
 
     segments: int
     segment_size: int
@@ -68,7 +68,7 @@ class CommitLogDescription:
 
 @dataclass(frozen=True, slots=True)
 class QueueDescription:
-    """One consume queue: `kind` is "SimpleCQ" or "BatchCQ", as RocketMQ names them."""
+    """One consume queue: `kind` is RocketMQ's "SimpleCQ" or "BatchCQ"."""
 
     topic: str
     queue_id: int
@@ -79,11 +79,11 @@ class QueueDescription:
 
     @classmethod
     def of(cls, topic: str, queue_id: int, look: QueueLook) -> QueueDescription:
-        """QueueDescription: of a queue that was looked at."""
+        """Return the description of a queue from a look at it."""
         return cls(topic, queue_id, look.kind, look.min_queue_offset, look.max_queue_offset, look.files)
 
     def as_dict(self) -> dict[str, Any]:
-        """dict: the fields, and `messages`, how many are still there."""
+        """Return the fields, and `messages`, the number of messages in the queue."""
         return {**dataclasses.asdict(self), "messages": self.max_queue_offset - self.min_queue_offset}
 
 
@@ -122,7 +122,7 @@ class StoreDescription:
     clean : bool
         There is no ``abort`` file: the store was closed in order, and is not in use.
     config : StoreConfig
-        The geometry; what the files do not contain is listed in ``config.assumed``.
+        The geometry; values that are not in the files are listed in ``config.assumed``.
     queues : tuple of QueueDescription
         By topic and queue id.
     index_files : tuple of IndexFileDescription
@@ -130,15 +130,15 @@ class StoreDescription:
     consumer_offsets : dict of (str, str) to dict of int to int
         Next queue offset by (group, topic) and queue id.
     consumer_offsets_error : str or None
-        What of them cannot be read: all, or some.
+        The error if all or some of them cannot be read.
     damaged_files : tuple of (str, str)
-        Path and what is wrong, of files that do not have their length: segments, queue files, index files.
+        Path and problem of segments, queue files and index files with a wrong length.
     undispatched, unserved, queue_database
         See `MessageStore`.
     layout : dict of str to str
-        Part to place, see `store_layout`.
+        Places by part, see `store_layout`.
     unseen_queues : tuple of str
-        Folders that cannot be read, in which queues may be.
+        Unreadable folders that may contain queues.
     unread : tuple of UnreadPart
         Files and folders in the store that are not read.
     """
@@ -246,7 +246,7 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
 
 
 def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> dict[str, str]:
-    """Return where the store at `root` keeps "queues", "index" and "settings"; what is nowhere is left out."""
+    """Return the places of "queues", "index" and "settings" of the store at `root`, without missing parts."""
     root = os.fspath(root)
     queues = ["files"] if _has_files(os.path.join(root, "consumequeue")) else []
     if queues and os.path.isdir(os.path.join(root, "consumequeue_ext")):
@@ -279,16 +279,16 @@ def _has_files(path: str) -> bool:
 
 
 def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
-    """List the files and folders of a store that no reader knows.
+    """Return the files and folders of a store that this package does not read.
 
-    In the root these are logs of DLedger, ``compaction`` and further folders; in the folders of log, queues and index what has no
-    name of a segment, topic, queue or file.
+    In the root these are logs of DLedger, ``compaction`` and unknown folders; in the folders of log, queues and index everything
+    without the name of a segment, topic, queue or file.
     """
     root = os.fspath(root)
     found = []
     for part in unread_parts(root, _is_read):
         if os.path.basename(part.path) == "compaction":
-            # Without a compacted topic there is nothing but its positions.
+            # Without a compacted topic it contains only positions.
             inside = unread_parts(part.path, lambda name: name.startswith("position-checkpoint"))
             if not inside:
                 continue
@@ -314,7 +314,7 @@ def _is_segment(name: str) -> bool:
 
 
 def _is_read(name: str) -> bool:
-    # Snapshots of the wheel end in a number; what a rebuild moved aside is named by it.
+    # Snapshots of the wheel end in a number; a rebuild names what it moves aside.
     aside, _, end = name.partition(".")
     return (
         name in _READ
@@ -336,14 +336,14 @@ def queue_rows(
     Parameters
     ----------
     with_bytes : bool
-        Also ``size``, the bytes of its records in the log; every unit is read for it.
+        Add ``size``, the bytes of its records in the log; this reads every unit.
     progress : callable, optional
         Called with (queues read, queues in all).
 
     Raises
     ------
     OSError
-        There is no queue of `topic`, and a folder in which it may be cannot be read.
+        There is no queue of `topic`, and a folder that may contain one cannot be read.
     """
     names = [name for name in store.queues.keys() if topic in (None, name[0])]
     if topic is not None and not names:
@@ -384,13 +384,13 @@ def _time_at(store: MessageStore, phy_offset: int) -> int | None:
 
 
 Place = tuple[str, str, int, int]
-"""(group, topic, queue id, queue offset) of the progress of a group in a queue."""
+"""Group, topic, queue id and queue offset of the progress of a group in a queue."""
 
 
 def consumer_places(store: MessageStore, group: str | None = None, topic: str | None = None) -> list[Place]:
-    """Return the queues of the topics that groups consume, by group, topic and queue id; looks at no queue.
+    """Return the queues of the topics that groups consume, by group, topic and queue id, without reading queues.
 
-    The queue offset is consumed next, -1 where the group has progress in other queues of the topic only.
+    The queue offset is the next to consume, -1 if the group has progress in other queues of the topic only.
     """
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
@@ -406,16 +406,14 @@ def consumer_places(store: MessageStore, group: str | None = None, topic: str | 
 def consumer_rows(
     store: MessageStore, places: Iterable[Place], on_error: Callable[[str, int, Any], object] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each of the `consumer_places`; each queue is looked at once, for all groups.
+    """Yield a dict for each of the `consumer_places`; each queue is read once for all groups.
 
-    ``max_queue_offset`` and ``lag`` are None where the queue is gone or cannot be read; ``lag`` also where the offset is after
-    the end of the queue.  ``waiting_since`` is when the next message was stored, ms since epoch, or None; ``kind`` is that of
-    `progress_kind`.
-
-    - `on_error`: called with topic, queue id and error of a queue that cannot be read; by default a warning where this user may
-      not read it, and the error is raised otherwise.
+    ``max_queue_offset`` and ``lag`` are None if the queue is missing or unreadable; ``lag`` also if the offset is after the end of
+    the queue.  ``waiting_since`` is the store time of the next message, ms since epoch, or None; ``kind`` is that of
+    `progress_kind`. `on_error` is called with topic, queue id and error of an unreadable queue; by default a missing permission is
+    a warning, and another error is raised.
     """
-    # Imported where it is used, as few programs use it.
+    # Imported here because few programs need it.
     from rmqstore.consumer.settings_sources import progress_kind
     from rmqstore.store.stats import Consumers
 
@@ -443,7 +441,7 @@ def _looks(
     names: Iterable[tuple[str, int]],
     on_error: Callable[[str, int, Any], object] | None = None,
 ) -> Iterator[tuple[str, int, QueueLook]]:
-    # The queues that can be read.
+    # Readable queues.
     report: Callable[[str, int, Any], object] = on_error or store.queues.leave_out
     for topic, queue_id in names:
         try:
@@ -456,8 +454,10 @@ def _looks(
 
 
 def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """list of dict: the rows of `consumer_rows` by group: ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues without a
-    known lag), ``waiting_since`` (the oldest), ``kind`` ("system" for RocketMQ's own, else "").
+    """Return the sums of `consumer_rows` by group.
+
+    The dicts have ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues without a known lag), ``waiting_since`` (the
+    oldest) and ``kind`` ("system" for RocketMQ's own, else "").
     """
     from rmqstore.consumer.settings_sources import group_kind
 

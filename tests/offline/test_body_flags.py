@@ -285,7 +285,7 @@ def test_spark_reads_them_as_damage(path, decode_body):
         ]
 
     if decode_body == "false":
-        # As they are stored all are sound.
+        # In their stored form all are sound.
         assert len(read("fail")) == len(BODIES) and not any(row["corrupt"] for row in read("report"))
         return
     with pytest.raises(CorruptionError, match="cannot be decompressed; option corrupt=skip"):

@@ -101,7 +101,7 @@ def small_store(path, bodies=HOSTILE, **options):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is in a file
+# The contents of a file
 
 
 def test_json_lines_are_what_java_reads(broker, tmp_path):
@@ -646,7 +646,7 @@ def test_an_interrupt_leaves_nothing_and_a_kill_no_output(broker, tmp_path, name
     child.wait(240)
     child.stderr.close()
     assert not (tmp_path / name).exists()
-    # What was left does not disturb the next one.
+    # Leftovers do not disturb the next one.
     assert run(broker, "-O", tmp_path / name, "--topic", "Payments", *more).exit_code == 0
     assert (tmp_path / name).exists()
 

@@ -221,7 +221,7 @@ def test_csv_is_refused_by_name(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What cannot be taken
+# Refused rows and files
 
 WRONG = {
     "jsonl": [

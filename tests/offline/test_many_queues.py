@@ -1,4 +1,4 @@
-"""What a store of many queues and groups costs, and how much of it is shown: queues asked, rows printed, labels."""
+"""The cost of a store with many queues and groups, and the limits of its display: queues read, rows printed, labels."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ FOLDERS = {"double-separate-lmq": "consumequeue_rocksdb"}
 
 @pytest.fixture(autouse=True)
 def own_temporary_folder(tmp_path_factory, monkeypatch):
-    """Who is stopped or killed leaves the links by which it read a database, and here they go with the test."""
+    """A stopped or killed process leaves the links to a database; the test deletes them."""
     folder = os.fspath(tmp_path_factory.mktemp("temporary"))
     monkeypatch.setenv("TMPDIR", folder)
     monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -156,7 +156,7 @@ def test_the_command_says_where_the_database_is(tmp_path):
 
 @pytest.mark.parametrize("name", [*rocksdb_stores.STORES, *rocksdb_stores.QUEUE_VARIANTS])
 def test_the_database_again(tmp_path, name):
-    """What was there is in it as it was, and what was lost or not flushed yet is in it too."""
+    """It has all old units unchanged, and lost or unflushed ones too."""
     root = rocksdb_stores.unpack(name, tmp_path)
     folder = FOLDERS.get(name, "consumequeue")
     old_units, old_offsets = rocksdb_stores.stored_units(root / folder)
@@ -228,7 +228,7 @@ def test_delay_levels_must_be_known_for_it(tmp_path):
 
 
 def unlocked(root):
-    """What is in a store but for the lock that a rebuild takes."""
+    """The contents of a store without the lock of a rebuild."""
     return {name: entry for name, entry in golden.tree(root).items() if name != "lock"}
 
 
@@ -309,7 +309,7 @@ def test_a_kill_leaves_no_half_database_in_the_output(tmp_path, monkeypatch):
 
 
 def swapping(root, caplog):
-    """Whether verify and a reader tell of an interrupted rebuild; the command line prints what a reader logs."""
+    """Return whether verify and a reader report an interrupted rebuild; the command line prints the log of a reader."""
     told = "interrupted_rebuild" in {finding.kind for finding in verify(root)}
     caplog.clear()
     with MessageStore.open(root, read_only=True):

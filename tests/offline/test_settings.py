@@ -600,7 +600,7 @@ JSON_FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "d
 
 
 def config_findings(path):
-    """What verify and settings find below config: name of the file, kind; settings shows no delays and no timers."""
+    """Findings of verify and settings below config, by file and kind; settings shows no delays and no timers."""
     verified = [(finding.path, finding.kind, finding.detail) for finding in verify(path) if "/config" in finding.path]
     shown = [(finding.path, finding.kind, finding.detail) for finding in rmqstore.settings(path).findings]
     assert shown == [each for each in verified if not re.search("delayOffset|timercheck", each[0])]
@@ -658,7 +658,7 @@ def test_a_file_of_another_kind_is_told(name, config):
     for text in others:
         path.write_text(text)
         assert config_findings(config.parent) == [(name, kind)], text[:60]
-    # What brokers write where there is nothing, and what a later release may add.
+    # Empty values of brokers, and values that a later release may add.
     tables = {"topics.json": "topicConfigTable", "subscriptionGroup.json": "subscriptionGroupTable"}
     own = f'"{tables.get(name, "offsetTable")}":{{}}'
     for text in ("{}", f"{{{own}}}", f'{{"dataVersion":{{"counter":1}},{own}}}', f'{{"new":1,{own}}}'):

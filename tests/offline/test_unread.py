@@ -1,4 +1,4 @@
-"""What lies in a store and is not read is named, with its size, where a store is described or verified."""
+"""describe and verify name the files of a store that are not read, with their size."""
 
 from __future__ import annotations
 
