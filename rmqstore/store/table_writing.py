@@ -14,7 +14,7 @@ from rmqstore.errors import InvalidMessageError
 from rmqstore.message import Message, SysFlag, host_to_bytes
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.results import PutResult, PutTableResult
-from rmqstore.store.writing import NEW_QUEUE, Writing
+from rmqstore.store.writing import NEW_QUEUE, V6_BITS, Writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,19 +25,19 @@ TABLE_COLUMNS = (
     "topic", "queue_id", "keys", "tags", "body", "properties", "flag", "born_timestamp", "store_timestamp", "born_host",
     "store_host", "sys_flag", "reconsume_times", "prepared_transaction_offset",
 )  # fmt: skip
-"""Columns that say something about the messages to put, named as in a scan."""
+"""Columns of the messages to put, named as in a scan."""
 
 IGNORED_COLUMNS = ("queue_offset", "phy_offset", "size", "msg_id", "unique_key", "corrupt", "key", "key_number")
-"""Columns of a scan that the store gives again, or that others hold already."""
+"""Columns of a scan that the store sets itself, or whose values other columns have."""
 
 LONE_KEY = (
-    "column 'key' is not stored: it is the key that a query asked for, and stands beside 'key_number' and 'keys' or 'properties'. "
+    "column 'key' is not stored: it is the key that a query asked for, next to 'key_number' and 'keys' or 'properties'. "
     "A message's keys are the column 'keys': rename 'key', or drop it"
 )
 
 
 def lone_key(names: Collection[str]) -> bool:
-    """bool: there is a column ``key`` whose text would not be stored: no query gave it, or nothing else holds the keys."""
+    """Return True for a column ``key`` whose text would not be stored: no query made it, or no other column has the keys."""
     return "key" in names and not ("key_number" in names and ("keys" in names or "properties" in names))
 
 
@@ -45,7 +45,6 @@ _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transac
 _TIMES = ("born_timestamp", "store_timestamp")
 # A scanned table has plain bodies next to the flags of compressed ones.
 _COMPRESSION_BITS = (SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK).value
-_V6_BITS = (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value
 
 
 def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: bool, max_rows: int) -> list[TablePart]:
@@ -134,7 +133,7 @@ def _checked_text(name: str, text: Any) -> str:
 
 
 def _checked(pa: Any, name: str, column: pa.ChunkedArray, call: Callable[[Any, str, Any], Any]) -> Any:
-    # What `call` makes of a column; Arrow's own errors name no column.
+    # Arrow's own errors name no column.
     try:
         return call(pa, name, column)
     except pa.ArrowInvalid as error:
@@ -177,7 +176,7 @@ def _typed(pa: Any, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if types.is_map(kind):
             return column.cast(pa.map_(pa.large_string(), pa.large_string()))
         if types.is_struct(kind):
-            # What pandas makes of dicts.
+            # Pandas makes structs of dicts.
             rows = [None if row is None else list(row.items()) for row in column.to_pylist()]
             return pa.chunked_array([pa.array(rows, pa.map_(pa.large_string(), pa.large_string()))])
     elif is_text(kind) or (name == "body" and (types.is_binary(kind) or types.is_large_binary(kind))):
@@ -254,8 +253,8 @@ class TablePart:
     def _flags(self, name: str, numbers: Any) -> Any:
         if name != "sys_flag":
             return numbers
-        # The kinds of the hosts follow from the hosts.
-        return numbers & ~(_V6_BITS if self._stored_bodies else _V6_BITS | _COMPRESSION_BITS)
+        # The hosts set the bits of their kinds.
+        return numbers & ~(V6_BITS if self._stored_bodies else V6_BITS | _COMPRESSION_BITS)
 
     def _hosts(self, name: str, hosts: list[bytes]) -> NumberColumn:
         column = self.columns.get(name)
@@ -352,9 +351,9 @@ def _number_column(column: pa.Array, num: int) -> tuple[np.ndarray, np.ndarray |
     return column.fill_null(0).to_numpy(zero_copy_only=False), column.is_valid().to_numpy(zero_copy_only=False)
 
 
-# What `RowBatch` says of a row of an array whose offsets lead outside.
+# The reason of `RowBatch` for a row of an array whose offsets point outside.
 _UNSOUND = -3
-# Rows of a table that are put at once: their layout stays in the processor's cache, and other writers get their turn.
+# The rows put at once: their layout stays in the processor's cache, and other writers get their turn.
 _TABLE_ROWS = 8192
 
 
@@ -389,7 +388,7 @@ class TableWriting:
         return result
 
     def _allow_for_times(self, parts: list[TablePart]) -> None:
-        # None of them lies before the first: `_check_parts`.
+        # `_check_parts` refuses times that fall.
         for times in (part.store_timestamps() for part in parts):
             if len(times):
                 with self.state.lock:
@@ -399,7 +398,7 @@ class TableWriting:
                 return
 
     def check(self, table: Any, literals: dict[str, Any], *, keep_timestamps: bool) -> int:
-        """Look whether `put` would take the rows, and how many there are, see `MessageStore.check_table`."""
+        """Check the rows and return their number, see `MessageStore.check_table`."""
         self.state.check_writable()
         parts = self._parts(table, literals, keep_timestamps)
         with self.state.lock if keep_timestamps else contextlib.nullcontext():
@@ -407,14 +406,14 @@ class TableWriting:
         return sum(part.num for part in parts)
 
     def _check_parts(self, parts: list[TablePart], rows: bool) -> None:
-        # Raises for what cannot be put; the rows are looked at one by one unless putting them does that.
+        # With `rows` every row is checked; otherwise putting them does that.
         first = 0
         last = self.state.last_store_timestamp
         for part in parts:
             times = part.store_timestamps()
             if len(times) and (times[0] < last or (times[1:] < times[:-1]).any()):
                 raise InvalidMessageError(
-                    f"store timestamps fall among rows {first} to {first + part.num}, or lie before the store's last "
+                    f"store timestamps fall among rows {first} to {first + part.num}, or are before the store's last "
                     f"message ({last}); sort the table by store_timestamp"
                 )
             last = int(times[-1]) if len(times) else last
@@ -423,7 +422,7 @@ class TableWriting:
             first += part.num
 
     def _check_part(self, part: TablePart, first: int) -> None:
-        # Raises for the first row that cannot be put, and notes whether the core takes them all.
+        # Raises for the first row that cannot be put; sets `part.plain` if the core takes all rows.
         rows = self.writing.rows
         at = 0
         if rows is not None:
@@ -438,12 +437,12 @@ class TableWriting:
         for i in range(at, part.num):
             try:
                 message = part.message(i)
-                self.writing.long_way.prepare(message, part.queue_id(i), append_crc=True)
+                self.writing.long_way.prepare(message, part.queue_id(i))
             except InvalidMessageError as error:
                 raise InvalidMessageError(f"row {first + i}: {error.message}", error.path) from None
 
     def _take_part(self, rows: RowBatch, part: TablePart, first: int) -> int:
-        # The number of the row that the core does not take, or how many there are.
+        # Returns the number of the first row that the core does not take; the number of rows if it takes all.
         table = part.rows()
         at, why = rows.take_columns(table, 0)
         while why == NEW_QUEUE:

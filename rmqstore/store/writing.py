@@ -1,17 +1,14 @@
-"""Putting messages: one, or many rows.
+"""Put messages: one, or many rows.
 
 A message is **plain** if the core takes it whole (`RowBatch`): exactly a `Message` (no subclass), with a topic, keys, tags and
 properties that need no rule beyond their lengths and characters, no transaction, no inner batch, no further queues, no delay
-level, and a queue that is known.  There are two ways to put: one plain message in one call of the core (`Appender`), and rows
-(`RowBatch`).  Rows of plain messages and of tables are checked by the core; every other message is checked by the rules of
-`rmqstore.store.writing`, which has the errors.  All rows are written and dispatched by `_append`.
-
-Owns the choice between these, what they share (the append lock, the clock, room made before anything is written, the wait for
-the disk), and what a failure means.  Invariants:
+level, and a queue that is known.  One plain message is put by one call of the core (`Appender`).  Rows of plain messages and of
+tables are checked by the core, every other message by `LongWay`, which has the errors; `Writing._append` writes and dispatches
+all of them.  Invariants:
 
 - A message is dispatched to its queue and the index before the put returns, so what was put can be read at once.
 - Files are made before anything is written, so that a full disk is an error that changes nothing.
-- After a failed write no more writes are taken, nor after one that was interrupted (Ctrl-C) once a byte may be written.
+- After a failed write the store refuses writes; also after one that was interrupted (Ctrl-C) once a byte may be written.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ from rmqstore.arguments import plain_text
 from rmqstore.config import system_clock
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.errors import DiskFullError, InvalidMessageError
-from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
     MAX_RETRY_TOPIC_LENGTH,
@@ -54,7 +50,7 @@ from rmqstore.store.flushing import Flushing
 from rmqstore.store.results import PutResult, PutResults
 from rmqstore.store.store_state import StoreState
 
-__all__ = ["NEW_QUEUE", "LongWay", "Prepared", "Writing", "next_offset"]
+__all__ = ["NEW_QUEUE", "V6_BITS", "LongWay", "Prepared", "Writing", "next_offset"]
 
 
 @dataclass(slots=True)
@@ -74,7 +70,7 @@ class Prepared:
 
 
 class LongWay:
-    """What a message needs that is not plain, step by step; the caller holds the append lock from `place` on."""
+    """The steps that put a message that is not plain; callers of `place` and `units` hold the append lock."""
 
     def __init__(self, state: StoreState):
         self.config = state.config
@@ -84,28 +80,23 @@ class LongWay:
 
     def checked_batch(self, messages: list[Message | MessageExt]) -> list[Message]:
         """Return the messages to put, or raise InvalidMessageError where they cannot be one classic batch."""
-        for given in messages:
-            if not isinstance(given, (Message, MessageExt)):
-                raise InvalidMessageError(f"messages holds a {type(given).__name__}, which is not a Message")
         batch = [_to_put(given) for given in messages]
         if len({message.topic for message in batch}) > 1:
             raise InvalidMessageError("the messages of a batch must be of one topic; use put_messages")
         for message in batch:
-            if message.delay_level > 0:
-                raise InvalidMessageError("a delayed message cannot be part of a batch; use put_messages")
-            if message.topic.startswith(RETRY_PREFIX):
-                raise InvalidMessageError("retry topics take no batches; use put_messages")
-            if message.sys_flag & SysFlag.TRANSACTION_MASK.value:
-                raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")
-            if message.sys_flag & SysFlag.INNER_BATCH.value:
-                raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
+            for is_refused, what in (
+                (message.delay_level > 0, "a delayed message"),
+                (message.topic.startswith(RETRY_PREFIX), "a message of a retry topic"),
+                (message.sys_flag & SysFlag.TRANSACTION_MASK.value, "a transactional message"),
+                (message.sys_flag & SysFlag.INNER_BATCH.value, "an inner batch"),
+            ):
+                if is_refused:
+                    raise InvalidMessageError(f"{what} cannot be part of a batch; use put_messages")
         return batch
 
-    def prepare(self, given: Message | MessageExt, queue_id: int, *, append_crc: bool) -> Prepared:
+    def prepare(self, given: Message | MessageExt, queue_id: int) -> Prepared:
         """Check a message and take it apart."""
         message = _to_put(given)
-        message.validate()
-        message = _with_plain_texts(message)
         if not isinstance(queue_id, (int, np.integer)) or not 0 <= queue_id <= 2**31 - 1:
             raise InvalidMessageError(f"queue_id is {queue_id!r}; give an int from 0 to 2**31 - 1")
         if len(message.body) > self.config.max_message_size:
@@ -120,7 +111,7 @@ class LongWay:
             properties = {name: value for name, value in properties.items() if name != "__CRC32#"}
         inner_num = self._inner_num(message)
         if inner_num is not None:
-            # The value is set when the place is known; a given one keeps its place in the text.
+            # `place` sets the value; a property that is given keeps its place in the text.
             properties = properties if "INNER_BASE" in properties else {"INNER_BASE": "", **properties}
         names: list[str] = []
         if (
@@ -172,7 +163,7 @@ class LongWay:
         return int(text)
 
     def host(self, host: str) -> bytes:
-        """A host as records hold it."""
+        """Return a host as records hold it."""
         found = self.hosts.get(host)
         if found is None:
             found = host_to_bytes(host)
@@ -247,48 +238,40 @@ def next_offset(queues: ConsumeQueueStore, topic: str, queue_id: int) -> int:
     return 0 if queue is None else queue.max_queue_offset
 
 
-def _with_plain_texts(message: Message) -> Message:
-    # The core finds out only after the record is written.
-    properties = message.properties
-    if all(type(text) is str for text in (message.topic, *properties, *properties.values())):
-        return message
-    return Message(
-        plain_text(message.topic),
-        message.body,
-        properties={plain_text(name): plain_text(value) for name, value in properties.items()},
-        flag=message.flag,
-        born_timestamp=message.born_timestamp,
-        born_host=message.born_host,
-        sys_flag=message.sys_flag,
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-        store_host=message.store_host,
+def _to_put(given: Message | MessageExt) -> Message:
+    # A valid message of plain texts, as the core would find out about others only after the record is written; one that was
+    # read as it was sent.
+    if isinstance(given, MessageExt):
+        body, store_host, sys_flag = given.body_stored, None, given.sys_flag & ~V6_BITS
+    elif isinstance(given, Message):
+        given.validate()
+        properties = given.properties
+        if all(type(text) is str for text in (given.topic, *properties, *properties.values())):
+            return given
+        body, store_host, sys_flag = given.body, given.store_host, given.sys_flag
+    else:
+        raise InvalidMessageError(f"messages holds a {type(given).__name__}, which is not a Message")
+    message = Message(
+        plain_text(given.topic),
+        body,
+        properties={plain_text(name): plain_text(value) for name, value in given.properties.items()},
+        flag=given.flag,
+        born_timestamp=given.born_timestamp,
+        born_host=given.born_host,
+        sys_flag=sys_flag,
+        reconsume_times=given.reconsume_times,
+        prepared_transaction_offset=given.prepared_transaction_offset,
+        store_host=store_host,
     )
-
-
-def _to_put(message: Message | MessageExt) -> Message:
-    if isinstance(message, Message):
-        return message
-    if not isinstance(message, MessageExt):
-        raise InvalidMessageError(f"{type(message).__name__} is not a Message")
-    # A message that was read is put again as it was sent.
-    return Message(
-        message.topic,
-        message.body_stored,
-        properties=message.properties,
-        flag=message.flag,
-        born_timestamp=message.born_timestamp,
-        born_host=message.born_host,
-        sys_flag=message.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value,
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-    )
+    message.validate()
+    return message
 
 
 NEW_QUEUE = -2
-"""What `RowBatch` says of a row that it does not take: its topic or queue is new to it."""
+"""The reason of `RowBatch` for a row that it does not take: its topic or queue is new to it."""
 
 _INT64_MAX = 2**63 - 1
+V6_BITS = (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value
 _NO_TIMESTAMPS = array("q")
 
 
@@ -310,7 +293,7 @@ class Writing:
 
     def take_writes(self) -> None:
         """Let plain messages through the core, unless the store takes no writes now."""
-        # Where keys are to be generated every message goes the long way.
+        # The core generates no unique keys.
         if self.rows is None and not self.config.generate_unique_key:
             config = self.config
             self.rows = self._batch()
@@ -368,10 +351,7 @@ class Writing:
             if plain is not None:
                 return plain
         queue_ids: list[int] = given if isinstance(given, list) else [given] * len(messages)
-        prepared = [
-            self.long_way.prepare(message, each, append_crc=not together)
-            for message, each in zip(messages, queue_ids, strict=True)
-        ]
+        prepared = [self.long_way.prepare(message, each) for message, each in zip(messages, queue_ids, strict=True)]
         with self._at(now) as now:
             rows = self._prepared
             try:
@@ -389,8 +369,8 @@ class Writing:
 
     @contextlib.contextmanager
     def _at(self, now: int | None) -> Iterator[int]:
-        # Holds the append lock, with the store time: `now` if given, by a caller who holds that lock already and has
-        # asked before.  Nobody who holds it waits for the disk.
+        # Holds the append lock and yields the store time: `now` if the caller has the lock and the time already.  The lock
+        # is not held while waiting for the disk.
         given = now is not None
         while True:
             with self.state.lock:
@@ -448,8 +428,8 @@ class Writing:
     def _append(
         self, rows: RowBatch, units: Mapping[tuple[str, int], int], last: int, *, together: bool = False
     ) -> int:
-        # Writes numbered rows, their units and their index entries; the end of the log then.  `units` is how many each queue
-        # gets, `last` the store time of the last row.
+        # Writes numbered rows, their units and their index entries, and returns the end of the log.  `units` are numbers by
+        # queue; `last` is the store time of the last row.
         self._make_room(units)
         before = self.commit_log.max_offset
         try:
@@ -458,8 +438,8 @@ class Writing:
             for columns in self._columns_of(rows, end):
                 self.dispatcher.dispatch_columns(columns)
         except BaseException as error:
-            # These errors mean that nothing was written, where the log still ends at `before`.  What was interrupted may have
-            # left bytes after that end, which the next record need not cover.
+            # If the log still ends at `before`, these errors mean that nothing was written.  An interrupt may have left bytes
+            # after that end, which the next record need not cover.
             if isinstance(error, (OSError, InvalidMessageError)) and self.commit_log.max_offset == before:
                 self._forget(units)
             else:
@@ -468,7 +448,7 @@ class Writing:
         return end
 
     def _columns_of(self, rows: RowBatch, end: int) -> Iterator[RecordColumns]:
-        # The rows as a scan of the log finds them, which those that are not plain need.
+        # Rows that are not plain are scanned in the log.
         if rows.prepared:
             first = int(rows.columns()[0][0])
             for _ in self.commit_log.stretches(first, end, self.columns, check_crc=False, resume=False):
@@ -480,7 +460,6 @@ class Writing:
             yield self.columns
 
     def _make_room(self, units: Mapping[tuple[str, int], int]) -> None:
-        # Files are made before anything is written, so that a full disk is an error that changes nothing.
         try:
             for (topic, queue_id), count in units.items():
                 self.queues.find_or_create(topic, queue_id).make_room(count)
@@ -491,29 +470,29 @@ class Writing:
             raise
 
     def _forget(self, units: Iterable[tuple[str, int]]) -> None:
-        # A queue is there from its first message on.
+        # A queue without a message does not exist.
         for topic, queue_id in units:
             self.queues.forget(topic, queue_id)
 
     def learn_end(self, message: Message | MessageExt, queue_id: int) -> None:
-        """Tell the core where a message went that took the long way: the next one of its queue need not."""
+        """Show the core the ends of the files after a put that it did not do: it may do the next one."""
         appender = self.state.appender
         if appender is None or type(message) is not Message:
             return
         with self.state.lock:
-            log_end = _end_of(self.commit_log.files)
-            if log_end is None:
-                return
-            index = None if self.index_service is None else self.index_service.newest()
-            appender.learn(log_end, index)
+            last = self.commit_log.files.last()
+            if last is not None:
+                last.region  # noqa: B018  (mapped now, and marked as used)
+                index = None if self.index_service is None else self.index_service.newest()
+                appender.learn(FileEnd(self.commit_log.files, last), index)
 
     def queue_number(self, topic: str, queue_id: int) -> int:
-        """int: the number of a queue among `columns`."""
+        """Return the number of a queue among `columns`."""
         topics = self.columns.topics
         return topics.add_queue(topics.add(topic.encode()), queue_id)
 
     def now(self) -> int:
-        """The store time, ms since epoch; what the short way has asked for already, where it left a put to another."""
+        """Return the store time (ms since epoch): the one that `Appender` asked for, if it left a put to this class."""
         if self._one is not None and self._one.asked is not None:
             now, self._one.asked = self._one.asked, None
             return now
@@ -533,17 +512,9 @@ class Writing:
             )
 
     def after_put(self, end: int, messages: Iterable[Message | MessageExt]) -> None:
-        """Wake who waits for messages, and wait for the disk where that was asked for; without the append lock."""
+        """Wake readers that wait for messages; with SYNC_FLUSH wait for the disk.  Callers do not hold the append lock."""
         if self.state.waiting:
             with self.state.arrived:
                 self.state.arrived.notify_all()
         if self.state.sync_flush and any(message.properties.get("WAIT", "true") == "true" for message in messages):
             self.flushing.wait_until_flushed(end)
-
-
-def _end_of(stream: MappedFileQueue) -> FileEnd | None:
-    last = stream.last()
-    if last is None:
-        return None
-    last.region  # noqa: B018  (mapped now, and marked as used)
-    return FileEnd(stream, last)
