@@ -460,26 +460,17 @@ class TableWriting:
             raise InvalidMessageError(f"row {first + at}: an Arrow array leads outside itself; validate the table")
         return at
 
-    def _put_part(self, part: TablePart, first: int, now: int | None = None) -> tuple[np.ndarray, ...]:
+    def _put_part(self, part: TablePart, first: int) -> tuple[np.ndarray, ...]:
         rows = self.writing.rows
         times = part.store_timestamps()
-        too_old = False
         if part.plain and rows is not None:
-            with self.state.lock:
-                self.writing.check_takes_writes()
+            with self.writing.at(0 if len(times) else None) as now:
                 try:
                     if self._take_part(rows, part, first) == part.num:
-                        if now is None:
-                            now = 0 if len(times) else self.writing.now()
-                        too_old = not len(times) and self.writing.flushing.is_too_old(now)
-                        if not too_old:
-                            self.writing.append_rows(rows, now, times)
-                            return rows.columns()
+                        self.writing.append_rows(rows, now, times)
+                        return rows.columns()
                 finally:
                     rows.clear()
-            if too_old and now is not None:
-                self.writing.flushing.allow_for(now)
-                return self._put_part(part, first, now)
             self._check_part(part, first)
         messages, queue_ids = [part.message(i) for i in range(part.num)], [part.queue_id(i) for i in range(part.num)]
         if len(times):

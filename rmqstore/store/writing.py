@@ -352,7 +352,7 @@ class Writing:
                 return plain
         queue_ids: list[int] = given if isinstance(given, list) else [given] * len(messages)
         prepared = [self.long_way.prepare(message, each) for message, each in zip(messages, queue_ids, strict=True)]
-        with self._at(now) as now:
+        with self.at(now) as now:
             rows = self._prepared
             try:
                 rows.take_prepared(self.long_way.place(prepared, now))
@@ -368,9 +368,8 @@ class Writing:
         return self.put(self.long_way.checked_batch(messages), queue_id, together=True)
 
     @contextlib.contextmanager
-    def _at(self, now: int | None) -> Iterator[int]:
-        # Holds the append lock and yields the store time: `now` if the caller has the lock and the time already.  The lock
-        # is not held while waiting for the disk.
+    def at(self, now: int | None = None) -> Iterator[int]:
+        """Hold the append lock, and return the store time: `now` if given, by a caller who has the lock already."""
         given = now is not None
         while True:
             with self.state.lock:
@@ -379,17 +378,16 @@ class Writing:
                 if given or not self.flushing.is_too_old(now):
                     yield now
                     return
+            # The lock is not held while waiting for the disk.
             self.flushing.allow_for(now)
 
     def _put_plain(
-        self, messages: list[Message] | list[Message | MessageExt], queue_ids: int | list[int], now: int | None = None
+        self, messages: list[Message] | list[Message | MessageExt], queue_ids: int | list[int]
     ) -> PutResults | None:
         # None if any of them is not plain; nothing is written then.
         rows = self.rows
-        assert rows is not None
-        results: PutResults | None = None
-        with self.state.lock:
-            self.check_takes_writes()
+        assert rows is not None and self._one is not None
+        with self.at() as now:
             try:
                 at, why = rows.take_messages(messages, queue_ids, 0, Message)
                 while why == NEW_QUEUE:
@@ -399,16 +397,12 @@ class Writing:
                     self.queue_number(message.topic, queue_ids if isinstance(queue_ids, int) else queue_ids[at])
                     at, why = rows.take_messages(messages, queue_ids, at, Message)
                 if why:
+                    self._one.asked = now
                     return None
-                now = self.now() if now is None else now
-                if not self.flushing.is_too_old(now):
-                    end = self.append_rows(rows, now, _NO_TIMESTAMPS)
-                    results = PutResults.of(rows.placed(), PutResult, rows.count)
+                end = self.append_rows(rows, now, _NO_TIMESTAMPS)
+                results = PutResults.of(rows.placed(), PutResult, rows.count)
             finally:
                 rows.clear()
-        if results is None:
-            self.flushing.allow_for(now)
-            return self._put_plain(messages, queue_ids, now)
         self.after_put(end, messages)
         return results
 
