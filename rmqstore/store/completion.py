@@ -81,25 +81,25 @@ class Completion:
         self.commit_log, self.queues = commit_log, queues
         self.served: tuple[int, int] | None = None
         self.ranges: list[tuple[int, int]] = []
+        database: QueueDatabase | None = None
         damage: CorruptionError | None = None
         try:
             closed = closed_folder(folder)
             if closed is not None:
                 raise closed
-            database: QueueDatabase | None = QueueDatabase(folder)
+            database = QueueDatabase(folder)
         except CorruptionError as error:
-            logger.warning("%s: %s; the queues are made from the log", error.path, error.message)
-            database, damage = None, error
+            damage = error
         except OSError as error:
-            if not (queues.read_only and is_unreadable(error)):
+            if not is_unreadable(error):
                 raise
             text = (
                 f"the RocksDB database of the queues cannot be read ({error.strerror or error}): let this user read it, or "
                 "restore it from a copy where the disk fails"
             )
             damage = CorruptionError(text, folder if error.filename is None else os.fsdecode(error.filename))
+        if damage is not None:
             logger.warning("%s: %s; the queues are made from the log", damage.path, damage.message)
-            database = None
         self.begin = self._place(-1 if database is None else database.checkpoint)
         self._done_to = self.begin
         self.source = DatabaseQueues(

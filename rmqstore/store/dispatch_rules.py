@@ -34,12 +34,11 @@ __all__ = [
     "QueueEnds",
     "QueueLife",
     "UnitRows",
+    "further_places",
     "gone_text",
     "last_beginning",
     "life_of",
     "multi_dispatch_allowed",
-    "multi_dispatch_places",
-    "multi_dispatch_problem",
     "names_further_queue",
     "unit_rows",
     "without_unit",
@@ -88,32 +87,24 @@ def names_further_queue(message: MessageExt, name: str, number: int | None = Non
     return _is_place(name, stated) and int(stated) == number
 
 
-def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:
-    """Return the further queues that a record names, each with its queue offset there; the queue id is 0."""
-    return [(name, int(number)) for name, number in _named_places(message, config) if _is_place(name, number)]
+def further_places(message: MessageExt, config: StoreConfig) -> tuple[list[tuple[str, int]], str | None]:
+    """Return the further queues that a record names, each with its queue offset there; the queue id is 0.
 
-
-def multi_dispatch_problem(message: MessageExt, config: StoreConfig) -> str | None:
-    """Return the end of a sentence about a record whose further queues are wrong; None if they are right."""
-    places = _named_places(message, config)
-    if not places and message.properties.get("INNER_MULTI_QUEUE_OFFSET") and _may_name_queues(message, config):
-        return "names another number of further queues than it has queue offsets for"
-    for name, number in places:
-        if not _is_place(name, number):
-            return f"names the further queue {name[:80]!r} with queue offset {number[:80]!r}, which cannot be"
-    return None
-
-
-def _may_name_queues(message: MessageExt, config: StoreConfig) -> bool:
-    return config.enable_lmq and config.enable_multi_dispatch and multi_dispatch_allowed(message.topic)
-
-
-def _named_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, str]]:
-    # As in the record; nothing if the two lists differ in length.
-    if not message.properties.get("INNER_MULTI_DISPATCH") or not _may_name_queues(message, config):
-        return []
+    The second value is the end of a sentence about a record that names them wrongly, None for others.
+    """
+    if not (config.enable_lmq and config.enable_multi_dispatch and multi_dispatch_allowed(message.topic)):
+        return [], None
     names, numbers = _further_lists(message)
-    return list(zip(names, numbers, strict=True)) if len(names) == len(numbers) else []
+    if names == [""] or len(names) != len(numbers):
+        return [], None if numbers == [""] else "names another number of further queues than it has queue offsets for"
+    places: list[tuple[str, int]] = []
+    problem = None
+    for name, number in zip(names, numbers):
+        if _is_place(name, number):
+            places.append((name, int(number)))
+        elif problem is None:
+            problem = f"names the further queue {name[:80]!r} with queue offset {number[:80]!r}, which cannot be"
+    return places, problem
 
 
 def _further_lists(message: MessageExt) -> tuple[list[str], list[str]]:

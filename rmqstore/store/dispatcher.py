@@ -25,10 +25,9 @@ from rmqstore.store.dispatch_rules import (
     DeletedTopics,
     QueueEnds,
     QueueLife,
+    further_places,
     last_beginning,
     life_of,
-    multi_dispatch_places,
-    multi_dispatch_problem,
     unit_rows,
 )
 
@@ -337,8 +336,8 @@ class CommitLogDispatcher:
         message = self.commit_log.look_up(phy_offset)
         if message is None:
             return
-        problem = multi_dispatch_problem(message, self.queues.config)
-        for name, number in multi_dispatch_places(message, self.queues.config):
+        places, problem = further_places(message, self.queues.config)
+        for name, number in places:
             queue = self.queues.find_or_create(name, 0)
             if not isinstance(queue, ConsumeQueue):
                 continue

@@ -53,7 +53,9 @@ class FlatScan:
 
     def __init__(self, selection: Selection, options: ColumnOptions, crc_check: int, check_open: Callable[[], object]):
         self.selection, self.options, self.crc_check, self.check_open = selection, options, crc_check, check_open
-        self._passed = _Passed()
+        # Stretches whose pages are still to be released, each as queue, begin and end; and their bytes.
+        self._passed: list[tuple[FlatQueue, int, int]] = []
+        self._passed_size = 0
         # Errors of the arguments are raised at once.
         self._spare = [self._columns()]
 
@@ -113,28 +115,18 @@ class FlatScan:
             yield batches.pop()
         stretch[0].report_unread(unread)
         if not columns.views:
-            self._passed.add(stretch)
+            self._release(*stretch)
 
-
-class _Passed:
-    """Releases the pages of stretches that were read, so that a long scan keeps a constant working set."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.parts: list[tuple[FlatQueue, int, int]] = []
-
-    def add(self, stretch: _Stretch) -> None:
-        """Release a stretch, together with others."""
-        queue, places = stretch
+    def _release(self, queue: FlatQueue, places: Places) -> None:
+        # Releases the pages of many stretches at once, so that a long scan keeps a constant working set.
         begin, end = int(places.phy_offsets.min()), int((places.phy_offsets + places.sizes).max())
-        if end <= begin:
-            return
-        self.parts.append((queue, begin, end))
-        self.size += end - begin
-        if self.size >= SCAN_WINDOW:
-            for queue, first, last in self.parts:
+        if end > begin:
+            self._passed.append((queue, begin, end))
+            self._passed_size += end - begin
+        if self._passed_size >= SCAN_WINDOW:
+            for queue, first, last in self._passed:
                 queue.log.release_pages(first, last)
-            self.parts, self.size = [], 0
+            self._passed, self._passed_size = [], 0
 
 
 def _stretches(part: FlatRange) -> Iterator[_Stretch]:

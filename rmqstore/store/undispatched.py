@@ -119,7 +119,7 @@ class Undispatched:
             except (CorruptionError, GeometryError) as error:
                 self._leave_out(end, error)
             except OSError as error:
-                if not (self.queues.read_only and is_unreadable(error)):
+                if not is_unreadable(error):
                     raise
                 self._leave_out(end, error)
 
