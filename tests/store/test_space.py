@@ -33,7 +33,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="st_blocks of othe
 
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple[str, int, int]]:
-    """What space was asked for: path (the name that it had then), begin, end."""
+    """The requests for space: path (at that time), begin, end."""
     calls: list[tuple[str, int, int]] = []
     reserve_range, allocate = mapped_file.MappedFile.reserve_range, mapped_file._allocate
     paths: list[str] = []
