@@ -28,6 +28,7 @@ from rmqstore.files.mapped_file import name_of_offset, offset_of_name
 from rmqstore.files.open_file import open_regular, read_at, written_end
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.rocksdb.database import queue_databases
+from rmqstore.spans import joined
 
 __all__ = ["claimed_end", "end_of_known", "is_named", "lost_ranges", "lost_text", "refuse_loss", "units_outside"]
 
@@ -181,14 +182,9 @@ class _Runs:
 
     @classmethod
     def of(cls, commit_log: CommitLog, end: int, replaced: bool) -> _Runs:
-        size, bounds = commit_log.segment_size, list[int]()
-        for base in commit_log.files.offsets:
-            if bounds and bounds[-1] == base:
-                bounds.pop()
-            else:
-                bounds.append(base)
-            bounds.append(base + size)
-        bounds = [bound for bound in bounds if bound < end]
+        size = commit_log.segment_size
+        spans = joined((base, base + size) for base in commit_log.files.offsets)
+        bounds = [bound for span in spans for bound in span if bound < end]
         if len(bounds) % 2:
             bounds.append(end)
         begin = bounds[0] if bounds else 0

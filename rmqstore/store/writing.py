@@ -70,7 +70,7 @@ class Prepared:
 
 
 class LongWay:
-    """The steps that put a message that is not plain; callers of `place` and `units` hold the append lock."""
+    """The steps that put a message that is not plain; callers of `place` hold the append lock."""
 
     def __init__(self, state: StoreState):
         self.config = state.config
@@ -182,27 +182,32 @@ class LongWay:
         number = id(self) // 16 % 2**32
         return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
 
-    def place(self, prepared: list[Prepared], now: int) -> list[tuple[Any, ...]]:
-        """Give every message its queue offset; the rows for `RowBatch.take_prepared`.  Nothing is written yet."""
-        following: dict[tuple[str, int], int] = {}
+    def place(self, prepared: list[Prepared], now: int) -> tuple[list[tuple[Any, ...]], dict[tuple[str, int], int]]:
+        """Give every message its queue offset, without writing anything.
 
-        def take(topic: str, queue_id: int, num: int) -> int:
+        Returns the rows for `RowBatch.take_prepared`, and the number of units of each queue, by topic and queue id.
+        """
+        following: dict[tuple[str, int], int] = {}
+        units: dict[tuple[str, int], int] = {}
+
+        def take(topic: str, queue_id: int, num: int, has_unit: bool) -> int:
             key = (topic, queue_id)
-            if key not in following:
-                following[key] = next_offset(self.queues, topic, queue_id)
-            offset = following[key]
+            offset = following[key] if key in following else next_offset(self.queues, topic, queue_id)
             following[key] = offset + num
+            if has_unit:
+                units[key] = units.get(key, 0) + 1
             return offset
 
         rows = []
         for each in prepared:
-            message = each.message
-            offset = take(message.topic, each.queue_id, each.inner_num) if is_queued(message.sys_flag) else 0
+            message, queued = each.message, is_queued(each.message.sys_flag)
+            offset = take(message.topic, each.queue_id, each.inner_num, True) if queued else 0
             properties = each.properties
             if message.sys_flag & SysFlag.INNER_BATCH.value:
                 properties = {**properties, "INNER_BASE": str(offset)}
             if each.dispatch_names:
-                numbers = ",".join(str(take(name, 0, 1)) for name in each.dispatch_names)
+                names = each.dispatch_names
+                numbers = ",".join(str(take(name, 0, 1, queued and "/" not in name)) for name in names)
                 properties = {**properties, "INNER_MULTI_QUEUE_OFFSET": numbers}
             text = properties_to_bytes(properties)
             size = len(text) + (_core.RecordLayout.PROP_CRC_SIZE if self.config.enabled_append_prop_crc else 0)
@@ -219,17 +224,7 @@ class LongWay:
                     offset, now if born is None else born, now, message.prepared_transaction_offset,
                 )
             )  # fmt: skip
-        return rows
-
-    def units(self, prepared: list[Prepared]) -> dict[tuple[str, int], int]:
-        """Return how many units the messages leave in each queue, by topic and queue id."""
-        wanted: dict[tuple[str, int], int] = {}
-        for each in prepared:
-            if is_queued(each.message.sys_flag):
-                lights = [(name, 0) for name in each.dispatch_names if name and "/" not in name]
-                for key in [(each.message.topic, each.queue_id), *lights]:
-                    wanted[key] = wanted.get(key, 0) + 1
-        return wanted
+        return rows, units
 
 
 def next_offset(queues: ConsumeQueueStore, topic: str, queue_id: int) -> int:
@@ -355,8 +350,9 @@ class Writing:
         with self.at(now) as now:
             rows = self._prepared
             try:
-                rows.take_prepared(self.long_way.place(prepared, now))
-                end = self._append(rows, self.long_way.units(prepared), now, together=together)
+                laid_out, units = self.long_way.place(prepared, now)
+                rows.take_prepared(laid_out)
+                end = self._append(rows, units, now, together=together)
                 placed = PutResults.of(rows.placed(), PutResult, rows.count)
             finally:
                 rows.clear()
