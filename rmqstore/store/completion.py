@@ -189,7 +189,7 @@ class Completion:
                 self.source.add(key, units)
             if found:
                 self.served = self.begin, end
-            self._take_in(set(found))
+            self._refresh_queues(set(found))
 
     def _dispatch(self, queues: CollectedQueues, begin: int, end: int) -> None:
         for topic in self.queues.batch_topics:
@@ -221,9 +221,9 @@ class Completion:
             for key, units in found.collected().items():
                 if database is None or every_queue or key in database.last:
                     self.source.add(key, units)
-            self._take_in(set(found.collected()), whole=True)
+            self._refresh_queues(set(found.collected()), whole=True)
 
-    def _take_in(self, keys: set[tuple[str, int]], *, whole: bool = False) -> None:
+    def _refresh_queues(self, keys: set[tuple[str, int]], *, whole: bool = False) -> None:
         # Open queues pick up the collected units.
         again = set()
         for queue in self.queues.opened():

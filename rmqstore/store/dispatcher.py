@@ -282,12 +282,12 @@ class CommitLogDispatcher:
             )
         there = min(max(queue.unit_num - queue_offset, 0), len(rows))
         if self.repair and there:
-            self._mend(queue, queue_offset, columns, rows[:there])
+            self._repair_units(queue, queue_offset, columns, rows[:there])
         if there < len(rows):
             units = queue.put_units(queue_offset, phy_offsets, sizes, tags_codes, store_timestamps)
             self.counts.put(units, int(phy_offsets[there]))
 
-    def _mend(self, queue: ConsumeQueue, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> None:
+    def _repair_units(self, queue: ConsumeQueue, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> None:
         done = 0
         while done < len(rows):
             number = queue_offset + done

@@ -216,7 +216,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
                 store.recovery_report = recover_state(store._state, store._flushing, recovery, drop_units)
                 _open_stores.add(store)
                 writing = store._for_writing()
-                writing.take_writes()
+                writing.enable_writes()
                 store._closing.upkeep = Upkeep(store._state, store._flushing, writing, store_lock)
                 store._closing.upkeep.start()
                 store._closing.keep()
@@ -370,7 +370,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             return put
         writing = self._for_writing()
         put = writing.put([message], queue_id)[0]
-        writing.learn_end(message, queue_id)
+        writing.note_ends(message, queue_id)
         return put
 
     def put_messages(self, messages: Iterable[Message | MessageExt], queue_id: int | Sequence[int] = 0) -> PutResults:

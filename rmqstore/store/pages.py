@@ -25,7 +25,7 @@ from rmqstore.index.log_index import LogIndex
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 from rmqstore.spans import Span
-from rmqstore.store.querying import LogLook, Querying
+from rmqstore.store.querying import LogSearch, Querying
 
 if TYPE_CHECKING:
     from rmqstore.store.message_store import MessageStore
@@ -83,7 +83,7 @@ def key_page(store: MessageStore, selection: Selection, cursor: str | None, make
             start, missed = _KeyCursor("log0", -1, start.last), ((start.last, store.commit_log.max_offset),)
         return page
 
-    return querying.until_trusted(ask, LogLook(_LOG_BYTES), selection.index_type)
+    return querying.ask_trusted(ask, LogSearch(_LOG_BYTES), selection.index_type)
 
 
 class _KeyCursor(NamedTuple):
@@ -221,7 +221,7 @@ def time_page(
     low, high = selection.times
     last = -1
     for number, (unit, queue_id) in enumerate(walk.units()):
-        if unit.phy_offset == last or not walk.goes_on_at(unit.phy_offset):
+        if unit.phy_offset == last or not walk.continues_at(unit.phy_offset):
             continue
         if len(page.rows) == selection.max_num or number >= _STEPS:
             page.following, page.stopped = str(last) if last >= 0 else None, len(page.rows) < (selection.max_num or 0)
@@ -250,15 +250,15 @@ class _TimeWalk:
         self.left_out: dict[int, OSError] = {}
 
     def units(self) -> Iterator[tuple[Unit, int]]:
-        parts = [zip(self._given_out(queue_id), itertools.repeat(queue_id)) for queue_id in self.queue_ids]
+        parts = [zip(self._readable_units(queue_id), itertools.repeat(queue_id)) for queue_id in self.queue_ids]
         return heapq.merge(*parts, key=lambda each: each[0].phy_offset, reverse=self.newest_first)
 
-    def goes_on_at(self, phy_offset: int) -> bool:
+    def continues_at(self, phy_offset: int) -> bool:
         if self.behind is None:
             return True
         return phy_offset < self.behind if self.newest_first else phy_offset > self.behind
 
-    def _given_out(self, queue_id: int) -> Iterator[Unit]:
+    def _readable_units(self, queue_id: int) -> Iterator[Unit]:
         # Ends at a file that cannot be read.
         try:
             yield from self._units_of(queue_id)

@@ -43,7 +43,7 @@ from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LogLook", "LogQuestions", "Querying", "java_times"]
+__all__ = ["LogQuestions", "LogSearch", "Querying", "java_times"]
 
 T = TypeVar("T")
 
@@ -74,22 +74,22 @@ class Querying:
             # It reads only the local index.
             state.key_query.closed = not state.older.one_log
 
-    def query(self, selection: Selection, look: LogLook) -> QueryResult:
+    def query(self, selection: Selection, look: LogSearch) -> QueryResult:
         """Find messages by key, see `MessageStore.query_message`; those in the log, which are newer, come first."""
         return self.state.older.with_key(self._in_log(selection, look), selection)
 
-    def _in_log(self, selection: Selection, look: LogLook) -> QueryResult:
+    def _in_log(self, selection: Selection, look: LogSearch) -> QueryResult:
         if self.index_service is None:
             return QueryResult(uncovered=self.whole_log())
         low, high = selection.times
         if (selection.max_num or 0) < 0 or low > high:
             return QueryResult()
-        return self.until_trusted(
+        return self.ask_trusted(
             lambda uncovered: self._exactly(selection, (*uncovered, *self.state.lost_log)), look, selection.index_type
         )
 
     def table(
-        self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook
+        self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogSearch
     ) -> pa.Table:
         """Find the messages of many keys, see `MessageStore.query_table`."""
         asked, older = AskedKeys(keys, topic, selection), self.state.older
@@ -102,7 +102,7 @@ class Querying:
 
         if self.index_service is None:
             return ask()
-        return self.until_trusted(lambda uncovered: ask(), look, selection.index_type)
+        return self.ask_trusted(lambda uncovered: ask(), look, selection.index_type)
 
     @property
     def source(self) -> KeySource:
@@ -115,13 +115,13 @@ class Querying:
         assert self.state.log_index is not None
         return self.state.log_index
 
-    def until_trusted(
-        self, ask: Callable[[tuple[tuple[int, int], ...]], T], look: LogLook, index_type: str | None
+    def ask_trusted(
+        self, ask: Callable[[tuple[tuple[int, int], ...]], T], look: LogSearch, index_type: str | None
     ) -> T:
         """Return the answer of `ask`, which takes the parts of the log that no index covers; ask again after damage."""
         assert self.index_service is not None
         while True:
-            uncovered = self.look_at_log(look, index_type)
+            uncovered = self.cover_log(look, index_type)
             trusted = self.database.damage
             found = ask(uncovered)
             if not self.index_service.note_damage() and self.database.damage is trusted:
@@ -215,7 +215,7 @@ class Querying:
         low, high = self.commit_log.min_offset, self.commit_log.max_offset
         return ((low, high),) if low < high else ()
 
-    def look_at_log(self, look: LogLook, index_type: str | None) -> tuple[tuple[int, int], ...]:
+    def cover_log(self, look: LogSearch, index_type: str | None) -> tuple[tuple[int, int], ...]:
         """Cover the whole log for exact questions; return the ranges that are not covered."""
         self._follow_index()
         self._follow_log()
@@ -280,7 +280,7 @@ class Querying:
             self.state.queues.refresh()
         names = self.state.topics() if topic is None else [topic]
         for name in names:
-            found = self._in_log(Selection((name,), keys=(msg_id,), index_type="U", max_num=1), LogLook())
+            found = self._in_log(Selection((name,), keys=(msg_id,), index_type="U", max_num=1), LogSearch())
             if found:
                 return found[0].phy_offset
         if message is not None:
@@ -301,7 +301,7 @@ class Querying:
         return phy_offset
 
 
-class LogLook(NamedTuple):
+class LogSearch(NamedTuple):
     """The most bytes of the log that are searched because no index covers them (None: all), and a progress callback."""
 
     max_log_bytes: int | None = DEFAULT_LOG_BYTES
@@ -342,7 +342,7 @@ class LogQuestions(KeyQuestions):
         # The queries that `KeyQuery` does not answer.
         self._state.check_open()
         selection = of_key(topic, key, max_num, begin, end, index_type)
-        look = LogLook(_offset(max_log_bytes, "max_log_bytes"), progress)
+        look = LogSearch(_offset(max_log_bytes, "max_log_bytes"), progress)
         return self._querying.like_java(selection) if compat else self._querying.query(selection, look)
 
     def query_offsets(
@@ -422,7 +422,7 @@ class LogQuestions(KeyQuestions):
             # Values of Arrow arrays are checked when they are read.
             if not isinstance(given, Iterable) or isinstance(given, (bytes, bytearray)):
                 raise TypeError(f"{name} is {shown(given)}; give a text, or several")
-        look = LogLook(_offset(max_log_bytes, "max_log_bytes"), progress)
+        look = LogSearch(_offset(max_log_bytes, "max_log_bytes"), progress)
         return self._querying.table(keys, topic, selection, ColumnOptions(columns, views=views), look)
 
     # ------------------------------------------------------------------------------------------------ what is in the log

@@ -454,7 +454,7 @@ class StoreState(StateFields):
             if self.index_service is not None:
                 self.index_service.config = config
             self.queues.refresh()
-            self.undispatched.look_from_scratch()
+            self.undispatched.invalidate()
             self.undispatched.look()
 
     def queue(self, topic: str, queue_id: int, known_to: int = _INT64_MAX) -> AnyConsumeQueue | None:

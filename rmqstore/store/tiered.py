@@ -233,7 +233,7 @@ class Tiered(Older):
         local = self._local_queue(queue)
         low, high = self.state.bounds(local)
         begin, end = queue.min_queue_offset, queue.max_queue_offset
-        if not _are_believed(self.state.commit_log, queue, local):
+        if not _are_trusted(self.state.commit_log, queue, local):
             return without(begin, end, [])
         if tell and begin < end < low:
             queue.report_gap(end, low)
@@ -263,7 +263,7 @@ class Tiered(Older):
         if selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
             return
         if not selection.by_queue:
-            yield from self._besides_log(selection)
+            yield from self._not_in_log(selection)
             return
         low = selection.begin_queue_offset or 0
         high = INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
@@ -272,7 +272,7 @@ class Tiered(Older):
                 if max(begin, low) < min(end, high):
                     yield FlatRange(queue, max(begin, low), min(end, high))
 
-    def _besides_log(self, selection: Selection) -> Iterator[FlatRange]:
+    def _not_in_log(self, selection: Selection) -> Iterator[FlatRange]:
         # The messages that a scan of the local log lacks.
         pairs = [(part.queue, self._local_queue(part.queue)) for part in self.flat_store.ranges(selection)]
         for (queue, local), spans in zip(pairs, in_log(self.state.commit_log, pairs)):
@@ -328,7 +328,7 @@ class Tiered(Older):
 # ------------------------------------------------------------------------------------------------- what the log has as well
 
 
-def _are_believed(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> bool:
+def _are_trusted(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> bool:
     """Return True if the units of a local queue point to its messages where they begin, and where they or tiered storage end."""
     low, high = _bounds(log, local)
     if local is None or low >= high:
@@ -347,7 +347,7 @@ def in_log(log: CommitLog, queues: Sequence[tuple[FlatQueue, AnyConsumeQueue | N
     until = log.min_offset
     for flat, local in queues:
         spans: list[Span] = []
-        place = _doubted_to(log, flat, local)
+        place = _uncertain_to(log, flat, local)
         if place > log.min_offset:
             doubted[encode_java_utf8(flat.topic), flat.queue_id] = spans
             until = max(until, place)
@@ -355,7 +355,7 @@ def in_log(log: CommitLog, queues: Sequence[tuple[FlatQueue, AnyConsumeQueue | N
             spans.append(_bounds(log, local))
         found.append(spans)
     if doubted:
-        _go_over(log, until, doubted)
+        _scan_for(log, until, doubted)
     return [joined(spans) for spans in found]
 
 
@@ -372,7 +372,7 @@ def _message_of(log: CommitLog, local: AnyConsumeQueue, queue_offset: int) -> Me
     return message
 
 
-def _doubted_to(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> int:
+def _uncertain_to(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> int:
     # The phy offset up to which units do not show what the log has of the queue: the log's begin if all is certain, its end if
     # nothing is.
     begin, end = log.min_offset, log.max_offset
@@ -385,7 +385,7 @@ def _doubted_to(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) 
     if local is None or low >= high:
         return begin if _is_before(log, flat, flat.max_queue_offset - 1) else end
     first = _message_of(log, local, low)
-    if first is None or high < flat.max_queue_offset or not _are_believed(log, flat, local):
+    if first is None or high < flat.max_queue_offset or not _are_trusted(log, flat, local):
         return end
     # If units are gone or zero, the log may have messages before the first unit that is left.
     known = flat.max_queue_offset >= low and _is_before(log, flat, low - 1)
@@ -407,7 +407,7 @@ def _is_before(log: CommitLog, flat: FlatQueue, queue_offset: int) -> bool:
         return False  # Its broker deleted it.
 
 
-def _go_over(log: CommitLog, until: int, wanted: dict[tuple[bytes, int], list[Span]]) -> None:
+def _scan_for(log: CommitLog, until: int, wanted: dict[tuple[bytes, int], list[Span]]) -> None:
     # A scan also returns records with a wrong CRC, marked; prepared and rolled back transactions are in no queue.
     for stretch, columns in log.scans(log.min_offset, until, check_crc=False, keys=False):
         if stretch.verdict is not Verdict.RECORD:

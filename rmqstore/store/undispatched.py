@@ -80,7 +80,7 @@ class Undispatched:
             else:
                 self._look(abort_mark(self.root), self.commit_log.max_offset, time.monotonic())
 
-    def look_from_scratch(self) -> None:
+    def invalidate(self) -> None:
         """Have the next `look` make all units again, as all queues are opened again."""
         with self._lock:
             self.served = None

@@ -286,8 +286,8 @@ class Writing:
         self.rows: RowBatch | None = None
         self._one: Appender | None = None
 
-    def take_writes(self) -> None:
-        """Let plain messages through the core, unless the store takes no writes now."""
+    def enable_writes(self) -> None:
+        """Enable the appender of the core, unless the store refuses writes now."""
         # The core generates no unique keys.
         if self.rows is None and not self.config.generate_unique_key:
             config = self.config
@@ -369,7 +369,7 @@ class Writing:
         given = now is not None
         while True:
             with self.state.lock:
-                self.check_takes_writes()
+                self.check_accepts_writes()
                 now = self.now() if now is None else now
                 if given or not self.flushing.is_too_old(now):
                     yield now
@@ -464,7 +464,7 @@ class Writing:
         for topic, queue_id in units:
             self.queues.forget(topic, queue_id)
 
-    def learn_end(self, message: Message | MessageExt, queue_id: int) -> None:
+    def note_ends(self, message: Message | MessageExt, queue_id: int) -> None:
         """Show the core the ends of the files after a put that it did not do: it may do the next one."""
         appender = self.state.appender
         if appender is None or type(message) is not Message:
@@ -491,7 +491,7 @@ class Writing:
             raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; correct config.clock")
         return now
 
-    def check_takes_writes(self) -> None:
+    def check_accepts_writes(self) -> None:
         """Raise where nothing may be written now."""
         self.state.check_writable()
         if self.state.disk_full:
