@@ -59,7 +59,7 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
         if not hasattr(table, "__arrow_c_stream__") and not hasattr(table, "__arrow_c_array__"):
             raise TypeError(f"{type(table).__name__} is not an Arrow table; give a pyarrow.Table or a RecordBatch")
         table = pa.table(table)
-    given = {name: _literal(pa, name, value) for name, value in literals.items() if value is not None}
+    given = {name: _literal(name, value) for name, value in literals.items() if value is not None}
     names = table.column_names
     for name in names:
         if names.count(name) > 1 or name in given:
@@ -87,39 +87,30 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
     # Without another column this one has the number of rows.
     source.setdefault("body", pa.chunked_array([pa.nulls(table.num_rows)]))
     typed = pa.table({name: _checked(pa, name, column, _typed) for name, column in source.items()})
-    repeated = {name: pa.repeat(value, min(max_rows, table.num_rows)) for name, value in given.items()}
     return [
-        TablePart(
-            {
-                **dict(zip(source, batch.columns, strict=True)),
-                **{name: column.slice(0, batch.num_rows) for name, column in repeated.items()},
-            },
-            batch.num_rows,
-            stored_bodies,
-        )
+        TablePart(dict(zip(source, batch.columns, strict=True)), given, batch.num_rows, stored_bodies)
         for batch in typed.to_batches(max_chunksize=max_rows)
         if batch.num_rows
     ]
 
 
-def _literal(pa: Any, name: str, value: Any) -> pa.Scalar:
-    # The value of a column, of one of the types that `_typed` returns.
-    if name in ("topic", "tags") or (name == "keys" and isinstance(value, str)):
-        return pa.scalar(_checked_text(name, value))
+def _literal(name: str, value: Any) -> Any:
+    # A value for all rows: a text, a list of keys, a list of pairs of properties, or an int.
+    if name in ("topic", "tags"):
+        return _checked_text(name, value)
     if name == "keys":
-        return pa.scalar([_checked_text(name, key) for key in value], pa.list_(pa.string()))
+        keys = [key for key in value.split(" ") if key] if isinstance(value, str) else value
+        return [_checked_text(name, key) for key in keys]
     if name == "properties":
-        pairs = [
-            (_checked_text(name, each), _checked_text(name, text)) for each, text in value.items() if text is not None
-        ]
-        return pa.scalar(pairs, pa.map_(pa.string(), pa.string()))
+        pairs = [(each, text) for each, text in value.items() if text is not None]
+        return [(_checked_text(name, each), _checked_text(name, text)) for each, text in pairs]
     if isinstance(value, datetime.datetime):
         value = milliseconds(value, name)
     if not isinstance(value, (int, np.integer)):
         raise InvalidMessageError(f"{name} is {value!r}; give an int")
     if not -(2**63) <= value < 2**63:
         raise InvalidMessageError(f"{name} is {value}; give an int of 64 bits")
-    return pa.scalar(int(value))
+    return int(value)
 
 
 def _checked_text(name: str, text: Any) -> str:
@@ -204,8 +195,9 @@ def _first_true(pa: Any, name: str, column: pa.ChunkedArray) -> int:
 class TablePart:
     """Some rows of a table that is to be put."""
 
-    def __init__(self, columns: dict[str, pa.Array], num: int, stored_bodies: bool):
+    def __init__(self, columns: dict[str, pa.Array], literals: dict[str, Any], num: int, stored_bodies: bool):
         self.columns = columns
+        self.literals = literals
         self.num = num
         self.plain = True
         self._stored_bodies = stored_bodies
@@ -217,14 +209,16 @@ class TablePart:
         hosts: list[bytes] = []
         born_host, store_host = self._hosts("born_host", hosts), self._hosts("store_host", hosts)
         keys, properties = self.columns.get("keys"), self.columns.get("properties")
-        names, values = ListColumn(TextColumn()), TextColumn()
+        pairs = self.literals.get("properties", ())
+        names = ListColumn(_text_list([name for name, _ in pairs]), num=len(pairs))
+        values = _text_list([value for _, value in pairs])
         if properties is not None and properties.type.num_fields:
             names, values = _list_column(properties, properties.keys), _text_column(properties.items)
         return TableRows(
             self.num,
-            topic=_text_column(self.columns.get("topic")),
-            body=_text_column(self.columns.get("body")),
-            tags=_text_column(self.columns.get("tags")),
+            topic=self._texts("topic"),
+            body=self._texts("body"),
+            tags=self._texts("tags"),
             keys=self._keys(keys),
             properties=names,
             values=values,
@@ -235,9 +229,14 @@ class TablePart:
             keys_joined=keys is not None and not hasattr(keys, "values"),
         )
 
+    def _texts(self, name: str) -> TextColumn:
+        literal = self.literals.get(name)
+        return _text_column(self.columns.get(name)) if literal is None else TextColumn(data=literal.encode())
+
     def _keys(self, column: pa.Array | None) -> ListColumn:
         if column is None or str(column.type) == "null":
-            return ListColumn(TextColumn())
+            keys = self.literals.get("keys", ())
+            return ListColumn(_text_list(keys), num=len(keys))
         if hasattr(column, "values"):
             return _list_column(column, column.values)
         # One text a row is the whole of its keys.
@@ -246,7 +245,8 @@ class TablePart:
     def _numbers(self, name: str) -> NumberColumn:
         column = self.columns.get(name)
         if column is None:
-            return NumberColumn(given=False)
+            literal = self.literals.get(name)
+            return NumberColumn(given=False) if literal is None else NumberColumn(literal)
         numbers, valid = _number_column(column, self.num)
         return NumberColumn(self._flags(name, numbers), valid)
 
@@ -288,7 +288,7 @@ class TablePart:
 
     def _value(self, name: str, i: int) -> Any:
         column = self.columns.get(name)
-        return None if column is None else column[i].as_py()
+        return self.literals.get(name) if column is None else column[i].as_py()
 
     def queue_id(self, i: int) -> int:
         """Return the queue of row `i`, 0 where none is given."""
@@ -335,6 +335,11 @@ def _text_column(column: pa.Array | None) -> TextColumn:
     data = b"" if buffers[2] is None else np.frombuffer(buffers[2], np.uint8)
     validity, first = _validity(column)
     return TextColumn(offsets, data, validity, first)
+
+
+def _text_list(texts: Sequence[str]) -> TextColumn:
+    pieces = [text.encode() for text in texts]
+    return TextColumn(np.cumsum([0, *map(len, pieces)], dtype=np.int64), b"".join(pieces))
 
 
 def _list_column(column: pa.Array, texts: pa.Array) -> ListColumn:
