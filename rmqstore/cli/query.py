@@ -45,7 +45,7 @@ from rmqstore.offline.settings import settings
 from rmqstore.selection import Selection
 from rmqstore.spans import without
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.querying import LogLook
+from rmqstore.store.querying import LogSearch
 from rmqstore.store.results import GetMessageResult, QueryResult
 
 _KEY_TYPES = {"key": "K", "unique": "U", "tag": "T"}
@@ -162,7 +162,7 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
                     continue
                 if topic is None:
                     question = dataclasses.replace(selection, keys=(key,))
-                    found = _in_all_topics(store, question, LogLook(asked.max_log_bytes, progress), every)
+                    found = _in_all_topics(store, question, LogSearch(asked.max_log_bytes, progress), every)
                 else:
                     found = store.query_message(
                         topic, key, max_num, selection.begin, selection.end, index_type=selection.index_type,
@@ -210,7 +210,7 @@ def _topics_to_ask(store: MessageStore) -> list[str]:
     return sorted(names)
 
 
-def _in_all_topics(store: MessageStore, selection: Selection, look: LogLook, topics: list[str]) -> QueryResult:
+def _in_all_topics(store: MessageStore, selection: Selection, look: LogSearch, topics: list[str]) -> QueryResult:
     # The index holds a hash of topic and key together, so it is asked once for each topic.
     max_num = selection.max_num or 0
     if store.index_service is None or (store.queues.unseen and store.older.one_log):
@@ -231,7 +231,7 @@ def _in_all_topics(store: MessageStore, selection: Selection, look: LogLook, top
     return QueryResult(messages[:max_num], truncated, found[-1].uncovered if found else ())
 
 
-def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> QueryResult:
+def _in_log(store: MessageStore, selection: Selection, look: LogSearch) -> QueryResult:
     log, max_num, (max_log_bytes, progress) = store.commit_log, selection.max_num or 0, look
     low, high = log.min_offset, log.max_offset
     # Whole segments, the newest ones: a record is known to begin where a segment does.

@@ -18,7 +18,7 @@ from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import MessageExt, host_from_bytes
-from rmqstore.store.dispatch_rules import multi_dispatch_places
+from rmqstore.store.dispatch_rules import further_places
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["Field", "body_crc", "index_entries", "queue_units", "record_fields", "record_place"]
@@ -124,7 +124,7 @@ def queue_units(store: MessageStore, message: MessageExt) -> list[dict[str, Any]
     if message.sys_flag & 0xC in (0x4, 0xC):
         return []
     places = [(message.topic, message.queue_id, message.queue_offset)]
-    places += [(topic, 0, offset) for topic, offset in multi_dispatch_places(message, store.config)]
+    places += [(topic, 0, offset) for topic, offset in further_places(message, store.config)[0]]
     found = []
     for topic, queue_id, queue_offset in places:
         unit: dict[str, Any] = {"topic": topic, "queue_id": queue_id, "queue_offset": queue_offset}

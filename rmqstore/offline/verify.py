@@ -30,7 +30,7 @@ from rmqstore.offline.verify_databases import QueueDatabaseCheck, has_index_data
 from rmqstore.offline.verify_entries import IndexCheck, load_index
 from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings, verify_waiting
 from rmqstore.offline.verify_units import QueueCheck
-from rmqstore.store.dispatch_rules import gone_text, multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.dispatch_rules import further_places, gone_text
 from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 
@@ -412,10 +412,10 @@ class _Checker:
             yield f"INNER_BASE is {said!r}, the record's queue offset is {message.queue_offset}"
 
     def _further_queues(self, message: MessageExt, place: tuple[str, int]) -> Iterator[Finding]:
-        problem = multi_dispatch_problem(message, self.compared.config)
+        places, problem = further_places(message, self.compared.config)
         if problem is not None:
             yield Finding(*place, "bad_multi_dispatch", f"the record {problem}")
-        for name, number in multi_dispatch_places(message, self.compared.config):
+        for name, number in places:
             if self._is_elsewhere(name, 0):
                 continue
             # A number that follows no other may be damage, and no rebuild writes it.

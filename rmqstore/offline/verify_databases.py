@@ -24,7 +24,7 @@ from rmqstore.rocksdb.database import may_be_database, queue_databases
 from rmqstore.rocksdb.index import IndexDatabase, index_folder, keys_of_message, may_have_entries, parse_entry
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
-from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life, multi_dispatch_places, unit_rows
+from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life, further_places, unit_rows
 
 __all__ = ["has_index_database", "verify_index_database"]
 
@@ -223,7 +223,7 @@ class QueueDatabaseCheck:
         for row in rows.further.tolist():
             message = self.commit_log.look_up(int(columns.phy_offset[row]))
             if message is not None:
-                for name, offset in multi_dispatch_places(message, self.config):
+                for name, offset in further_places(message, self.config)[0]:
                     yield from self._compare(name, 0, columns, np.array([row]), np.array([offset], np.int64))
         yield from self._taken()
 

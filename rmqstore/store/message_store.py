@@ -64,7 +64,7 @@ _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # Locks that another thread of the parent held would never be given back here.
+    # Locks held by another thread of the parent are never released here.
     for store in list(_open_stores):
         store._after_fork()
 
@@ -94,7 +94,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
     database_index : DatabaseIndex
         The index in RocksDB, where a broker keeps one.
     recovery_report : RecoveryReport or None
-        What opening for writing did; None when read-only.
+        The report of the recovery at opening for writing; None when read-only.
     older : Older
         The messages that the log no longer has.
     tiered : FlatStore or None
@@ -109,7 +109,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
     def _take(
         self, path: str, config: StoreConfig, *, read_only: bool, tiered: str | os.PathLike[str] | FlatStore | None
     ) -> None:
-        # What `open` gives to an instance, which is nothing before its parts are loaded.
+        # Makes the parts of an instance for `open`, which loads them.
         state = self._state = StoreState(path, config, read_only=read_only)
         self.path = path
         self.read_only = read_only
@@ -120,7 +120,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         self.older = state.older = older_of(state, tiered)
         self.tiered = self.older.flat_store
         state.queue_gets, self._querying = queue_gets(state), Querying(state)
-        # A store that is only read has no use for these, nor for the NumPy in them.
+        # Readers need no writing, nor the NumPy it imports.
         self._writing = None if read_only else Writing(state, self._flushing)
         self._closing = Closing(state, self._flushing)
         self._begin_async_puts()
@@ -159,7 +159,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         create : bool
             With False a path without a store is an error, so that a mistyped one creates nothing.
         recovery : {"strict", "truncate", "skip"}
-            What to do where the log is damaged before whole records, see `rmqstore.store.recovery.recover`.
+            What to do if the log is damaged before whole records, see `rmqstore.store.recovery.recover`.
         drop_units : int
             How many queue units and index entries that point outside the log may be dropped; the error has the number.
         reconfigure : bool
@@ -190,7 +190,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         """
         if recovery not in RECOVERY_MODES:
             raise ValueError(f"recovery is {recovery!r}; give one of {', '.join(RECOVERY_MODES)}")
-        # Files are opened as they are needed, also after a change of the working directory.
+        # Files are opened later, maybe after a change of the working directory.
         root = os.path.abspath(os.fspath(path))
         if wait and not read_only:
             raise ValueError("wait is for read_only=True; a writer creates the store")
@@ -228,7 +228,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
                 store.recovery_report = recover_state(store._state, store._flushing, recovery, drop_units)
                 _open_stores.add(store)
                 writing = store._for_writing()
-                writing.take_writes()
+                writing.enable_writes()
                 store._closing.upkeep = Upkeep(store._state, store._flushing, writing, store_lock)
                 store._closing.upkeep.start()
                 store._closing.keep()
@@ -254,7 +254,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         try:
             self._closing.close()
         finally:
-            # One that was interrupted is finished by the next call, or at the end of the program.
+            # The next call, or the end of the program, finishes a close that was interrupted.
             if self._closing.done:
                 self._note_closed()
 
@@ -328,7 +328,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         Raises
         ------
         StoreChangedError
-            What was seen before is gone: the writer recovered and cut the log, or replaced it.
+            Records that were read before are gone: the writer recovered and cut the log, or replaced it.
         """
         self._state.refresh(uploads=True)
 
@@ -396,11 +396,11 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
             Nothing was written.
         OSError
             A file could not be created (the disk is full, …) and nothing was written; or, with SYNC_FLUSH, the message is
-            stored but the disk failed, and the store takes no more writes.
+            stored but the disk failed, and the store refuses writes from then on.
         FlushDiskTimeoutError
             With SYNC_FLUSH: the message is stored, but was not on the disk within `sync_flush_timeout`.
         IndexFileError
-            The message is stored, but a new index file could not be created; the store takes no more writes.
+            The message is stored, but a new index file could not be created; the store refuses writes from then on.
         """
         appender = self._state.appender
         put: PutResult | None = None if appender is None else appender.put(message, queue_id)
@@ -408,7 +408,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
             return put
         writing = self._for_writing()
         put = writing.put([message], queue_id)[0]
-        writing.learn_end(message, queue_id)
+        writing.note_ends(message, queue_id)
         return put
 
     def put_messages(self, messages: Iterable[Message | MessageExt], queue_id: int | Sequence[int] = 0) -> PutResults:
@@ -553,7 +553,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         max_num : int
             The number of messages to read at once.
         consume_from : {"first", "last", "progress"}, int or datetime
-            Where a group without progress begins: at the oldest message, after the newest, at a store time; or, with
+            The start of a group without progress: at the oldest message, after the newest, at a store time; or, with
             `offsets`, at the group's progress in the store (`consumer_offsets`), which is not changed, or else the oldest.
         timeout : float, optional
             Seconds after which iteration ends if there is no message; 0 = do not wait; by default it waits forever.
@@ -561,7 +561,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
             Write progress to disk every `flush_consumer_offset_interval` ms, or at each message.  After a kill the messages
             since then come again: those of the interval, or the one that was being processed.
         offsets : ConsumerOffsets, optional
-            Where progress is kept instead of `consumer_offsets`; a reader of a store that another process writes to needs one,
+            The progress to use instead of `consumer_offsets`; a reader of a store that another process writes to needs one,
             opened with ``read_only=False``.  It is persisted every `flush_consumer_offset_interval` ms and at the end.
 
         Raises

@@ -360,7 +360,7 @@ class Upkeep:
         if space.full != self.state.disk_full:
             with self.state.lock:
                 self.state.disk_full = space.full
-                self.writing.take_writes()
+                self.writing.enable_writes()
             if space.full:
                 logger.error(
                     "%s takes no writes: its disk is used to %d %%; free space, or raise disk_space_warning_level_ratio",

@@ -259,14 +259,14 @@ def test_killed_at_every_store_of_a_cut(server, root, name):
         end = store.commit_log.max_offset
     assert end < SEGMENT
     make_unclean(root)
-    # What follows the magic is lost, and the rest of the log.
+    # The bytes after the magic are lost, and the rest of the log.
     overwrite(root, os.path.join("commitlog", oracle.file_name(0)), lost + 8, bytes(end - lost - 8))
     files = oracle.read_files(root)
     number = killed = 0
     while True:
         number += 1
         write_files(emptied(root), files)
-        # What the child puts lies behind the cut: only what came before that is asked for.
+        # The child's messages are after the cut: only earlier ones are read.
         outcome = server.run("recovery", root, geometry=name, names=("store",), action="kill before", number=number)
         if not outcome.killed or any(line["what"] == "put" for line in outcome.said):
             break
@@ -503,7 +503,7 @@ def test_a_write_that_takes_only_half_goes_on(server, root, copy):
 
 @pytest.fixture
 def small_disk(server, request):
-    """A function that mounts a tmpfs of so many pages of 4096 bytes, or mounts it again with other options."""
+    """A function that mounts a tmpfs of a number of pages of 4096 bytes, or mounts it again with other options."""
     path = os.path.join(server.scratch, "small")
     os.mkdir(path)
 

@@ -62,7 +62,7 @@ def test_the_store_names_the_part(lost, caplog):
 def test_every_command_says_what_it_could_not_see(lost, caplog, words):
     path, begin, _ = lost
     done = run(words[0], path, *words[1:], *SIZES)
-    # What the package logs is a note of the command where nobody else takes it.
+    # Log messages of the package are notes of the command if no other handler takes them.
     assert f"phy offsets {begin} to" in done.output + caplog.text and done.exit_code in (0, 1), done.output
     if words[0] == "query":
         assert done.exit_code == 1 and "may hold more" in done.stderr

@@ -48,7 +48,7 @@ GEOMETRY = {
     "max_index_num": 20,
 }
 LARGE = {**GEOMETRY, "mapped_file_size_commit_log": 1 << 18, "max_hash_slot_num": 100, "max_index_num": 1000}
-# In `base` these three records came as one client batch, one behind the other in queue 3.
+# In `base` these three records came as one client batch, one after the other in queue 3.
 BATCH_QUEUE = ("TopicTest", 3)
 
 
@@ -119,7 +119,7 @@ def assert_as_rebuilt(root, geometry) -> dict[str, bytes]:
 
 
 def script(name: str, golden_root) -> list:
-    """What was put to make golden store `name`: (clock, messages, queue id), three messages where it was a batch."""
+    """Return the puts that made golden store `name`: (clock, messages, queue id); a batch has three messages."""
     puts: list = []
     for record in oracle.records_of(oracle.segments(oracle.read_files(golden_root))):
         pairs = [pair.split("\x01") for pair in oracle.java_decode(record.properties_raw).split("\x02") if pair]

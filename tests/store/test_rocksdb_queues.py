@@ -59,7 +59,7 @@ def short_stretches(monkeypatch):
 
 
 def answers(store, wanted=None):
-    """The phy offsets of every queue by queue offset, read by gets from its first message on."""
+    """The phy offsets of every queue by queue offset, read by gets."""
     found = {}
     for topic in store.topics():
         for queue_id in store.queue_ids(topic):
@@ -159,7 +159,7 @@ def test_small_stores(stores, name, short_stretches):
     wanted = in_log(root, {"A", "B", "%LMQ%x", "%LMQ%y"} if name == "compacted" else None)
     with MessageStore.open(root, read_only=True) as store:
         found = answers(store)
-        # A topic that was deleted is in the log all the same, and so is a further queue of which nothing is left.
+        # A deleted topic is still in the log, and so is a further queue without a unit.
         assert found == {key: places for key, places in wanted.items() if name != "compacted" or key in found}
         bounds = {key: (store.min_queue_offset(*key), store.max_queue_offset(*key)) for key in found}
         completed = store.queue_database.completed

@@ -404,7 +404,7 @@ def test_frames(stores):
 
 
 def test_pieces_of_spark(stores):
-    # What tasks do; needs neither Spark nor Java.
+    # Run tasks; needs neither Spark nor Java.
     from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
     from rmqstore.spark.options import ReadOptions
     from rmqstore.spark.plan import LogPlan
