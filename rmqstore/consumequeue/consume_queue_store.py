@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -305,14 +305,16 @@ class ConsumeQueueStore(NotCopied):
             return None
         return plain_queue(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size)
 
-    def look(self, topic: str, queue_id: int, min_phy_offset: int, *, sizes: bool = False) -> QueueLook | None:
-        """What a look at a queue says, None if there is none; one that nobody asked for is not opened for it, where that can be.
+    def look(
+        self, topic: str, queue_id: int, min_phy_offset: int, *, sizes: bool = False, offsets: Collection[int] = ()
+    ) -> QueueLook | None:
+        """Return the bounds and the last unit of a queue, None if there is no such queue.
 
-        - `sizes`: also what its records take in the log (`QueueLook.log_bytes`).
+        A queue that is not open is read from its files, if possible; `sizes` and `offsets` as for `look_at_files`.
         """
         if self._is_in_files(topic, queue_id):
-            directory = self._plain_directory(topic, queue_id)
-            found = look_at_files(directory, self.config.consume_queue_file_size, min_phy_offset, sizes=sizes)
+            directory, file_size = self._plain_directory(topic, queue_id), self.config.consume_queue_file_size
+            found = look_at_files(directory, file_size, min_phy_offset, sizes=sizes, offsets=offsets)
             if found is not None:
                 return found
         queue = self.find(topic, queue_id)
