@@ -90,6 +90,8 @@ class ConsumeQueueStore(NotCopied):
         self.unseen: dict[str, OSError] = {}
         self.unread: dict[tuple[str, int], OSError] = {}
         self._queues = {}
+        # What is known of queues that are not open, from a look just before; each is used once.
+        self.plain_queues: dict[tuple[str, int], PlainQueue] = {}
         self._batch_topics: set[str] = set()
         self._topics_state: tuple[Any, ...] = ()
         self._extended = False
@@ -226,7 +228,11 @@ class ConsumeQueueStore(NotCopied):
         if source is not None and topic not in self._batch_topics and source.is_batch(topic, queue_id):
             self._batch_topics.add(topic)
         queue = self._make(topic, queue_id)
-        queue.load()
+        plain = self.plain_queues.pop((topic, queue_id), None)
+        if plain is None:
+            queue.load()
+        else:
+            queue.files.take(plain.offsets, plain.end)
         return source.queue(queue) if source is not None and source.goes_beyond(queue) else queue
 
     def look_again(self, keys: Iterable[tuple[str, int]]) -> None:

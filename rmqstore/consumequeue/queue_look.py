@@ -350,22 +350,25 @@ def ends_as(directory: str, file_size: int, look: QueueLook) -> bool:
 
 
 class PlainQueue(NamedTuple):
-    """What `plain_queue` found: where the record of the last unit ends, and the furthest one of its file, -1 for none.
+    """The end of a queue that `plain_queue` found to be in order.
 
-    `newest` is the offset of the newest file, in bytes of the queue.
+    - `last_end`, `furthest_end`: the phy offsets at which the record of the last unit ends, and the furthest one of its file; -1
+      for a pre-fill unit.
+    - `offsets`, `end`: where the files begin, and the last unit ends, in bytes of the queue.
     """
 
     last_end: int
     furthest_end: int
-    newest: int
+    offsets: list[int]
+    end: int
 
     def agrees(self, directory: str, file_size: int, columns: RecordColumns, rows: np.ndarray) -> bool | None:
         """bool: as `ConsumeQueue.agrees`, read from the newest file; None where the units lie in others."""
-        number = int(columns.queue_offset[rows[0]])
-        pos = number * _UNIT_SIZE - self.newest
+        number, newest = int(columns.queue_offset[rows[0]]), self.offsets[-1]
+        pos = number * _UNIT_SIZE - newest
         if pos < 0 or pos + len(rows) * _UNIT_SIZE > file_size:
             return None
-        fd = open_regular(f"{directory}{os.sep}{name_of_offset(self.newest)}")
+        fd = open_regular(f"{directory}{os.sep}{name_of_offset(newest)}")
         try:
             data = os.pread(fd, len(rows) * _UNIT_SIZE, pos)
         finally:
@@ -413,14 +416,13 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     offsets = files_in_a_row(directory, file_size)
     if not offsets or not _all_whole(directory, file_size, offsets):
         return None
-    newest = offsets[-1]
-    data = _written_start(f"{directory}{os.sep}{name_of_offset(newest)}", file_size)
+    data = _written_start(f"{directory}{os.sep}{name_of_offset(offsets[-1])}", file_size)
     size = -(-_core.nonzero_size(data) // _UNIT_SIZE) * _UNIT_SIZE
     if not size:
         return None
     # A hole may begin within the last unit, whose tags code ends in zeros.
     ends = _core.unit_ends(memoryview(data.ljust(size, b"\0"))[:size], _FAR)
-    return None if ends is None else PlainQueue(*ends, newest)
+    return None if ends is None else PlainQueue(*ends, offsets, offsets[-1] + size)
 
 
 def _written_start(path: str, size: int) -> bytes:

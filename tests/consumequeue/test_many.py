@@ -219,17 +219,17 @@ UNITS = [unit(100 * number) for number in range(25)]
 PRE_FILL = unit(0, 0x7FFFFFFF)
 # What the newest file holds, and what is expected of it: None where a queue must be opened.
 CASES = {
-    "one unit": ([b"".join(UNITS[:1])], PlainQueue(100, 100, 0)),
-    "some units": ([b"".join(UNITS[:7])], PlainQueue(700, 700, 0)),
-    "zeros within": ([unit(100, 256) + unit(356, 1 << 24)], PlainQueue(356 + (1 << 24), 356 + (1 << 24), 0)),
-    "full": ([b"".join(UNITS[:10])], PlainQueue(1000, 1000, 0)),
+    "one unit": ([b"".join(UNITS[:1])], PlainQueue(100, 100, [0], 20)),
+    "some units": ([b"".join(UNITS[:7])], PlainQueue(700, 700, [0], 140)),
+    "zeros within": ([unit(100, 256) + unit(356, 1 << 24)], PlainQueue(356 + (1 << 24), 356 + (1 << 24), [0], 40)),
+    "full": ([b"".join(UNITS[:10])], PlainQueue(1000, 1000, [0], 200)),
     "three files": (
         [b"".join(UNITS[:10]), b"".join(UNITS[10:20]), b"".join(UNITS[20:])],
-        PlainQueue(2500, 2500, 2 * FILE_SIZE),
+        PlainQueue(2500, 2500, [0, FILE_SIZE, 2 * FILE_SIZE], 500),
     ),
-    "not in order": ([UNITS[3] + UNITS[9] + UNITS[4]], PlainQueue(500, 1000, 0)),
-    "pre-filled": ([PRE_FILL * 3 + UNITS[5]], PlainQueue(600, 600, 0)),
-    "only pre-filled": ([PRE_FILL * 3], PlainQueue(-1, -1, 0)),
+    "not in order": ([UNITS[3] + UNITS[9] + UNITS[4]], PlainQueue(500, 1000, [0], 60)),
+    "pre-filled": ([PRE_FILL * 3 + UNITS[5]], PlainQueue(600, 600, [0], 80)),
+    "only pre-filled": ([PRE_FILL * 3], PlainQueue(-1, -1, [0], 60)),
     "empty": ([b""], None),
     "a gap": ([UNITS[0] + bytes(20) + UNITS[2]], None),
     "a unit without size": ([UNITS[0] + unit(100, 0)], None),
@@ -262,7 +262,7 @@ def test_the_short_look_says_what_the_queue_says(tmp_path, name):
     queue = ConsumeQueue(str(tmp_path), "T", 0, CONFIG, MappedFilePool(4))
     queue.load()
     last = queue.last_record()
-    assert found.newest == queue.files.offsets[-1]
+    assert (tuple(found.offsets), found.end) == (queue.files.offsets, queue.files.wrote_where)
     assert found.last_end == (-1 if last is None else last.phy_offset + last.size)
     queue.tidy()
     if found.furthest_end >= 0:
