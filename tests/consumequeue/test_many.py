@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 from collections import Counter
 
@@ -19,7 +20,7 @@ from rmqstore.commitlog import log_walk
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.queue_look import PlainQueue, plain_queue
 from rmqstore.errors import LostLogError
-from rmqstore.files import mapped_file
+from rmqstore.files import mapped_file, mapped_file_queue
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 
 # Without (macOS, `make test-portable`) the short look gives up, and the queue is opened.
@@ -84,6 +85,32 @@ def test_opening_a_closed_store_maps_no_queue(store_path, mapped):
             (message,) = store.get_message(f"Topic{number // 4}", number % 4, 0).messages
             assert message.keys == [f"k{number}"]
             assert store.max_queue_offset(f"Topic{number // 4}", number % 4) == 1
+
+
+@tells_holes
+def test_opening_after_a_kill_lists_no_queue_again(store_path, monkeypatch):
+    before = folder_bytes(os.path.join(store_path, "consumequeue"))
+    for name in ("checkpoint", "index"):
+        # Nothing says what is on disk: all records are held against the queues.
+        path = os.path.join(store_path, name)
+        shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+    with open(os.path.join(store_path, "abort"), "w", encoding="ascii") as file:
+        file.write("1")
+    listed: list[str] = []
+    inner = mapped_file_queue._stream_files
+    monkeypatch.setattr(
+        mapped_file_queue, "_stream_files", lambda path, *more: (listed.append(path), inner(path, *more))[1]
+    )
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        assert [os.path.basename(path) for path in listed] == ["commitlog"]
+        assert store.recovery_report.records == QUEUES + 300
+        assert store.recovery_report.units_cut == store.recovery_report.units_written == 0
+        # It goes on where the look saw its end.
+        assert store.put_message(Message("Topic3", b"next"), queue_id=1).queue_offset == 1
+        assert store.get_message("Topic3", 1, 1).messages[0].body == b"next"
+    after = folder_bytes(os.path.join(store_path, "consumequeue"))
+    name = os.path.join("Topic3", "1", f"{0:020d}")
+    assert after.pop(name)[:20] == before.pop(name)[:20] and after == before
 
 
 def test_opening_maps_a_few_segments_of_many(store_path, mapped):
