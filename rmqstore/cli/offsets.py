@@ -23,7 +23,7 @@ from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.errors import ReadOnlyError
 from rmqstore.files.store_lock import StoreLock
-from rmqstore.offline.describe import consumer_places, consumer_rows, group_sums
+from rmqstore.offline.describe import consumer_columns, consumer_places, group_sums, rows_of
 from rmqstore.store.message_store import MessageStore
 
 # Of more rows the sums of each group are shown alone.
@@ -64,19 +64,20 @@ def offsets_show(path: str, group: str | None, topic: str | None, every_queue: b
     """
     printer = Printer(given.as_json)
     with given.open(path) as store:
-        rows = list(consumer_rows(store, consumer_places(store, group, topic)))
-        known = [] if rows else sorted(store.consumer_offsets.list())
-    sums = group_sums(rows)
+        places = consumer_places(store, group, topic)
+        columns = consumer_columns(store, places)
+        known = [] if places else sorted(store.consumer_offsets.list())
+    sums = group_sums(columns)
     if given.as_json:
-        for row in rows:
+        for row in rows_of(columns):
             printer.json_line({"type": "progress", **row})
         for each in sums:
             printer.json_line({"type": "group", **each})
-    elif rows:
-        if every_queue or group is not None or topic is not None or len(rows) <= _ROWS_SHOWN:
-            _print_progress(printer, rows)
+    elif places:
+        if every_queue or group is not None or topic is not None or len(places) <= _ROWS_SHOWN:
+            _print_progress(printer, rows_of(columns))
         else:
-            note(f"there are {len(rows)} queues of groups; --all lists each, --group and --topic those of one")
+            note(f"there are {len(places)} queues of groups; --all lists each, --group and --topic those of one")
         # Nobody waits for the lag of RocketMQ's own groups.
         printer.table(
             "sums",
@@ -91,7 +92,7 @@ def offsets_show(path: str, group: str | None, topic: str | None, every_queue: b
             left=2,
             optional="kind",
         )  # fmt: skip
-    if not rows:
+    if not places:
         nothing(_no_progress(known, group, topic))
 
 

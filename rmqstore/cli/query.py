@@ -38,10 +38,10 @@ from rmqstore.cli.options import (
 )
 from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
+from rmqstore.consumer.settings_sources import settings_sources, take_settings
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError, StoreError
 from rmqstore.flatfile.flat_files import METADATA_FILE
 from rmqstore.message import MessageExt
-from rmqstore.offline.settings import settings
 from rmqstore.selection import Selection
 from rmqstore.spans import without
 from rmqstore.store.message_store import MessageStore
@@ -206,7 +206,8 @@ def _topics_to_ask(store: MessageStore) -> list[str]:
     # Topics that have a queue, and those that the broker's settings name.
     names = set(store.topics())
     with contextlib.suppress(StoreError, OSError):
-        names.update(settings(store.path).topics)
+        topics = take_settings(settings_sources(store.path, "topics", quiet=True))
+        names.update(topics.tables.get("topicConfigTable", {}))
     return sorted(names)
 
 

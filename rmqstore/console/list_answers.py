@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from rmqstore.console.rows import Kept, NotFoundError, error_text, file_name, in_order
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_file import IndexFile
-from rmqstore.offline.describe import Place, consumer_places, consumer_rows, group_sums
+from rmqstore.offline.describe import Place, consumer_columns, consumer_places, group_sums, rows_of
 from rmqstore.offline.settings import Settings, settings
 from rmqstore.rocksdb.index import index_folder
 from rmqstore.store.message_store import MessageStore
@@ -170,7 +170,7 @@ class ConsumerAnswers:
             ordered = in_order(places, sort, lambda place, _: values.get(place, _NO_VALUES)[column])
         errors: dict[tuple[str, int], str] = {}
         with store.commit_log.single_records():
-            rows = list(consumer_rows(store, ordered[first : first + max_num], _recorder(errors)))
+            rows = rows_of(consumer_columns(store, ordered[first : first + max_num], _recorder(errors)))
         for row in rows:
             row["error"] = errors.get((row["topic"], row["queue_id"]))
         return {"consumers": rows, "number": len(places), "first": first, "sort": sort}
@@ -179,7 +179,7 @@ class ConsumerAnswers:
         """list of dict: `group_sums` of one group, or of all, with `age`: ms since the oldest message waits."""
         if group:
             with store.commit_log.single_records():
-                found = group_sums(consumer_rows(store, consumer_places(store, group), _recorder({})))
+                found = group_sums(consumer_columns(store, consumer_places(store, group), _recorder({})))
         else:
             found = self._all(store)[0]
         now = time.time_ns() // 1_000_000
@@ -191,16 +191,10 @@ class ConsumerAnswers:
 
 
 def _sums_and_values(store: MessageStore) -> tuple[list[dict[str, Any]], _Values]:
-    values: _Values = {}
-
-    def rows() -> Iterator[dict[str, Any]]:
-        places = consumer_places(store)
-        for place, row in zip(places, consumer_rows(store, places, _recorder({})), strict=True):
-            values[place] = tuple(row[name] for name in _VALUE_COLUMNS)
-            yield row
-
+    places = consumer_places(store)
     with store.commit_log.single_records():
-        return group_sums(rows()), values
+        columns = consumer_columns(store, places, _recorder({}))
+    return group_sums(columns), dict(zip(places, zip(*(columns[name] for name in _VALUE_COLUMNS))))
 
 
 def _recorder(errors: dict[tuple[str, int], str]) -> Callable[[str, int, Exception], None]:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -90,6 +90,8 @@ class ConsumeQueueStore(NotCopied):
         self.unseen: dict[str, OSError] = {}
         self.unread: dict[tuple[str, int], OSError] = {}
         self._queues = {}
+        # What is known of queues that are not open, from a look just before; each is used once.
+        self.plain_queues: dict[tuple[str, int], PlainQueue] = {}
         self._batch_topics: set[str] = set()
         self._topics_state: tuple[Any, ...] = ()
         self._extended = False
@@ -226,7 +228,11 @@ class ConsumeQueueStore(NotCopied):
         if source is not None and topic not in self._batch_topics and source.is_batch(topic, queue_id):
             self._batch_topics.add(topic)
         queue = self._make(topic, queue_id)
-        queue.load()
+        plain = self.plain_queues.pop((topic, queue_id), None)
+        if plain is None:
+            queue.load()
+        else:
+            queue.files.take(plain.offsets, plain.end)
         return source.queue(queue) if source is not None and source.goes_beyond(queue) else queue
 
     def look_again(self, keys: Iterable[tuple[str, int]]) -> None:
@@ -305,14 +311,16 @@ class ConsumeQueueStore(NotCopied):
             return None
         return plain_queue(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size)
 
-    def look(self, topic: str, queue_id: int, min_phy_offset: int, *, sizes: bool = False) -> QueueLook | None:
-        """What a look at a queue says, None if there is none; one that nobody asked for is not opened for it, where that can be.
+    def look(
+        self, topic: str, queue_id: int, min_phy_offset: int, *, sizes: bool = False, offsets: Collection[int] = ()
+    ) -> QueueLook | None:
+        """Return the bounds and the last unit of a queue, None if there is no such queue.
 
-        - `sizes`: also what its records take in the log (`QueueLook.log_bytes`).
+        A queue that is not open is read from its files, if possible; `sizes` and `offsets` as for `look_at_files`.
         """
         if self._is_in_files(topic, queue_id):
-            directory = self._plain_directory(topic, queue_id)
-            found = look_at_files(directory, self.config.consume_queue_file_size, min_phy_offset, sizes=sizes)
+            directory, file_size = self._plain_directory(topic, queue_id), self.config.consume_queue_file_size
+            found = look_at_files(directory, file_size, min_phy_offset, sizes=sizes, offsets=offsets)
             if found is not None:
                 return found
         queue = self.find(topic, queue_id)

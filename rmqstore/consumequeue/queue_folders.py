@@ -5,6 +5,7 @@ Owns which topic can name a folder, and what there is below the root of a store.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 
@@ -24,9 +25,9 @@ def queue_directories(root: str, kind: str, unseen: dict[str, OSError] | None = 
     """
     folder = os.path.join(root, kind)
     for topic in _listing(folder, unseen, lambda _: True, is_missing).names:
-        directory = os.path.join(folder, topic)
+        directory = f"{folder}{os.sep}{topic}"
         for queue_id in sorted(map(int, _listing(directory, unseen, is_queue_name).names)):
-            yield topic, queue_id, os.path.join(directory, str(queue_id))
+            yield topic, queue_id, f"{directory}{os.sep}{queue_id}"
 
 
 def _listing(
@@ -40,6 +41,7 @@ def _listing(
     return found.checked(*passed)
 
 
+@functools.lru_cache(maxsize=1024)
 def is_queue_name(name: str) -> bool:
     """bool: a folder of this name below a topic's is a queue."""
     digits = name.removeprefix("-")

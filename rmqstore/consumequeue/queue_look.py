@@ -10,11 +10,12 @@ end of all that were.  A queue that was opened knows its end from all its units.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from rmqstore import _core, _dispatch
@@ -51,6 +52,7 @@ class QueueLook(NamedTuple):
     - `log_bytes`: bytes of the log that its records take, from the sizes in its units; -1 where nobody asked.
     - `exact`: whether all units were added up for `log_bytes`, instead of some all over it.
     - `ext_files`, `ext_size`: files of its extension, and their bytes.
+    - `units`: by queue offset the units that the caller asked for, if they were read from files; None for one without a record.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class QueueLook(NamedTuple):
     exact: bool = True
     ext_files: int = 0
     ext_size: int = 0
+    units: Mapping[int, Unit | None] = {}
 
     @property
     def messages(self) -> int:
@@ -209,37 +212,55 @@ def _log_bytes(files: _Files, begin: int, end: int) -> tuple[int, bool]:
     return _estimate(total, seen, end - begin)
 
 
-def look_at_files(directory: str, file_size: int, min_phy_offset: int, *, sizes: bool = False) -> QueueLook | None:
+def _unit_of(queue_offset: int, fields: tuple[int, int, int]) -> Unit | None:
+    # None where no record was put, or a pre-fill unit.
+    phy_offset, size, tags_code = fields
+    if size <= 0 or phy_offset < 0 or (phy_offset, size) == (0, PRE_FILL_SIZE):
+        return None
+    return Unit(queue_offset, phy_offset, size, tags_code)
+
+
+def _units(files: _Files, offsets: Iterable[int], end: int) -> dict[int, Unit | None]:
+    # The units before `end`; reading one by itself reports why it cannot be read.
+    units = {}
+    for offset in offsets:
+        if offset < end:
+            with contextlib.suppress(GeometryError, OSError):
+                units[offset] = _unit_of(offset, files.unit(offset))
+    return units
+
+
+def look_at_files(
+    directory: str, file_size: int, min_phy_offset: int, *, sizes: bool = False, offsets: Collection[int] = ()
+) -> QueueLook | None:
     """Look at a simple queue in its files; None where it is not as a writer leaves it, and has to be opened.
 
     - `sizes`: also find `QueueLook.log_bytes`: up to 80 KiB of units are read for it.
+    - `offsets`: also read `QueueLook.units` at these queue offsets; for those before the first message, its unit.
     """
-    offsets = files_in_a_row(directory, file_size)
-    if not offsets:
+    bases = files_in_a_row(directory, file_size)
+    if not bases:
         return None
-    files = _Files(directory, file_size, offsets)
+    files = _Files(directory, file_size, bases)
     try:
         number = 0
-        for base in reversed(offsets):
+        for base in reversed(bases):
             count = _count(files, base)
             if count is None:
                 return None
-            if count or base == offsets[0]:
+            if count or base == bases[0]:
                 number = base // _UNIT_SIZE + count
                 break
         first = _first_at_or_after(files, number, min_phy_offset)
         if first is None:
             return None
-        last = None
-        if number > offsets[0] // _UNIT_SIZE:
-            phy_offset, size, tags_code = files.unit(number - 1)
-            if size > 0 and (phy_offset or size != PRE_FILL_SIZE):
-                last = Unit(number - 1, phy_offset, size, tags_code)
+        last = _unit_of(number - 1, files.unit(number - 1)) if number > bases[0] // _UNIT_SIZE else None
+        units = _units(files, {max(offset, first) for offset in offsets}, number) if offsets else {}
         log_bytes, exact = _log_bytes(files, first, number) if sizes else (-1, True)
         if not files.are_whole():
             return None
         return QueueLook(
-            ConsumeQueue.cq_type, first, number, len(offsets), len(offsets) * file_size, last, log_bytes, exact
+            ConsumeQueue.cq_type, first, number, len(bases), len(bases) * file_size, last, log_bytes, exact, units=units
         )
     except (GeometryError, OSError):
         # A file is not whole, cannot be read, or went: opening the queue says which.
@@ -309,10 +330,7 @@ def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | N
         os.close(fd)
     if len(data) < _UNIT_SIZE:
         return None
-    phy_offset, size, tags_code = _FIELDS.unpack(data)
-    if size <= 0 or phy_offset < 0 or (phy_offset, size) == (0, PRE_FILL_SIZE):
-        return None
-    return Unit(queue_offset, phy_offset, size, tags_code)
+    return _unit_of(queue_offset, _FIELDS.unpack(data))
 
 
 def ends_as(directory: str, file_size: int, look: QueueLook) -> bool:
@@ -332,22 +350,25 @@ def ends_as(directory: str, file_size: int, look: QueueLook) -> bool:
 
 
 class PlainQueue(NamedTuple):
-    """What `plain_queue` found: where the record of the last unit ends, and the furthest one of its file, -1 for none.
+    """The end of a queue that `plain_queue` found to be in order.
 
-    `newest` is the offset of the newest file, in bytes of the queue.
+    - `last_end`, `furthest_end`: the phy offsets at which the record of the last unit ends, and the furthest one of its file; -1
+      for a pre-fill unit.
+    - `offsets`, `end`: where the files begin, and the last unit ends, in bytes of the queue.
     """
 
     last_end: int
     furthest_end: int
-    newest: int
+    offsets: list[int]
+    end: int
 
     def agrees(self, directory: str, file_size: int, columns: RecordColumns, rows: np.ndarray) -> bool | None:
         """bool: as `ConsumeQueue.agrees`, read from the newest file; None where the units lie in others."""
-        number = int(columns.queue_offset[rows[0]])
-        pos = number * _UNIT_SIZE - self.newest
+        number, newest = int(columns.queue_offset[rows[0]]), self.offsets[-1]
+        pos = number * _UNIT_SIZE - newest
         if pos < 0 or pos + len(rows) * _UNIT_SIZE > file_size:
             return None
-        fd = open_regular(f"{directory}{os.sep}{name_of_offset(self.newest)}")
+        fd = open_regular(f"{directory}{os.sep}{name_of_offset(newest)}")
         try:
             data = os.pread(fd, len(rows) * _UNIT_SIZE, pos)
         finally:
@@ -395,14 +416,13 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     offsets = files_in_a_row(directory, file_size)
     if not offsets or not _all_whole(directory, file_size, offsets):
         return None
-    newest = offsets[-1]
-    data = _written_start(f"{directory}{os.sep}{name_of_offset(newest)}", file_size)
+    data = _written_start(f"{directory}{os.sep}{name_of_offset(offsets[-1])}", file_size)
     size = -(-_core.nonzero_size(data) // _UNIT_SIZE) * _UNIT_SIZE
     if not size:
         return None
     # A hole may begin within the last unit, whose tags code ends in zeros.
     ends = _core.unit_ends(memoryview(data.ljust(size, b"\0"))[:size], _FAR)
-    return None if ends is None else PlainQueue(*ends, newest)
+    return None if ends is None else PlainQueue(*ends, offsets, offsets[-1] + size)
 
 
 def _written_start(path: str, size: int) -> bytes:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from rmqstore.store.completion import QueueDatabaseState
 
 __all__ = [
-    "CheckpointDescription", "CommitLogDescription", "IndexFileDescription", "Place", "QueueDescription",
-    "StoreDescription", "consumer_places", "consumer_rows", "describe", "group_sums", "queue_rows", "store_layout", "unread_in",
+    "CheckpointDescription", "CommitLogDescription", "IndexFileDescription", "Place", "QueueDescription", "StoreDescription",
+    "consumer_columns", "consumer_places", "describe", "group_sums", "queue_rows", "rows_of", "store_layout", "unread_in",
 ]  # fmt: skip
 
 _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
@@ -206,7 +208,7 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
         first = next(store.messages(), None)
         queues = []
         last: int | None = None
-        for topic, queue_id, look in _looks(store, store.queues.keys()):
+        for topic, queue_id, look in _looks(store, dict.fromkeys(store.queues.keys(), ())):
             queues.append(QueueDescription.of(topic, queue_id, look))
             time = None if look.last is None else _time_at(store, look.last.phy_offset)
             if time is not None and (last is None or time > last):
@@ -395,57 +397,74 @@ def consumer_places(store: MessageStore, group: str | None = None, topic: str | 
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
         queue_ids.setdefault(name, []).append(queue_id)
+    progress = store.consumer_offsets.list()
     return [
         (its_group, its_topic, queue_id, offsets.get(queue_id, -1))
-        for (its_group, its_topic), offsets in sorted(store.consumer_offsets.list().items())
+        for its_group, its_topic in sorted(progress)
         if group in (None, its_group) and topic in (None, its_topic)
+        for offsets in (progress[its_group, its_topic],)
         for queue_id in sorted({*queue_ids.get(its_topic, ()), *offsets})
     ]
 
 
-def consumer_rows(
-    store: MessageStore, places: Iterable[Place], on_error: Callable[[str, int, Any], object] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each of the `consumer_places`; each queue is read once for all groups.
+def consumer_columns(
+    store: MessageStore, places: Sequence[Place], on_error: Callable[[str, int, Any], object] | None = None
+) -> dict[str, Sequence[Any]]:
+    """Return columns by name, with a row for each of the `consumer_places`; each queue is read once for all groups.
 
-    ``max_queue_offset`` and ``lag`` are None if the queue is missing or unreadable; ``lag`` also if the offset is after the end of
-    the queue.  ``waiting_since`` is the store time of the next message, ms since epoch, or None; ``kind`` is that of
-    `progress_kind`. `on_error` is called with topic, queue id and error of an unreadable queue; by default a missing permission is
-    a warning, and another error is raised.
+    ``group``, ``topic``, ``queue_id`` and ``queue_offset`` are those of the place.  ``max_queue_offset`` and ``lag`` are None if
+    the queue is missing or unreadable; ``lag`` also if the offset is after the end of the queue.  ``waiting_since`` is the store
+    time of the next message, ms since epoch, or None; ``kind`` is that of `progress_kind`. `on_error` is called with topic, queue
+    id and error of an unreadable queue; by default a missing permission is a warning, and another error is raised.
     """
     # Imported here because few programs need it.
     from rmqstore.consumer.settings_sources import progress_kind
     from rmqstore.store.stats import Consumers
 
     there = {*store.queues.keys()}
-    looks: dict[tuple[str, int], QueueLook | None] = {}
+    asked: dict[tuple[str, int], set[int]] = {}
+    for _, topic, queue_id, queue_offset in places:
+        if (topic, queue_id) in there:
+            asked.setdefault((topic, queue_id), set()).add(queue_offset)
+    looks = {(topic, queue_id): look for topic, queue_id, look in _looks(store, asked, on_error)}
     consumers = Consumers(store.queues, store.commit_log)
-    of_topic, kind = None, ""
-    for group, topic, queue_id, queue_offset in places:
-        if of_topic != (group, topic):
-            of_topic, kind = (group, topic), progress_kind(group, topic)
-        key = topic, queue_id
-        if key not in looks:
-            found = _looks(store, [key] if key in there else [], on_error)
-            looks[key] = next((look for _, _, look in found), None)
-        end, time = consumers.end_and_time(topic, queue_id, queue_offset, looks[key])
-        yield {
-            "group": group, "topic": topic, "queue_id": queue_id, "queue_offset": queue_offset, "max_queue_offset": end,
-            "lag": None if end is None or queue_offset > end else end - max(queue_offset, 0), "waiting_since": time,
-            "kind": kind,
-        }  # fmt: skip
+    found = [
+        consumers.end_and_time(topic, queue_id, queue_offset, looks.get((topic, queue_id)))
+        for _, topic, queue_id, queue_offset in places
+    ]
+    ends, times = zip(*found) if places else ((), ())
+    groups, topics, queue_ids, queue_offsets = zip(*places) if places else ((), (), (), ())
+    kinds = {pair: progress_kind(*pair) for pair in {*zip(groups, topics)}}
+    return {
+        "group": groups,
+        "topic": topics,
+        "queue_id": queue_ids,
+        "queue_offset": queue_offsets,
+        "max_queue_offset": ends,
+        "lag": [
+            None if end is None or queue_offset > end else end - max(queue_offset, 0)
+            for queue_offset, end in zip(queue_offsets, ends)
+        ],
+        "waiting_since": times,
+        "kind": [kinds[pair] for pair in zip(groups, topics)],
+    }
+
+
+def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return a dict for each row of columns of the same length."""
+    return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
 
 def _looks(
     store: MessageStore,
-    names: Iterable[tuple[str, int]],
+    asked: Mapping[tuple[str, int], Collection[int]],
     on_error: Callable[[str, int, Any], object] | None = None,
 ) -> Iterator[tuple[str, int, QueueLook]]:
-    # Readable queues.
+    # Readable queues, each with the units at these queue offsets.
     report: Callable[[str, int, Any], object] = on_error or store.queues.leave_out
-    for topic, queue_id in names:
+    for (topic, queue_id), offsets in asked.items():
         try:
-            look = store.queues.look(topic, queue_id, store.commit_log.min_offset)
+            look = store.queues.look(topic, queue_id, store.commit_log.min_offset, offsets=offsets)
         except (StoreError, OSError) as error:
             report(topic, queue_id, error)
             continue
@@ -453,31 +472,25 @@ def _looks(
             yield topic, queue_id, look
 
 
-def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sums of `consumer_rows` by group.
+def group_sums(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the sums of `consumer_columns` by group.
 
     The dicts have ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues without a known lag), ``waiting_since`` (the
     oldest) and ``kind`` ("system" for RocketMQ's own, else "").
     """
     from rmqstore.consumer.settings_sources import group_kind
 
-    sums: dict[str, dict[str, Any]] = {}
-    topics: dict[str, set[str]] = {}
-    for row in rows:
-        name = row["group"]
-        if name not in sums:
-            sums[name] = {
-                "group": name, "topics": 0, "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None,
-                "kind": group_kind(name),
-            }  # fmt: skip
-        each = sums[name]
-        topics.setdefault(name, set()).add(row["topic"])
-        each["queues"] += 1
-        each["lag"] += row["lag"] or 0
-        each["unknown"] += row["lag"] is None
-        since = row["waiting_since"]
-        if since is not None and (each["waiting_since"] is None or since < each["waiting_since"]):
-            each["waiting_since"] = since
-    for name, each in sums.items():
-        each["topics"] = len(topics[name])
-    return list(sums.values())
+    sums = []
+    rows = zip(*(columns[name] for name in ("group", "topic", "lag", "waiting_since")))
+    for group, of_group in groupby(rows, itemgetter(0)):
+        _, topics, lags, times = zip(*of_group)
+        known = [lag for lag in lags if lag is not None]
+        sums.append(
+            {
+                "group": group, "topics": len({*topics}), "queues": len(lags), "lag": sum(known),
+                "unknown": len(lags) - len(known),
+                "waiting_since": min((time for time in times if time is not None), default=None),
+                "kind": group_kind(group),
+            }
+        )  # fmt: skip
+    return sums

@@ -13,6 +13,8 @@ import heapq
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqstore.config import StoreConfig
@@ -20,7 +22,7 @@ from rmqstore.errors import MissingDependencyError, StoreError
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX
 from rmqstore.offline.pending import Pending, pending
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.stats import ConsumerStats, QueueStats, StoreStats
+from rmqstore.store.stats import QueueStats, StoreStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -256,10 +258,8 @@ def _bounded(
     samples: _Samples, stats: StoreStats, labels: Mapping[str, str], topics: Collection[str] | None, top: int
 ) -> StoreStats:
     # The numbers with the queues and the progress that have series of their own; what is left out is a sample.
-    lags: dict[tuple[str, str], int] = {}
-    for each in stats.consumers:
-        pair = each.group, each.topic
-        lags[pair] = lags.get(pair, 0) + max(each.lag or 0, 0)
+    pairs = {pair: list(of_pair) for pair, of_pair in groupby(stats.consumers, itemgetter(0, 1))}
+    lags = {pair: sum(max(each.lag or 0, 0) for each in consumers) for pair, consumers in pairs.items()}
     weights: dict[str, tuple[int, int]] = {}
     for queue in stats.queues:
         weights[queue.topic] = 0, weights.get(queue.topic, (0, 0))[1] + queue.messages
@@ -273,14 +273,13 @@ def _bounded(
     return replace(
         stats,
         queues=tuple(each for each in stats.queues if each.topic in kept_topics),
-        consumers=tuple(each for each in stats.consumers if (each.group, each.topic) in kept_pairs),
+        consumers=tuple(chain.from_iterable(of_pair for pair, of_pair in pairs.items() if pair in kept_pairs)),
     )
 
 
 def _greatest(weights: Mapping[_K, Any], num: int, wanted: Callable[[_K], bool]) -> set[_K]:
-    # The names with the greatest weights, of equal ones the first by name.
-    named = sorted(filter(wanted, weights))
-    return set(heapq.nlargest(num, named, key=weights.__getitem__))
+    # The names with the greatest weights, of equal ones the first: they are in order.
+    return set(heapq.nlargest(num, filter(wanted, weights), key=weights.__getitem__))
 
 
 def _add(
@@ -398,12 +397,9 @@ def _add_topics(samples: _Samples, stats: StoreStats, common: _Pairs) -> None:
 
 def _add_consumers(samples: _Samples, stats: StoreStats, common: _Pairs) -> None:
     add = samples.add
-    groups: dict[tuple[str, str], list[ConsumerStats]] = {}
-    for consumer in stats.consumers:
-        groups.setdefault((consumer.group, consumer.topic), []).append(consumer)
     only_store = tuple(pair for pair in common if pair[0] == "store")
-    for (group, topic), consumers in groups.items():
-        where = _pairs(group=group, topic=topic)
+    for (group, topic), of_pair in groupby(stats.consumers, itemgetter(0, 1)):
+        where, consumers = _pairs(group=group, topic=topic), list(of_pair)
         for consumer in consumers:
             of_queue = (*common, *where, ("queue_id", str(consumer.queue_id)))
             if consumer.queue_offset >= 0:

@@ -13,7 +13,7 @@ pytest.importorskip("starlette")
 
 from rmqstore import MessageStore
 from rmqstore.console.overview_answers import OverviewAnswers
-from rmqstore.offline.describe import consumer_places, consumer_rows
+from rmqstore.offline.describe import consumer_columns, consumer_places, rows_of
 from rmqstore.selection import Selection
 from rmqstore.store.pages import key_page
 
@@ -75,7 +75,7 @@ def test_health_and_consumers(tmp_path):
         health = {each["name"]: each for each in OverviewAnswers().overview(store, 0, 10, "topic", "")["health"]}
         assert health["index"]["state"] == "good" and "in RocksDB" in health["index"]["text"]
         assert "consumer progress" not in health
-        found = consumer_rows(store, consumer_places(store))
+        found = rows_of(consumer_columns(store, consumer_places(store)))
         rows = {(row["group"], row["topic"], row["queue_id"]): row for row in found}
         assert rows["G-billing", "Orders", 0]["queue_offset"] == 314 and rows["G-billing", "Orders", 0]["lag"] == 3
     shutil.rmtree(path / "config" / "consumerOffsets")

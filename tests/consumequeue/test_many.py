@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 from collections import Counter
 
@@ -19,7 +20,7 @@ from rmqstore.commitlog import log_walk
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.queue_look import PlainQueue, plain_queue
 from rmqstore.errors import LostLogError
-from rmqstore.files import mapped_file
+from rmqstore.files import mapped_file, mapped_file_queue
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 
 # Without (macOS, `make test-portable`) the short look gives up, and the queue is opened.
@@ -84,6 +85,32 @@ def test_opening_a_closed_store_maps_no_queue(store_path, mapped):
             (message,) = store.get_message(f"Topic{number // 4}", number % 4, 0).messages
             assert message.keys == [f"k{number}"]
             assert store.max_queue_offset(f"Topic{number // 4}", number % 4) == 1
+
+
+@tells_holes
+def test_opening_after_a_kill_lists_no_queue_again(store_path, monkeypatch):
+    before = folder_bytes(os.path.join(store_path, "consumequeue"))
+    for name in ("checkpoint", "index"):
+        # Nothing says what is on disk: all records are held against the queues.
+        path = os.path.join(store_path, name)
+        shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+    with open(os.path.join(store_path, "abort"), "w", encoding="ascii") as file:
+        file.write("1")
+    listed: list[str] = []
+    inner = mapped_file_queue._stream_files
+    monkeypatch.setattr(
+        mapped_file_queue, "_stream_files", lambda path, *more: (listed.append(path), inner(path, *more))[1]
+    )
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        assert [os.path.basename(path) for path in listed] == ["commitlog"]
+        assert store.recovery_report.records == QUEUES + 300
+        assert store.recovery_report.units_cut == store.recovery_report.units_written == 0
+        # It goes on where the look saw its end.
+        assert store.put_message(Message("Topic3", b"next"), queue_id=1).queue_offset == 1
+        assert store.get_message("Topic3", 1, 1).messages[0].body == b"next"
+    after = folder_bytes(os.path.join(store_path, "consumequeue"))
+    name = os.path.join("Topic3", "1", f"{0:020d}")
+    assert after.pop(name)[:20] == before.pop(name)[:20] and after == before
 
 
 def test_opening_maps_a_few_segments_of_many(store_path, mapped):
@@ -219,17 +246,17 @@ UNITS = [unit(100 * number) for number in range(25)]
 PRE_FILL = unit(0, 0x7FFFFFFF)
 # What the newest file holds, and what is expected of it: None where a queue must be opened.
 CASES = {
-    "one unit": ([b"".join(UNITS[:1])], PlainQueue(100, 100, 0)),
-    "some units": ([b"".join(UNITS[:7])], PlainQueue(700, 700, 0)),
-    "zeros within": ([unit(100, 256) + unit(356, 1 << 24)], PlainQueue(356 + (1 << 24), 356 + (1 << 24), 0)),
-    "full": ([b"".join(UNITS[:10])], PlainQueue(1000, 1000, 0)),
+    "one unit": ([b"".join(UNITS[:1])], PlainQueue(100, 100, [0], 20)),
+    "some units": ([b"".join(UNITS[:7])], PlainQueue(700, 700, [0], 140)),
+    "zeros within": ([unit(100, 256) + unit(356, 1 << 24)], PlainQueue(356 + (1 << 24), 356 + (1 << 24), [0], 40)),
+    "full": ([b"".join(UNITS[:10])], PlainQueue(1000, 1000, [0], 200)),
     "three files": (
         [b"".join(UNITS[:10]), b"".join(UNITS[10:20]), b"".join(UNITS[20:])],
-        PlainQueue(2500, 2500, 2 * FILE_SIZE),
+        PlainQueue(2500, 2500, [0, FILE_SIZE, 2 * FILE_SIZE], 500),
     ),
-    "not in order": ([UNITS[3] + UNITS[9] + UNITS[4]], PlainQueue(500, 1000, 0)),
-    "pre-filled": ([PRE_FILL * 3 + UNITS[5]], PlainQueue(600, 600, 0)),
-    "only pre-filled": ([PRE_FILL * 3], PlainQueue(-1, -1, 0)),
+    "not in order": ([UNITS[3] + UNITS[9] + UNITS[4]], PlainQueue(500, 1000, [0], 60)),
+    "pre-filled": ([PRE_FILL * 3 + UNITS[5]], PlainQueue(600, 600, [0], 80)),
+    "only pre-filled": ([PRE_FILL * 3], PlainQueue(-1, -1, [0], 60)),
     "empty": ([b""], None),
     "a gap": ([UNITS[0] + bytes(20) + UNITS[2]], None),
     "a unit without size": ([UNITS[0] + unit(100, 0)], None),
@@ -262,7 +289,7 @@ def test_the_short_look_says_what_the_queue_says(tmp_path, name):
     queue = ConsumeQueue(str(tmp_path), "T", 0, CONFIG, MappedFilePool(4))
     queue.load()
     last = queue.last_record()
-    assert found.newest == queue.files.offsets[-1]
+    assert (tuple(found.offsets), found.end) == (queue.files.offsets, queue.files.wrote_where)
     assert found.last_end == (-1 if last is None else last.phy_offset + last.size)
     queue.tidy()
     if found.furthest_end >= 0:
