@@ -125,7 +125,7 @@ def test_the_console_counts_no_lag_where_the_queue_is_gone(tmp_path):
         console.app(tmp_path / "s", config=StoreConfig(**SMALL)), base_url="http://localhost"
     )
     page = client.get("/consumers").text
-    assert ">28 <small>unknown in 1 queues</small>" in page and "unknown, no queue" in page
+    assert ">28 <small>unknown in 1 queues</small>" in page and "unknown: no queue" in page
 
 
 # --------------------------------------------------------------------------------------------------------------- ids
@@ -778,7 +778,7 @@ def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
     less, value = pages()
     assert not value["complete"] and value["uncovered"] and set(less) < set(found)
     page = client.get("/messages", params={"topic": "A", "key": "none"}).text
-    assert "Not all of the log was looked at" in page and "in what was looked at" in page
+    assert "The search is incomplete" in page and "in the part of the log that was searched" in page
 
 
 # ------------------------------------------------------------------------------- what the broker stored and did not dispatch
