@@ -176,9 +176,9 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
                     note(f"no message of {what} has {_KEY_TYPE_NAMES[selection.index_type]} {key}{where}")
                 if found.truncated:
                     of_key = f" with {key}" if asked.several else ""
-                    note(f"there are more than {max_num} messages{of_key}; give --max-num or a time range")
+                    note(f"there are more than {max_num}{of_key}; give --max-num or a time range")
         if store.older.one_log and os.path.exists(os.path.join(path, METADATA_FILE)):
-            note("older messages are in tiered storage, which was not searched; give --tiered DIR")
+            note("older messages of this store are in tiered storage, which was not searched: give --tiered DIR")
         if uncovered and given.as_json:
             printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})
         # Missing parts are reported below.

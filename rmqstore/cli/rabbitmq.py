@@ -157,7 +157,7 @@ def _note_surroundings(path: str) -> None:
 
 @click.group(cls=StoreGroup, name="rabbitmq")
 def main() -> None:
-    """Look into RabbitMQ's classic queues on disk, repair them, and carry messages out and in.
+    """Inspect, repair, export and import RabbitMQ's classic queues on disk.
 
     PATH is a vhost's directory (<data>/msg_stores/vhosts/<hash>) or the node's data directory. Stop the node first.
     """

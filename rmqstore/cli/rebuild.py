@@ -228,7 +228,7 @@ def _place_of(error: CorruptionError) -> int | None:
 
 def _lost_text(lost: dict[str, Any]) -> str:
     if not lost["messages"]:
-        return f"--mode truncate deletes {format_size(lost['damaged_size'])} of damaged data, and no whole messages."
+        return f"--mode truncate deletes no whole messages, only {format_size(lost['damaged_size'])} of damaged data."
     topics = [f"{topic} ({number})" for topic, number in lost["topics"].items()]
     rest = f" and {len(topics) - 8} more" if len(topics) > 8 else ""
     return (

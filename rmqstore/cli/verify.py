@@ -88,7 +88,7 @@ def verify_command(path: str, given: Given) -> None:
         summary = {"type": "summary", "findings": kinds.total(), "kinds": dict(sorted(kinds.items()))}
         printer.json_line(summary | ({"next": dict(following.steps())} if kinds else {}))
     elif not kinds:
-        printer.line("no problems found")
+        printer.line("nothing is wrong")
     else:
         printer.table(f"{kinds.total()} findings", ("kind", "number"), sorted(kinds.items()))
         printer.line()

@@ -141,7 +141,7 @@ class FollowedStore:
             self._retire()
 
 
-class _StoppedError(Exception):
+class StoppedError(Exception):
     """The run was stopped."""
 
 
@@ -195,7 +195,7 @@ class VerifyRun:
 
     def _progress(self, done: int, total: int) -> None:
         if self._stop.is_set():
-            raise _StoppedError
+            raise StoppedError
         self._done, self._total = done, total
 
     def _run(self) -> None:
@@ -203,13 +203,13 @@ class VerifyRun:
         try:
             for finding in verify(self._path, self._config, self._progress):
                 if self._stop.is_set():
-                    raise _StoppedError
+                    raise StoppedError
                 with self._lock:
                     self._kinds[finding.kind] += finding.num
                     self._num_findings += 1
                     if len(self._findings) < _FINDINGS_KEPT:
                         self._findings.append(finding)
-        except _StoppedError:
+        except StoppedError:
             state = "stopped"
         except (StoreError, OSError, ValueError) as failure:
             state, error = "failed", str(failure)

@@ -704,7 +704,7 @@ def test_what_makes_no_sense_is_wrong_usage(tmp_path):
     result = run(tmp_path / "s", "--topic", "Nope", "-O", tmp_path / "none.parquet")
     said = result.stderr.strip().splitlines()
     # A topic that is not there is said with those that are.
-    wanted = ["no message matches", "the store has no topic Nope, it has: T0, T1, T2"]
+    wanted = ["no messages match", "the store has no topic Nope, only: T0, T1, T2"]
     assert (result.exit_code, said) == (1, wanted)
     # The command leaves no file then; the function makes one without a row.
     assert os.listdir(tmp_path) == ["s"]

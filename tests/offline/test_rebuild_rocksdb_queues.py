@@ -424,7 +424,7 @@ def test_a_real_kill_between_its_two_renames(tmp_path, caplog):
     with pytest.raises(StoreError, match="run the same rebuild again"):
         MessageStore.open(root)
     answer = CliRunner().invoke(main, [*arguments, *options])
-    assert answer.exit_code == 0 and "finished the swap of an earlier rebuild" in answer.stdout
+    assert answer.exit_code == 0 and "finished an interrupted rebuild" in answer.stdout
     assert "useSeparateStorePathForRocksdbCQ=true" in answer.stdout
     assert queue_databases(root) == (str(root / "consumequeue_rocksdb"),)
     assert golden.tree(root / "consumequeue_rocksdb.rocksdb-1") == old

@@ -1054,7 +1054,7 @@ def test_the_front_ends_serve_what_was_not_dispatched(tmp_path):
     assert json.loads(run("info", path, *OPTIONS, "--json").stdout)["undispatched"][0] > 0
     assert "not dispatched" not in run("info", whole, *OPTIONS).stdout
     client = testclient.TestClient(console.app(path, config=config), base_url="http://localhost")
-    assert "no queue leads to" in client.get("/").text
+    assert "are not dispatched to queues" in client.get("/").text
     found, healthy = series(path), series(whole)
     assert found["rmqstore_log_behind_queues_bytes", ()] > healthy["rmqstore_log_behind_queues_bytes", ()]
     name = ("rmqstore_consumer_lag_messages", (("group", "g"), ("queue_id", "0"), ("topic", "A")))
@@ -1092,8 +1092,8 @@ def test_a_bound_on_what_is_served_is_said(tmp_path, monkeypatch, caplog):
         assert missing and min(missing) >= begin
     assert "are in no queue here" in caplog.text
     answer = run("get", path, "A", 0, "--begin-queue-offset", 90, *OPTIONS)
-    assert answer.exit_code == 1 and "are in no queue; rmqstore rebuild" in answer.stderr
-    assert "here queues end at" in run("info", path, *OPTIONS).stdout
+    assert answer.exit_code == 1 and "are not in a queue; run rmqstore rebuild" in answer.stderr
+    assert "queues end at phy offset" in run("info", path, *OPTIONS).stdout
 
 
 def test_units_on_disk_win_when_a_writer_comes(tmp_path):
