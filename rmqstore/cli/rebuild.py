@@ -72,7 +72,7 @@ def rebuild_command(
         # Check the options before the confirmation.
         check_config(path, kinds, config, drop_units)
     if output is None and not yes:
-        note(f"This replaces {' and '.join(kinds)} of {path} with files built from the commit log.")
+        note(f"This replaces {' and '.join(f'{kind}/' for kind in kinds)} in {path} with files built from the commit log.")
         _agree("this replaces files of the store", "give --yes (or --output DIR)")
     is_new = output is not None and not os.path.lexists(output)
     try:

@@ -210,8 +210,11 @@ def _has_index(store: MessageStore) -> bool:
 
 def _units(store: MessageStore, queues: Iterable[AnyConsumeQueue]) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
     """Yield the units of the queues, those of the newest records first; a record may have several."""
-    chosen = [_newest_units(queue, store.commit_log.min_offset) for queue in queues]
-    return heapq.merge(*chosen, key=lambda each: -each[0].phy_offset)
+
+    def newest_first(queue: AnyConsumeQueue) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
+        return ((unit, queue) for unit in queue.backward(*queue.bounds(store.commit_log.min_offset)))
+
+    return heapq.merge(*map(newest_first, queues), key=lambda each: -each[0].phy_offset)
 
 
 def _readable(store: MessageStore, selection: Selection) -> Iterator[AnyConsumeQueue]:
@@ -229,11 +232,6 @@ def _readable(store: MessageStore, selection: Selection) -> Iterator[AnyConsumeQ
                 continue
             if queue is not None:
                 yield queue
-
-
-def _newest_units(queue: AnyConsumeQueue, min_phy_offset: int) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
-    low, high = queue.bounds(min_phy_offset)
-    return ((unit, queue) for unit in queue.backward(low, high))
 
 
 def _by_queue(

@@ -11,14 +11,12 @@ import contextlib
 import dataclasses
 import os
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from rmqstore.console.anatomy import Field, body_crc, index_entries, queue_units, record_fields, record_place
 from rmqstore.console.questions import KEY_TYPES
-from rmqstore.console.rows import Asked, BadQueryError, NotFoundError, error_text, file_name
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.console.rows import Asked, BadQueryError, Kept, NotFoundError, error_text, file_name
 from rmqstore.consumequeue.queue_look import look_at_queue
 from rmqstore.errors import (
     CorruptionError,
@@ -95,21 +93,11 @@ def _message_row(message: MessageExt) -> dict[str, Any]:
     }
 
 
-def _queue_row(store: MessageStore, queue: AnyConsumeQueue) -> dict[str, Any]:
-    look = look_at_queue(queue, store.commit_log.min_offset)
-    return {
-        **QueueDescription.of(queue.topic, queue.queue_id, look).as_dict(),
-        "size": look.size,
-        "error": None,
-    }
-
-
 class Answers:
     """Answers about the messages and queues of one store."""
 
     def __init__(self) -> None:
-        self._pending_lock = threading.Lock()
-        self._pending: tuple[float, Any] | None = None
+        self._pending: Kept[Any] = Kept()
         self._large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
 
     def queue(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
@@ -118,7 +106,8 @@ class Answers:
         queue = current_queue(store, topic, queue_id)
         if queue is None:
             raise NotFoundError("this store has no such queue")
-        row = _queue_row(store, queue)
+        look = look_at_queue(queue, store.commit_log.min_offset)
+        row = {**QueueDescription.of(topic, queue_id, look).as_dict(), "size": look.size, "error": None}
         low, high = row["min_queue_offset"], row["max_queue_offset"]
         first = max(low, high - size) if start is None else min(max(start, low), high)
         wanted = Selection((topic,), (queue_id,), begin_queue_offset=first, max_num=size)
@@ -338,15 +327,10 @@ class Answers:
     def _found_pending(self, store: MessageStore) -> Any:
         from rmqstore.offline.pending import pending
 
-        with self._pending_lock:
-            kept = self._pending
-            if kept is not None and time.monotonic() - kept[0] < _PENDING_KEPT:
-                return kept[1]
-            self._pending = None
-            found = pending(store)
-            if found.table.nbytes <= _PENDING_BYTES:
-                self._pending = time.monotonic(), found
-            return found
+        found = self._pending.get("all", lambda: pending(store), _PENDING_KEPT)
+        if found.table.nbytes > _PENDING_BYTES:
+            self._pending = Kept()
+        return found
 
 
 def _body_object(body: bytes, mode: str) -> dict[str, Any]:

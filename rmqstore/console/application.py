@@ -40,7 +40,7 @@ from rmqstore.console.gate import (
     way_back,
 )
 from rmqstore.console.questions import QUESTIONS, Number, Question, openapi_document
-from rmqstore.console.rendering import render
+from rmqstore.console.rendering import render, url
 from rmqstore.console.rows import BadQueryError, NotFoundError, check_choice, error_text
 from rmqstore.console.traffic import Outgoing
 from rmqstore.console.views import Console
@@ -215,6 +215,9 @@ def _page(console: Console, question: Question) -> _Endpoint:
 
     def endpoint(request: Request) -> Response:
         asked = question.read(request, page=True)
+        if question.method == "POST":
+            console.answer(question.name, asked)
+            return RedirectResponse(url(request.scope.get("root_path", ""), "verify"), 303)
         values = {"value": console.answer(question.name, asked)} if page is None else page(asked, request)
         if isinstance(values, Response):
             return values

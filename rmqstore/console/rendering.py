@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from rmqstore._version import __version__
+from rmqstore.console.questions import PENDING_KINDS
 from rmqstore.console.rows import file_name, in_order, other_way, sums
 from rmqstore.texts import escape, format_size, format_time
 
@@ -77,7 +78,7 @@ def _templates() -> jinja2.Environment:
     environment.filters |= filters
     environment.globals |= {
         "version": __version__, "other_way": other_way, "sums": sums, "bars": _bars, "time_columns": _time_columns,
-        "size": format_size, "duration": _duration,
+        "size": format_size, "duration": _duration, "pending_kinds": PENDING_KINDS,
     }  # fmt: skip
     return environment
 

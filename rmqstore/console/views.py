@@ -20,7 +20,6 @@ from rmqstore.console.answers import Answers
 from rmqstore.console.followed_store import FollowedStore, VerifyRun
 from rmqstore.console.list_answers import ConsumerAnswers, IndexAnswers, SettingsAnswers
 from rmqstore.console.overview_answers import OverviewAnswers
-from rmqstore.console.questions import PENDING_KINDS
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
 from rmqstore.console.rendering import JSON_SHOWN, body_view, url
 from rmqstore.console.rows import Asked, Kept
@@ -195,26 +194,12 @@ class Console:
                 "all_groups": sorted({group for group, _ in store.consumer_offsets.list()})[:1000],
             }
 
-    def pending_page(self, asked: Asked, _: Request) -> dict[str, Any]:
-        """Add the kinds to choose from."""
-        return {"value": self.answer("pending", asked), "kinds": PENDING_KINDS}
-
     def verify_page(self, asked: Asked, _: Request) -> dict[str, Any]:
         """Add the assumed options; show the findings even if the store cannot be opened now."""
         assumed: dict[str, Any] = {}
         with contextlib.suppress(StoreError, OSError), self.store.use() as store:
             assumed = {name: getattr(store.config, name) for name in _OFTEN_UNRECORDED if name in store.config.assumed}
         return {"value": self.answer("verify", asked), "assumed": assumed}
-
-    def verify_start_page(self, asked: Asked, request: Request) -> Response:
-        """Start a run, and show its page."""
-        self._verify_start(asked)
-        return RedirectResponse(url(request.scope.get("root_path", ""), "verify"), 303)
-
-    def verify_stop_page(self, asked: Asked, request: Request) -> Response:
-        """Stop the run, and show its page."""
-        self._verify_stop(asked)
-        return RedirectResponse(url(request.scope.get("root_path", ""), "verify"), 303)
 
     def rabbitmq_queue_page(self, asked: Asked, _: Request) -> dict[str, Any]:
         """Return a page of the messages, or one message."""
