@@ -1,4 +1,4 @@
-"""What was found by attacking the command line: numbers beyond their bits, files that were cut, pipes, disks that take nothing.
+"""Attacks on the command line: numbers out of range, truncated files, pipes, full disks.
 
 Every test failed once.  What the commands answer in ordinary use is in the other tests of the command line.
 """
@@ -145,7 +145,7 @@ def test_a_zstd_file_of_several_frames_is_read_to_its_end(tmp_path):
 
 
 def test_a_pipe_is_read_as_a_file_is(tmp_path):
-    # As a shell gives one for <(command).
+    # The pipe of a shell's <(command).
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(ROWS,))
     writer.start()
@@ -267,7 +267,7 @@ def test_metrics_reach_no_terminal_raw(store):
         while piece := os.read(terminal, 65536):
             shown += piece
     except OSError:
-        pass  # As a terminal ends on Linux.
+        pass  # The error of a closed terminal on Linux.
     os.close(terminal)
     assert os.waitpid(pid, 0)[1] == 0
     assert b'cluster="\\x1b[31m\\u202e"' in shown and b"\x1b" not in shown
@@ -299,7 +299,7 @@ def test_a_broker_conf_that_no_broker_would_take(store, tmp_path, command, line,
 
 
 def test_a_broker_conf_from_a_pipe_counts(store, tmp_path):
-    # As a shell gives one for <(command): it can be read once.
+    # The pipe of a shell's <(command), which can be read once.
     os.mkfifo(tmp_path / "pipe")
     text = b"messageDelayLevel=7s\nbrokerClusterName=red\n"
     for command in (["info", "--json"], ["metrics"]):

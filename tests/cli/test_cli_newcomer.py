@@ -1,4 +1,4 @@
-"""What a newcomer meets: no arguments, wrong paths, wrong words, completion; each answer says what to do."""
+"""The first minutes: no arguments, wrong paths, wrong words, completion; each answer says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator asks at three in the morning: keys without a topic, times and days, one-line formats, near names.
+"""An operator's questions: keys without a topic, times and days, one-line formats, near names.
 
 Owns the promises about what people type and read; that tables fit a terminal is in test_cli_terminal.py, that one file
 alone can be read in tests/offline/test_single_file.py.

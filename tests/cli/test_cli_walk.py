@@ -1,4 +1,4 @@
-"""What people stumbled over in the ten-minute walk: exit codes on damage, what comes next, what is lost before it is lost.
+"""The ten-minute walk: exit codes on damage, next steps, warnings before data is lost.
 
 Owns small stores with damage at known places, and what a command says about it; what it finds is in the tests of each room.
 """
@@ -120,11 +120,11 @@ def test_query_says_where_the_log_cannot_be_read(store):
     result = run("query", path, "Orders", "ALL", *GEOMETRY)
     assert result.exit_code == 1 and result.stdout.count("phy ") == 11
     size, place = puts[3].size, puts[3].phy_offset
-    assert f"{size} bytes of the log at phy offset {place} cannot be read, and may contain more; next:" in result.stderr
+    assert f"{size} bytes of the log at phy offset {place} cannot be read and may contain more messages; next:" in result.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What verify found, and what comes next
+# Findings of verify, and next steps
 
 
 def test_units_in_a_row_are_one_finding(store):
@@ -226,7 +226,7 @@ def test_every_kind_of_finding_has_a_next_step():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a recovery would lose
+# Losses of a recovery
 
 
 def files_of(path):

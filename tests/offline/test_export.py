@@ -461,7 +461,7 @@ def test_damage_is_told_at_the_command_line(damaged, tmp_path):
     root, _, _, _, _ = damaged
     result = run(root, "-O", tmp_path / "a.jsonl", "--corrupt", "skip")
     assert result.exit_code == 0
-    assert "2 damaged stretches" in result.stderr
+    assert "2 damaged parts of the log" in result.stderr
     assert "1 corrupt messages" in result.stderr
     result = run(root, "-O", tmp_path / "b.jsonl", "--corrupt", "skip", "--json")
     value = json.loads(result.stdout)

@@ -720,7 +720,7 @@ def test_the_command_line_searches_the_log_and_says_what_it_left_out(tmp_path):
     assert run("query", path, "A", "k2", *OPTIONS).stdout == wanted.stdout
     cut = run("query", path, "A", "k2", *OPTIONS, "--max-log-bytes", 9000)
     assert cut.exit_code == 1 and cut.stdout == ""
-    assert "has key k2 in what was searched" in cut.stderr
+    assert "has key k2 in the part of the log that was searched" in cut.stderr
     assert re.search(
         r"[0-9]{5} bytes of the log were not looked at, .* phy offsets 0 to [0-9]+ \(stored 20.* to 20", cut.stderr
     )
