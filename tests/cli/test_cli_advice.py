@@ -557,7 +557,7 @@ def test_what_is_advised_can_be_done(name, request, tmp_path, monkeypatch):
         shutil.rmtree(root.parent)
         (tmp_path / "again").rename(root.parent)
         restore(root.parent, base.home, advice[kind], found[kind])
-        if "strays" not in advice[kind]:
+        if "foreign files" not in advice[kind]:
             assert kind not in findings(root, options)[0]
 
 

@@ -148,7 +148,8 @@ def test_the_command_says_where_the_database_is(tmp_path):
     options = [each for name, value in GEOMETRY.items() if "index_enable" not in name for each in ("-o", f"{name}={value}")]
     answer = CliRunner().invoke(main, ["rebuild", str(root), "--what", "consumequeue", "--yes", *options])
     assert answer.exit_code == 0, answer.output
-    assert "kept in" in answer.stdout and "consumequeue.rocksdb-1" in answer.stdout and "now requires storeType=default\n" in answer.stdout
+    assert "kept in" in answer.stdout and "consumequeue.rocksdb-1" in answer.stdout
+    assert "now requires storeType=default\n" in answer.stdout
 
 
 # ------------------------------------------------------------------------------------------------- the database again
@@ -195,7 +196,8 @@ def test_the_database_of_a_store_with_queue_files(tmp_path):
     assert report.units == 200 and queue_databases(root) == () and queue_databases(tmp_path / "out")
     arguments = ["rebuild", str(root), "--what", "consumequeue", "--rocksdb", "--yes"]
     answer = CliRunner().invoke(main, [*arguments, "-o", "max_hash_slot_num=10", "-o", "max_index_num=40"])
-    assert answer.exit_code == 0 and "consumequeue.files-1" in answer.stdout and "now requires storeType=defaultRocksDB" in answer.stdout
+    assert answer.exit_code == 0 and "consumequeue.files-1" in answer.stdout
+    assert "now requires storeType=defaultRocksDB" in answer.stdout
     with MessageStore.open(root, read_only=True, config=options) as store:
         assert in_queues(store) == wanted and store.undispatched is None
     answer = CliRunner().invoke(main, ["rebuild", str(root), "--rocksdb", "--what", "index", "--yes"])
