@@ -201,7 +201,7 @@ def test_the_database_of_a_store_with_queue_files(tmp_path):
     with MessageStore.open(root, read_only=True, config=options) as store:
         assert in_queues(store) == wanted and store.undispatched is None
     answer = CliRunner().invoke(main, ["rebuild", str(root), "--rocksdb", "--what", "index", "--yes"])
-    assert answer.exit_code == 2 and "alone" in answer.stderr
+    assert answer.exit_code == 2 and "no other --what" in answer.stderr
 
 
 def test_the_database_goes_where_it_was_and_a_second_one_goes_aside(tmp_path):

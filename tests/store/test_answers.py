@@ -722,7 +722,7 @@ def test_the_command_line_searches_the_log_and_says_what_it_left_out(tmp_path):
     assert cut.exit_code == 1 and cut.stdout == ""
     assert "has key k2 in the part of the log that was searched" in cut.stderr
     assert re.search(
-        r"[0-9]{5} bytes of the log were not looked at, .* phy offsets 0 to [0-9]+ \(stored 20.* to 20", cut.stderr
+        r"[0-9]{5} bytes of the log are not indexed and were not searched: phy offsets 0 to [0-9]+ \(stored 20.* to 20", cut.stderr
     )
     # The same where something is found: there may be more.
     cut = run("query", path, "A", "same", *OPTIONS, "--max-log-bytes", 9000, "--json")
