@@ -1,4 +1,4 @@
-"""The error of an import without the compiled core.
+"""What to say where the compiled core is missing beside this source code.
 
 Owns one sentence and the names of the modules.  It imports nothing of the package, for nothing of it works then.
 """
@@ -16,7 +16,7 @@ COMPILED = tuple(
 
 
 def explain(name: str) -> str:
-    """Return why the compiled module `name` is missing, and what to do."""
+    """str: why the compiled module `name` is not here, and what to do."""
     here = os.path.dirname(os.path.abspath(__file__))
     top = os.path.dirname(here)
     text = (

@@ -249,7 +249,7 @@ class ReadOnlyError(StoreError):
 
 
 class StoreChangedError(StoreError):
-    """The writer truncated or replaced a part of the store that this reader saw; reopen it."""
+    """What a reader saw of a store was cut or replaced by its writer; open it again."""
 
 
 class FlushDiskTimeoutError(StoreError, TimeoutError):

@@ -1,7 +1,7 @@
-"""The selection of messages in a query.
+"""Which messages a question asks for.
 
-A `Selection` is created from keyword arguments, options, console parameters or predicates, and passed on unchanged to the code
-that compares records with it.  Tags are parsed and hashed only here.
+`Selection` is made from keyword arguments, options, console parameters and predicates, and travels whole to the place where records
+are compared with it. Tags are parsed and hashed here and nowhere else. It knows no store.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _compared(code: Any) -> Any:
 
 @dataclass(frozen=True)
 class Selection:
-    """Conditions on messages, which must all hold; None is no condition.
+    """Which messages; every condition must hold, and None is no condition.
 
     Attributes
     ----------

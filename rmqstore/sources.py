@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class DamagePolicy:
-    """The reaction of a reader to damage.
+    """What a reading does at a place that it cannot read; sources and readers take it whole.
 
     Parameters
     ----------

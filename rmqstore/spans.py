@@ -1,4 +1,7 @@
-"""Half-open spans of offsets: differences and unions."""
+"""Spans: parts of a range of numbers, as offsets of the log or of a queue, each from its first to before its last.
+
+Owns what is left of a range, and how parts become one.  It knows neither what the numbers count nor any file.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ Span = tuple[int, int]
 
 
 def without(begin: int, end: int, spans: Iterable[Span]) -> list[Span]:
-    """Return the parts of `begin` to `end` that are in no span, ascending."""
+    """list of (int, int): what of the numbers from `begin` to before `end` is in none of `spans`, ascending."""
     left = []
     for first, last in sorted(spans):
         if first > begin:
@@ -22,7 +25,7 @@ def without(begin: int, end: int, spans: Iterable[Span]) -> list[Span]:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """Merge overlapping and adjacent spans, ascending and without empty ones."""
+    """list of (int, int): the same numbers in as few spans as can be, ascending and apart; none is empty."""
     found: list[Span] = []
     for first, last in sorted(span for span in spans if span[0] < span[1]):
         if found and first <= found[-1][1]:

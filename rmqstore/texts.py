@@ -1,4 +1,4 @@
-"""Formatting of text, times and sizes for the command line, the console and notebooks; parsing of times."""
+"""Text, times and sizes as the command line, the console and notebooks show them; parsing of times.  It knows no store."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _AGO_UNITS = {
 }
 _AGO_SIZES = {name: size for size, names in _AGO_UNITS.items() for name in names}
 _AGO = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s+ago\s*")
+# A day by its word, a time of day, or both.
 _OF_DAY = re.compile(r"(?:(today|yesterday)\s*)?([0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?)?")
-# Seconds since the epoch, or a date without hyphens: as ms since the epoch both would be times in 1970.
+# Seconds since the epoch, and a date without its hyphens: as ms since the epoch both would be times in 1970.
 _NOT_MS = re.compile("[12][0-9]{9}|(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])")
 
 
 def escape(text: str) -> str:
-    """Return `text` on one line; characters that a terminal could obey or hide become \\x.. or \\u...."""
+    """Return `text` on one line, with control and format characters and surrogates as \\x.. or \\u...."""
     if text.isprintable():
         return text
     return "".join(
@@ -36,12 +37,12 @@ def escape(text: str) -> str:
     )
 
 
-# Spreadsheets accept the full-width forms, and skip leading white space.
+# Spreadsheets also accept wide forms, and formulas after white space.
 _FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
 def harmless_cell(text: str) -> str:
-    """Return `text` for a CSV cell, with an apostrophe before it if a spreadsheet would run it as a formula."""
+    """Return a CSV cell that no spreadsheet runs as a formula: an apostrophe comes before a formula."""
     return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
@@ -52,7 +53,7 @@ def _escaped(char: str) -> str:
 
 
 def format_time(timestamp: int | None) -> str:
-    """Return ms since epoch as ISO 8601 in the local zone; the number itself if it is outside the calendar."""
+    """Return ms since epoch as ISO 8601 in the local zone; the bare number for years beyond the calendar."""
     if timestamp is None:
         return "-"
     try:
@@ -84,7 +85,7 @@ def short_time(timestamp: int | None, now: datetime.datetime | None = None, time
 
 
 def format_size(size: int) -> str:
-    """Return a number of bytes in units of 1024."""
+    """Return a number of bytes for people, in units of 1024."""
     number = float(size)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(number) < 1024 or unit == "TiB":
@@ -93,28 +94,28 @@ def format_size(size: int) -> str:
     raise AssertionError
 
 
-# The most characters of a cell, and bytes of a body.
+# The most characters of a cell, and bytes of a body, that are shown.
 _SHOWN = 80
 
 
 def _cell(value: object) -> str:
-    # Cut it first: it may be long and hostile.
+    # Cut first: a text from a store may be long.
     text = str(value)
     return _safe(text[:_SHOWN]) + ("…" if len(text) > _SHOWN else "")
 
 
 def _safe(text: str) -> str:
-    # Loaded here, because few programs need it.
+    # Loaded here, as few programs have a use for its table of entities.
     import html
 
     return html.escape(escape(text))
 
 
 def preview(data: bytes) -> str:
-    """Return the first bytes of a body as text if they are UTF-8, otherwise in hexadecimal, and its length."""
+    """Return the first bytes of a body, as text if they are UTF-8, else in hexadecimal, and its size if it is cut."""
     first = data[:_SHOWN]
     text = None
-    # The cut may split a character.
+    # A cut may go through a character.
     for lost in range(4 if len(data) > _SHOWN else 1):
         with contextlib.suppress(UnicodeDecodeError):
             text = first[: len(first) - lost].decode()
@@ -175,6 +176,7 @@ def parse_time(text: str, *, end: bool = False) -> int:
 
 
 def _day(text: str) -> datetime.date | None:
+    # None: it says more than a day, or something else.
     if text in ("today", "yesterday"):
         return datetime.date.today() - datetime.timedelta(days=text == "yesterday")
     try:
@@ -184,11 +186,11 @@ def _day(text: str) -> datetime.date | None:
 
 
 def _first_of_day(day: datetime.date) -> int:
-    # If there are two midnights, the first.
+    # The first of two midnights.
     first = _milliseconds(datetime.datetime(day.year, day.month, day.day))
     if _local_day(first) == day:
         return first
-    # The clocks skip midnight, or the whole day, which begins at the change.
+    # The clocks skip midnight, or all of the day: it begins when they are changed.
     low, high = first - 93_600_000, first + 93_600_000
     while high - low > 1:
         middle = (low + high) // 2
@@ -205,7 +207,7 @@ def _moment(text: str) -> datetime.datetime:
     if of_day and of_day[2]:
         day = datetime.date.today() - datetime.timedelta(days=of_day[1] == "yesterday")
         text = f"{day.isoformat()}T{'0' if of_day[2][1] == ':' else ''}{of_day[2]}"
-    # Python 3.10 accepts neither Z nor fractions other than 3 or 6 digits.
+    # Python 3.10 knows neither Z nor fractions of other than 3 or 6 digits.
     fraction = re.compile(r"\.([0-9]{1,9})(?=$|[-+zZ])")
     iso = fraction.sub(lambda match: "." + match[1].ljust(6, "0")[:6], re.sub("[zZ]$", "+00:00", text))
     return datetime.datetime.fromisoformat(iso)

@@ -200,7 +200,7 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
 
 
 def _topics_to_ask(store: MessageStore) -> list[str]:
-    # Topics with a queue, and those in the broker's settings.
+    # Topics that have a queue, and those that the broker's settings name.
     names = set(store.topics())
     with contextlib.suppress(StoreError, OSError):
         names.update(settings(store.path).topics)
@@ -208,7 +208,7 @@ def _topics_to_ask(store: MessageStore) -> list[str]:
 
 
 def _in_all_topics(store: MessageStore, selection: Selection, look: LogLook, topics: list[str]) -> QueryResult:
-    # The index contains hashes of topic and key together, so each topic is a query.
+    # The index holds a hash of topic and key together, so it is asked once for each topic.
     max_num = selection.max_num or 0
     if store.index_service is None or (store.queues.unseen and store.older.one_log):
         return _in_log(store, selection, look)
@@ -231,7 +231,7 @@ def _in_all_topics(store: MessageStore, selection: Selection, look: LogLook, top
 def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> QueryResult:
     log, max_num, (max_log_bytes, progress) = store.commit_log, selection.max_num or 0, look
     low, high = log.min_offset, log.max_offset
-    # Whole segments: a record begins where a segment does.
+    # Whole segments, the newest ones: a record is known to begin where a segment does.
     first = next((base for base in log.files.offsets if max_log_bytes is None or base >= high - max_log_bytes), high)
     first = min(max(first, low), high)
     found: deque[MessageExt] = deque(maxlen=max_num + 1)
