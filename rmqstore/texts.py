@@ -160,7 +160,7 @@ def parse_time(text: str, *, end: bool = False) -> int:
     if ago and ago[2] in _AGO_SIZES:
         back = float(ago[1]) * _AGO_SIZES[ago[2]]
         if back >= 2**63:
-            raise ValueError(f"{escape(text[:40])!r} is not a time: it is longer ago than 64 bits of ms can say")
+            raise ValueError(f"{escape(text[:40])!r} is not a time: it does not fit 64 bits of ms")
         return time.time_ns() // 1_000_000 - round(back)
     try:
         day = _day(text)

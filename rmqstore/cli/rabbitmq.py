@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import click
 
 from rmqstore.cli.errors import CannotOpenError, did_you_mean
-from rmqstore.cli.group import FOUND_NOTHING, StoreGroup, nothing, orderly_end
+from rmqstore.cli.group import FOUND_NOTHING, StoreGroup, exit_not_found, orderly_end
 from rmqstore.cli.options import force_option, gathered, json_option, optioned
 from rmqstore.cli.paths import STORE_PATH, check_vhost_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
@@ -157,7 +157,7 @@ def _note_surroundings(path: str) -> None:
 
 @click.group(cls=StoreGroup, name="rabbitmq")
 def main() -> None:
-    """Look into RabbitMQ's classic queues on disk, repair them, and carry messages out and in.
+    """Inspect, repair, export and import RabbitMQ's classic queues on disk.
 
     PATH is a vhost's directory (<data>/msg_stores/vhosts/<hash>) or the node's data directory. Stop the node first.
     """
@@ -248,7 +248,7 @@ class _Missing:
         for each in sentences[:-1]:
             note(each)
         if sentences:
-            nothing(sentences[-1])
+            exit_not_found(sentences[-1])
 
 
 def _messages(number: int) -> str:
@@ -362,7 +362,7 @@ def queues(path: str, given: _Given) -> None:
             printer.table(f"vhost {escape(vhost.name)}", columns, rows, left=3)
     missing.end()
     if not any_queue:
-        nothing("no queue has a directory here")
+        exit_not_found("no queue has a directory here")
 
 
 # ------------------------------------------------------------------------------------------------------------- dumping
@@ -428,7 +428,7 @@ def dump(path: str, wanted: _Chosen, max_num: int | None, given: _Given) -> None
                 shown = sum(_dump_queue(queue, printer, max_num, missing) for queue in chosen)
     missing.end()
     if not shown:
-        nothing("there are no such messages" if wanted.unreferenced or is_message_file(path) else "there are no messages")
+        exit_not_found("there are no such messages" if wanted.unreferenced or is_message_file(path) else "there are no messages")
 
 
 def _dump_found(messages: Iterator[FoundMessage], printer: Printer, max_num: int | None) -> int:

@@ -294,5 +294,5 @@ def test_no_memory_is_one_line(sources, tmp_path, name, monkeypatch):
     for kind, method in ((MessageStore, "open"), (Vhost, "open"), (CommitLog, "load")):
         monkeypatch.setattr(kind, method, taken)
     done = run(sources, name, tmp_path)
-    assert done.exit_code == 3 and done.stderr.startswith("Error: there is not enough memory\n"), done.output
+    assert done.exit_code == 3 and done.stderr.startswith("Error: out of memory\n"), done.output
     assert [*tmp_path.iterdir()] == []

@@ -461,7 +461,7 @@ def test_damage_is_told_at_the_command_line(damaged, tmp_path):
     root, _, _, _, _ = damaged
     result = run(root, "-O", tmp_path / "a.jsonl", "--corrupt", "skip")
     assert result.exit_code == 0
-    assert "2 damaged stretches" in result.stderr
+    assert "2 damaged parts of the log" in result.stderr
     assert "1 corrupt messages" in result.stderr
     result = run(root, "-O", tmp_path / "b.jsonl", "--corrupt", "skip", "--json")
     value = json.loads(result.stdout)
@@ -704,7 +704,7 @@ def test_what_makes_no_sense_is_wrong_usage(tmp_path):
     result = run(tmp_path / "s", "--topic", "Nope", "-O", tmp_path / "none.parquet")
     said = result.stderr.strip().splitlines()
     # A topic that is not there is said with those that are.
-    wanted = ["no message matches", "the store has no topic Nope, it has: T0, T1, T2"]
+    wanted = ["no messages match", "the store has no topic Nope, only: T0, T1, T2"]
     assert (result.exit_code, said) == (1, wanted)
     # The command leaves no file then; the function makes one without a row.
     assert os.listdir(tmp_path) == ["s"]

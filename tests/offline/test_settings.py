@@ -775,7 +775,7 @@ def test_a_database_of_offsets_that_cannot_be_opened(store, tmp_path):
 def test_the_command(store, tmp_path):
     code, out, err = command(store)
     assert code == 0 and not err
-    for text in ("topics\n", "subscription groups\n", "consumer offsets\n", "pop records", "kept in\n"):
+    for text in ("topics\n", "subscription groups\n", "consumer offsets\n", "pop records", "sources\n"):
         assert text in out
     assert command(tmp_path)[0] == 3
     (tmp_path / "config").mkdir()

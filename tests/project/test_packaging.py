@@ -123,7 +123,7 @@ def test_the_program_says_which_extra_it_needs(absent, started):
     }[started]
     code = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); {start}"
     ran = subprocess.run([sys.executable, "-c", code, "info", "store"], capture_output=True, text=True, check=False)
-    line = f"rmqstore: the command line needs {' and '.join(absent)}: install it with pip install 'rmqstore[cli]'\n"
+    line = f"rmqstore: the command line requires {' and '.join(absent)}: install with pip install 'rmqstore[cli]'\n"
     assert (ran.returncode, ran.stdout, ran.stderr) == (3, "", line)
 
 
@@ -182,7 +182,7 @@ def test_the_wheel_brings_the_sample_store_along(tmp_path):
     # What is on the path comes after what is installed, so only this package is found: -P leaves the folder out.
     code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from rmqstore.cli import main; main()"
     for arguments, said in (
-        (["demo", "--messages", "300"], "Everything that was checked holds."),
+        (["demo", "--messages", "300"], "All checks passed."),
         (["demo", "--unpack", "store"], "rmqstore info store"),
         (["query", "store", "Orders", "ORD-102499"], '"order":"ORD-102499"'),
     ):

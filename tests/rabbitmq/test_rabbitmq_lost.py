@@ -207,7 +207,7 @@ def test_the_console_names_them(damaged, tmp_path):
         assert value["newer"] is None
         found |= {(each["queue"], each["seq_id"]) for each in value["lost"]}
         page = client.get(f"/rabbitmq/0/queues/{queue['name']}").text
-        assert ("their bytes are lost" in page) == bool(value["lost"])
+        assert ("their bytes on disk are missing" in page) == bool(value["lost"])
     assert found == wanted
 
 

@@ -125,7 +125,7 @@ def test_the_console_counts_no_lag_where_the_queue_is_gone(tmp_path):
         console.app(tmp_path / "s", config=StoreConfig(**SMALL)), base_url="http://localhost"
     )
     page = client.get("/consumers").text
-    assert ">28 <small>unknown in 1 queues</small>" in page and "unknown, no queue" in page
+    assert ">28 <small>unknown in 1 queues</small>" in page and "unknown: no queue" in page
 
 
 # --------------------------------------------------------------------------------------------------------------- ids
@@ -720,9 +720,9 @@ def test_the_command_line_searches_the_log_and_says_what_it_left_out(tmp_path):
     assert run("query", path, "A", "k2", *OPTIONS).stdout == wanted.stdout
     cut = run("query", path, "A", "k2", *OPTIONS, "--max-log-bytes", 9000)
     assert cut.exit_code == 1 and cut.stdout == ""
-    assert "has key k2 in what was searched" in cut.stderr
+    assert "has key k2 in the part of the log that was searched" in cut.stderr
     assert re.search(
-        r"[0-9]{5} bytes of the log were not looked at, .* phy offsets 0 to [0-9]+ \(stored 20.* to 20", cut.stderr
+        r"[0-9]{5} bytes of the log are not indexed and were not searched: phy offsets 0 to [0-9]+ \(stored 20.* to 20", cut.stderr
     )
     # The same where something is found: there may be more.
     cut = run("query", path, "A", "same", *OPTIONS, "--max-log-bytes", 9000, "--json")
@@ -778,7 +778,7 @@ def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
     less, value = pages()
     assert not value["complete"] and value["uncovered"] and set(less) < set(found)
     page = client.get("/messages", params={"topic": "A", "key": "none"}).text
-    assert "Not all of the log was looked at" in page and "in what was looked at" in page
+    assert "The search is incomplete" in page and "in the part of the log that was searched" in page
 
 
 # ------------------------------------------------------------------------------- what the broker stored and did not dispatch
@@ -1054,7 +1054,7 @@ def test_the_front_ends_serve_what_was_not_dispatched(tmp_path):
     assert json.loads(run("info", path, *OPTIONS, "--json").stdout)["undispatched"][0] > 0
     assert "not dispatched" not in run("info", whole, *OPTIONS).stdout
     client = testclient.TestClient(console.app(path, config=config), base_url="http://localhost")
-    assert "no queue leads to" in client.get("/").text
+    assert "are not dispatched to queues" in client.get("/").text
     found, healthy = series(path), series(whole)
     assert found["rmqstore_log_behind_queues_bytes", ()] > healthy["rmqstore_log_behind_queues_bytes", ()]
     name = ("rmqstore_consumer_lag_messages", (("group", "g"), ("queue_id", "0"), ("topic", "A")))
@@ -1092,8 +1092,8 @@ def test_a_bound_on_what_is_served_is_said(tmp_path, monkeypatch, caplog):
         assert missing and min(missing) >= begin
     assert "are in no queue here" in caplog.text
     answer = run("get", path, "A", 0, "--begin-queue-offset", 90, *OPTIONS)
-    assert answer.exit_code == 1 and "are in no queue; rmqstore rebuild" in answer.stderr
-    assert "here queues end at" in run("info", path, *OPTIONS).stdout
+    assert answer.exit_code == 1 and "are not in a queue; run rmqstore rebuild" in answer.stderr
+    assert "queues end at phy offset" in run("info", path, *OPTIONS).stdout
 
 
 def test_units_on_disk_win_when_a_writer_comes(tmp_path):

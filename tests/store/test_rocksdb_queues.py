@@ -582,7 +582,7 @@ def test_the_console_shows_them(stores):
     testclient = pytest.importorskip("starlette.testclient")
     from rmqstore import console
 
-    for name, text in (("store", "18 queues in"), ("lost", "were lost or are damaged")):
+    for name, text in (("store", "18 queues in"), ("lost", "are missing or damaged")):
         client = testclient.TestClient(console.app(stores(name)), base_url="http://localhost")
         page = client.get("/").text
         assert text in page, page

@@ -450,7 +450,7 @@ def test_an_export_names_the_messages_that_neither_has(tmp_path, caplog, corrupt
         done = run("export", root, *tiered, "--corrupt", corrupt, "-O", tmp_path / name, "--force")
         # What the package logs is a note of the command where nobody else takes it.
         assert done.exit_code == 0 and "of T/0 are in neither the local log nor tiered storage" in caplog.text
-        assert "1 damaged stretches" in done.stderr and "rmqstore verify --tiered lists them" in done.stderr
+        assert "1 damaged parts of the log" in done.stderr and "rmqstore verify --tiered lists them" in done.stderr
         caplog.clear()
 
 
