@@ -86,11 +86,7 @@ class CommitLog(NotCopied, LogEnd):
         self.files.load()
         path = self.files.path
         if not self.files.file_offsets and os.path.islink(path) and not os.path.exists(path):
-            raise StoreError(
-                "the folder of the log is a link that leads nowhere, so that nothing can be said of the log; bring back what it "
-                "leads to (mount its disk)",
-                path,
-            )
+            raise StoreError("the log's folder is a broken symlink; restore the folder that it points to (mount its disk)", path)
 
     def set_end(self, offset: int) -> None:
         """Say where the log ends."""

@@ -266,7 +266,7 @@ class LogIndex:
         return [*found, (begin, high)], True
 
     def _unsure(self, last: int) -> int:
-        # The first record of which the index may lack entries.  A writer that dies leaves out some entries of its last record, and a
+        # The first record of which the index may lack entries.  A writer that dies leaves out some entries of its last record; a
         # power cut takes what was not on disk, by the checkpoint's mark.
         if abort_mark(self.root) is None:
             return self.commit_log.max_offset
