@@ -214,7 +214,7 @@ def test_a_folder_that_is_swapped_for_the_store(sources, tmp_path):
         made = kind(folder / "b", outside=[store])
         folder.rmdir()
         folder.symlink_to(store / "commitlog")
-        with pytest.raises(StoreError, match="lies in the store"), made:
+        with pytest.raises(StoreError, match="is in the store"), made:
             pass
         folder.unlink()
         folder.mkdir()
@@ -227,11 +227,11 @@ def test_paths_into_a_store(sources, tmp_path):
     (tmp_path / "to").symlink_to("link/../../store")
     for output in (store, store / "a", tmp_path / "link" / "a", tmp_path / "to" / "a", tmp_path / "to" / "index" / "a"):
         for kind in (OutputFile, OutputFolder):
-            with pytest.raises(StoreError, match="lies in the store"):
+            with pytest.raises(StoreError, match="is in the store"):
                 kind(output, outside=[tmp_path / "other", store])
     check_outside(tmp_path / "a", store)
     (tmp_path / "tiered").mkdir()
-    with pytest.raises(StoreError, match="lies in the store"):
+    with pytest.raises(StoreError, match="is in the store"):
         export(
             store,
             tmp_path / "tiered" / "a.jsonl",
