@@ -685,9 +685,9 @@ def test_swapped_and_empty_files_are_told_by_the_commands(config, caplog):
     (config / "consumerOffset.json").write_bytes(b"")
     (config / "consumerOffset.json.bak").unlink(missing_ok=True)
     shown = CliRunner().invoke(main, ["offsets", "show", str(config.parent)])
-    assert shown.exit_code == 1 and "is empty, or a link to nothing, and has no backup" in caplog.text
+    assert shown.exit_code == 1 and "is empty, or a broken symlink, and has no backup" in caplog.text
     code, _, err = command(config.parent)
-    assert code == 1 and "is empty, or a link to nothing, and has no backup" in err
+    assert code == 1 and "is empty, or a broken symlink, and has no backup" in err
     verified = CliRunner().invoke(main, ["verify", str(config.parent)])
     assert verified.exit_code == 1 and "rmqstore settings" in verified.stdout + verified.stderr
 
