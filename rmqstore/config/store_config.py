@@ -325,8 +325,8 @@ class StoreConfig:
 
         Sizes come from the files' lengths, slot and entry counts of the index from its contents, `enabled_append_prop_crc` and
         `store_host` from the first record, `index_tags` from searching the tags of the first records, `enable_lmq` from light
-        queues and their file of progress.  Other fields keep their defaults and are listed in `assumed`.  If files of one kind differ
-        in length, the length that fits their names counts, or else the most frequent one.
+        queues and their file of progress.  Other fields keep their defaults and are listed in `assumed`.  If files of one kind
+        differ in length, the length that fits their names counts, or else the most frequent one.
 
         - `path`: the store's directory (storePathRootDir), or an index file for its geometry only.
         - `read_only`: skip unclear index files and unreadable files instead of raising.

@@ -513,13 +513,13 @@ def test_a_database_without_its_log_is_told(kind, store, killed, tmp_path, monke
         found = rmqstore.settings(tmp_path).findings
         assert {finding.kind for finding in found} == {"damaged_database"} and golden.tree(folder) == before
         assert all(finding.path == str(folder) and text in finding.detail for finding in found)
-        assert all("what was written last may be lacking" in finding.detail for finding in found)
+        assert all("newest entries may be missing" in finding.detail for finding in found)
         code, _, err = command(tmp_path)
-        assert code == 1 and "may be lacking" in err
+        assert code == 1 and "entries may be missing" in err
     # One that is elsewhere, and linked, is a file.
     logs[-1].rmdir()
     logs[-1].symlink_to(tmp_path / "log")
-    assert not [finding for finding in rmqstore.settings(tmp_path).findings if "lacking" in finding.detail]
+    assert not [finding for finding in rmqstore.settings(tmp_path).findings if "log" in finding.detail]
 
 
 def test_offsets_show_and_verify_tell_of_a_lost_log(killed, tmp_path, caplog):
@@ -527,8 +527,8 @@ def test_offsets_show_and_verify_tell_of_a_lost_log(killed, tmp_path, caplog):
     for log in (tmp_path / "store" / "config" / "consumerOffsets").glob("*.log"):
         log.unlink()
     CliRunner().invoke(main, ["offsets", "show", str(tmp_path / "store")])
-    assert "what was written last may be lacking" in caplog.text
-    found = [finding for finding in verify(tmp_path / "store") if "lacking" in finding.detail]
+    assert "newest entries may be missing" in caplog.text
+    found = [finding for finding in verify(tmp_path / "store") if "entries may be missing" in finding.detail]
     assert [os.path.basename(finding.path) for finding in found] == ["consumerOffsets"]
 
 

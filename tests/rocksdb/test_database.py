@@ -269,7 +269,7 @@ def test_a_limit_of_files_is_not_taken_for_damage(store):
         "from rmqstore.rocksdb.database import Database; Database(sys.argv[1])"
     )
     done = subprocess.run([sys.executable, "-c", program, store / "consumequeue"], capture_output=True, text=True)
-    assert "StoreError: the RocksDB database was not looked at: the temporary folder" in done.stderr
+    assert "StoreError: the RocksDB database was not read: the temporary folder" in done.stderr
     assert "File too large" in done.stderr and "set TMPDIR" in done.stderr
 
 
