@@ -218,8 +218,8 @@ def _read_database(source: SettingsSource, root: str) -> None:
 def _database_table(database: SettingsDatabase, findings: list[Finding]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     if database.kind in ("consumer_offsets", "pull_offsets") and database.layout == "v2":
-        for entry in database.offsets():
-            table.setdefault(f"{entry.topic}@{entry.group}", {})[entry.queue_id] = entry.offset
+        for group, topic, queue_id, offset in database.offsets():
+            table.setdefault(f"{topic}@{group}", {})[queue_id] = offset
         return table
     for name, text in database.texts():
         value = _parsed(text, repr(name), database.path, findings)

@@ -540,7 +540,7 @@ def test_progress_in_rocksdb_is_read_and_never_written(store, tmp_path):
     shutil.copytree(store, path)
     before = golden.tree(path)
     with MessageStore.open(path, read_only=True) as opened:
-        with pytest.raises(ReadOnlyError, match="kept in RocksDB"):
+        with pytest.raises(ReadOnlyError, match="is in RocksDB"):
             opened.consumer_offsets.commit("G-billing", "Orders", 0, 1)
         own = ConsumerOffsets.load(tmp_path / "mine.json", read_only=False)
         consumer = opened.consume("Orders", "G-billing", timeout=0, offsets=own, consume_from="progress")
@@ -553,7 +553,7 @@ def test_progress_in_rocksdb_is_read_and_never_written(store, tmp_path):
     result = CliRunner().invoke(
         main, ["offsets", "set", str(path), "--group", "G-billing", "--topic", "Orders", "--latest"]
     )
-    assert result.exit_code == 3 and "kept in RocksDB" in result.stderr
+    assert result.exit_code == 3 and "is in RocksDB" in result.stderr
     assert golden.tree(path) == before
     stats = rmqstore.describe(path)
     assert stats.consumer_offsets[("G-pop", "Pops")] == {0: 0} and stats.consumer_offsets_error is None
@@ -569,7 +569,7 @@ def test_a_writer_starts_no_second_file_of_progress(tmp_path):
     with MessageStore.open(path, config=config) as writer:
         writer.put_message(rmqstore.Message("T", b"body"), queue_id=0)
         assert writer.consumer_offsets.get("G", "T", 0) == 10
-        with pytest.raises(ReadOnlyError, match="kept in RocksDB"):
+        with pytest.raises(ReadOnlyError, match="is in RocksDB"):
             writer.consume("T", "G", timeout=0)
         writer.flush()
     assert sorted(each.name for each in (path / "config").iterdir()) == ["rdb"]
@@ -755,7 +755,7 @@ def test_without_rocksdict(store, tmp_path, monkeypatch):
         progress, problem = opened.consumer_progress()
         assert progress == {} and "rmqstore[rocksdb]" in problem
         own = ConsumerOffsets(path / "absent.json", read_only=False)
-        with pytest.raises(StoreError, match="is not known"):
+        with pytest.raises(StoreError, match="is unknown"):
             opened.consume("Orders", "G-billing", timeout=0, offsets=own, consume_from="progress")
 
 
