@@ -46,7 +46,16 @@ _BLANK_SIZE = int(_core.RecordLayout.BLANK_SIZE)
     "path", "segment", "segment_size", "store_timestamp_at", "stretches", "times_of",
 )  # fmt: skip
 class CommitLog(NotCopied, LogEnd):
-    """The commit log in the folder ``commitlog`` of a store's root; `config` has the size of a segment."""
+    """The commit log in the folder ``commitlog`` of a store's root.
+
+    Parameters
+    ----------
+    root : path
+    config : StoreConfig
+        `mapped_file_size_commit_log` is the size of a segment in bytes.
+    pool : MappedFilePool
+    read_only : bool
+    """
 
     def __init__(
         self,

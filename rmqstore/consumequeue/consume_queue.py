@@ -38,8 +38,15 @@ _EXT_UNIT_MIN_SIZE = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
 class ConsumeQueue(UnitQueue):
     """A simple queue: 20-byte units, number = queue offset.
 
-    - `root`: the store's root.
-    - `config`: has the size of the files.
+    Parameters
+    ----------
+    root : str
+        The store's root.
+    topic, queue_id
+    config : StoreConfig
+        `consume_queue_file_size` in bytes.
+    pool : MappedFilePool
+    read_only : bool
     """
 
     kind = "consumequeue"

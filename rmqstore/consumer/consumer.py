@@ -60,6 +60,10 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     Iterate in one thread by ``for``, or in one task of an event loop by ``async for``, in which no thread waits.  The next message
     commits the one before, and so does `commit`.  Nothing else does: a loop that ends by ``break``, an exception or a cancellation,
     in a ``with`` block or not, gets its last message again.
+
+    Attributes
+    ----------
+    topic, group : str
     """
 
     def __init__(self, store: Any, topic: str, group: str, wanted: Wanted, offsets: ConsumerOffsets | None):
