@@ -23,7 +23,7 @@ from rmqstore.rabbitmq import Vhost
 
 VICTIM = b"precious"
 SIZES = options_of(SMALL)
-# What a command does, and the output that it makes; {} is the folder of the output.
+# Each command, and its output; {} is the folder of the output.
 COMMANDS = {
     "export": ["export", "store", "-O", "{}/o.jsonl", *SIZES],
     "export csv.gz": ["export", "store", "-O", "{}/o.csv.gz", *SIZES],
@@ -136,7 +136,7 @@ def test_a_name_that_is_taken(sources, tmp_path, name, how):
 
 
 def test_each_writer_has_a_temporary_file_of_its_own(tmp_path):
-    # What is called as temporary files once were is not taken for what a killed writer left.
+    # A file with an old temporary name does not count as the remains of a killed writer.
     (tmp_path / "a.part").write_bytes(b"half a download")
     with pytest.raises(StoreError, match="the output exists"), OutputFile(tmp_path / "a") as late:
         late.write(b"complete after the other")
