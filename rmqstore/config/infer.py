@@ -23,7 +23,7 @@ from rmqstore.config.places import is_named, other_progress_file, progress_file,
 from rmqstore.errors import GeometryError, GiveOptions, Sentence, StoreChangedError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import ask_again, listing
-from rmqstore.files.open_file import is_directory, open_regular, read_at, why_unreadable, written_end
+from rmqstore.files.open_file import is_directory, open_regular, opened, read_at, why_unreadable, written_end
 from rmqstore.files.os_errors import is_unreadable, naming_errors
 from rmqstore.message import MessageExt, SysFlag, host_to_bytes
 
@@ -396,14 +396,11 @@ def _infer_index_geometry(files: list[_File], found: dict[str, Any], assumed: li
 
 def has_no_entry(path: str) -> bool:
     """Return True for an index file without a key: nothing after its header, and no count in it."""
-    descriptor = open_regular(path)
-    try:
+    with opened(path) as descriptor:
         header = read_at(descriptor, INDEX_HEADER_SIZE, 0)
         if len(header) < INDEX_HEADER_SIZE or INDEX_HEADER.unpack(header)[-1] > 1:
             return False
         return written_end(descriptor) <= INDEX_HEADER_SIZE
-    finally:
-        os.close(descriptor)
 
 
 def _fitting_slot_counts(path: str, words: int) -> list[int]:
@@ -413,8 +410,7 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
     is in the newest entry, whose number is in the header.  Both leave one place (two after an interrupted put), which slots and
     chains must confirm.
     """
-    descriptor = open_regular(path)
-    try:
+    with opened(path) as descriptor:
         header = read_at(descriptor, INDEX_HEADER_SIZE, 0)
         if len(header) < INDEX_HEADER_SIZE:
             return []
@@ -436,8 +432,6 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
             if slots >= 1 and (words - slots) // 5 >= max(index_count, 2):
                 candidates.add(slots)
         return sorted(slots for slots in candidates if _split_fits(descriptor, slots, counts))
-    finally:
-        os.close(descriptor)
 
 
 def _split_fits(descriptor: int, slots: int, counts: tuple[int, ...]) -> bool:
@@ -457,14 +451,8 @@ def _split_fits(descriptor: int, slots: int, counts: tuple[int, ...]) -> bool:
     if any(head_data[:INDEX_ENTRY_SIZE]) or int(tail["phy_offset"][-1]) != end_phy_offset:
         return False
     for part, first in ((head[1:], 1), (tail, tail_first)):
-        previous = part["previous"].astype(np.int64)
-        if (
-            (part["hash"] < 0).any()
-            or (part["phy_offset"] < 0).any()
-            or (part["seconds"] < 0).any()
-            or (previous < 0).any()
-            or (previous >= np.arange(first, first + len(part))).any()
-        ):
+        fields = np.array([part[name] for name, _ in _ENTRY], np.int64)
+        if (fields < 0).any() or (fields[-1] >= np.arange(first, first + len(part))).any():
             return False
     # Replay the chains: the previous entry is the last one before it with the same slot.
     numbers = np.arange(1, head_num, dtype=np.int64)
@@ -503,14 +491,11 @@ _DECISIVE_RECORDS = 16
 def _records(segment: _File, segment_size: int, read_only: bool) -> Iterator[MessageExt]:
     # The records of a segment from its start up to other bytes.  For readers an unreadable segment has none here.
     try:
-        descriptor = open_regular(segment.path)
-        try:
+        with opened(segment.path) as descriptor:
             size = min(os.fstat(descriptor).st_size, segment_size)
             if not size:
                 return
             region = Region.map(descriptor, size)
-        finally:
-            os.close(descriptor)
         try:
             pos = 0
             while pos < size and isinstance(record := decode_record(region, pos, -1, 0), tuple):

@@ -20,7 +20,7 @@ import zlib
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
 from rmqstore.files.durable import force_data, fsync_directory, write_all
-from rmqstore.files.open_file import open_regular, read_at
+from rmqstore.files.open_file import opened, read_at
 from rmqstore.files.os_errors import is_not_a_file, is_unreadable, naming_errors
 from rmqstore.files.store_lock import abort_mark, abort_process
 
@@ -115,20 +115,17 @@ class Checkpoint:
         """
         checkpoint = cls(path, read_only=read_only)
         try:
-            descriptor = open_regular(checkpoint.path)
+            with opened(checkpoint.path) as descriptor:
+                size = os.fstat(descriptor).st_size
+                if size > CHECKPOINT_SIZE or size % 8:
+                    text = f"a checkpoint file has {CHECKPOINT_SIZE} bytes, this one {size}: it is damaged or something else; "
+                    raise GeometryError(
+                        text + "move it away, the store then recovers from the start of its log", checkpoint.path
+                    )
+                with naming_errors(checkpoint.path):
+                    data = read_at(descriptor, size, 0)
         except FileNotFoundError:
             return checkpoint
-        try:
-            size = os.fstat(descriptor).st_size
-            if size > CHECKPOINT_SIZE or size % 8:
-                text = f"a checkpoint file has {CHECKPOINT_SIZE} bytes, this one {size}: it is damaged or something else; "
-                raise GeometryError(
-                    text + "move it away, the store then recovers from the start of its log", checkpoint.path
-                )
-            with naming_errors(checkpoint.path):
-                data = read_at(descriptor, size, 0)
-        finally:
-            os.close(descriptor)
         checkpoint._decode(data.ljust(CHECKPOINT_SIZE, b"\0"))
         return checkpoint
 
@@ -185,13 +182,10 @@ class Checkpoint:
         if content == self._written:
             return
         is_new = not os.path.exists(self.path)
-        descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT)
-        try:
+        with opened(self.path, os.O_WRONLY | os.O_CREAT) as descriptor:
             with naming_errors(self.path):
                 write_all(descriptor, content, 0)
                 force_data(descriptor)
-        finally:
-            os.close(descriptor)
         if is_new:
             # The name of a new file is durable only after its directory is.
             fsync_directory(os.path.dirname(self.path) or ".")

@@ -33,7 +33,7 @@ from rmqstore.errors import (
     StoreError,
 )
 from rmqstore.files.durable import force_data
-from rmqstore.files.open_file import last_nonzero, open_regular, written_extents
+from rmqstore.files.open_file import last_nonzero, open_regular, opened, written_extents
 from rmqstore.files.os_errors import naming_errors
 
 __all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "MemoryFile", "NotCopied"]
@@ -311,14 +311,11 @@ class MappedFile(NotCopied):
         region = self.region
         if pos >= self.size:
             return pos
-        fd = open_regular(self.path)
-        try:
+        with opened(self.path) as fd:
             extents = written_extents(fd, pos, self.size)
             if extents is None:
                 with naming_errors(self.path):
                     return last_nonzero(fd, pos, self.size)
-        finally:
-            os.close(fd)
         for start, end in reversed(extents):
             for at in range(start + (end - 1 - start) // _LOOK_SIZE * _LOOK_SIZE, start - 1, -_LOOK_SIZE):
                 last = region.last_nonzero(at, min(_LOOK_SIZE, end - at))
@@ -364,8 +361,7 @@ class MappedFile(NotCopied):
 
     def reserve_range(self, begin: int, end: int) -> None:
         """Allocate the pages of the bytes from `begin` to `end`; errors as for `reserve`."""
-        fd = open_regular(self.path, os.O_RDWR)
-        try:
+        with opened(self.path, os.O_RDWR) as fd:
             length = os.fstat(fd).st_size
             if length < self.size:
                 # Allocating would extend it again, with zeros in place of messages.
@@ -377,8 +373,6 @@ class MappedFile(NotCopied):
                 )
             with naming_errors(self.path):
                 _allocate(fd, begin // _PAGE * _PAGE, min(-(-end // _PAGE) * _PAGE, self.size))
-        finally:
-            os.close(fd)
 
     def populate(self, pos: int, size: int) -> bool:
         """Prepare pages for a writer, see `Region.populate`; False if some of them are not mapped or not `reserved`."""
@@ -416,11 +410,8 @@ class MappedFile(NotCopied):
                 if region is not None:
                     region.flush()
                 else:
-                    fd = open_regular(self.path, os.O_RDWR)
-                    try:
+                    with opened(self.path, os.O_RDWR) as fd:
                         force_data(fd)
-                    finally:
-                        os.close(fd)
         except BaseException:
             # A deleted file needs no flush.
             self._taken = not self._deleted

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 
 from rmqstore._core import nonzero_size
 from rmqstore.files.os_errors import is_unreadable, naming_errors, with_path
@@ -15,6 +16,7 @@ __all__ = [
     "last_nonzero",
     "open_regular",
     "open_with_size",
+    "opened",
     "read_ahead",
     "read_at",
     "read_small_file",
@@ -44,6 +46,16 @@ def open_with_size(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> tu
     raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
 
 
+@contextlib.contextmanager
+def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file like `open_regular`, and close it at the end of a ``with`` statement."""
+    fd = open_regular(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def read_at(fd: int, size: int, pos: int) -> bytes:
     """Read `size` bytes at `pos`; fewer where the file ends."""
     parts = []
@@ -70,11 +82,8 @@ def why_unreadable(path: str) -> OSError | None:
     """Return the error of reading the first byte of an existing file; None if it is readable, or missing."""
     try:
         with naming_errors(path):
-            fd = open_regular(path)
-            try:
+            with opened(path) as fd:
                 os.pread(fd, 1, 0)
-            finally:
-                os.close(fd)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -101,14 +110,11 @@ def read_small_file(path: str) -> bytes | None:
 def read_ahead(path: str, pos: int = 0, size: int | None = None) -> None:
     """Start reading a part of a file into memory, by default up to its end, unless its last byte is there; ignore errors."""
     with contextlib.suppress(OSError, AttributeError):
-        fd = open_regular(path)
-        try:
+        with opened(path) as fd:
             if size is None:
                 size = max(os.fstat(fd).st_size - pos, 0)
             if size > 0 and not _is_in_memory(fd, pos + size - 1):
                 os.posix_fadvise(fd, pos, size, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)
 
 
 def _is_in_memory(fd: int, pos: int) -> bool:

@@ -9,6 +9,7 @@ import os
 from rmqstore.errors import StoreError
 from rmqstore.files.durable import force_data, fsync_directory, make_directories, write_all
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
+from rmqstore.files.open_file import opened
 from rmqstore.files.os_errors import has_no_links, naming_errors
 
 __all__ = ["PreparedFiles"]
@@ -122,13 +123,9 @@ class PreparedFiles:
 
 
 def _write_head(path: str, head: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        with naming_errors(path):
-            write_all(descriptor, head, 0)
-            force_data(descriptor)
-    finally:
-        os.close(descriptor)
+    with opened(path, os.O_WRONLY) as descriptor, naming_errors(path):
+        write_all(descriptor, head, 0)
+        force_data(descriptor)
 
 
 def _rename_without_replacing(source: str, target: str) -> None:
