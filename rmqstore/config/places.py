@@ -107,8 +107,8 @@ def refuse_dledger(root: str) -> None:
     for folder in dledger_folders(root):
         raise UnsupportedFormatError(
             "the commit log of this store is DLedger's, or goes on there (enableDLegerCommitLog=true): queues and index "
-            "lead to messages that this package does not see, and would be cut. What a commitlog folder beside it has "
-            "can be read (read_only=True). Where no broker uses this folder any more, move it away",
+            "lead to messages that this package does not see, and would be cut. A commitlog folder next to it "
+            "can be read (read_only=True). If no broker uses this folder any longer, move it away",
             folder,
         )
 

@@ -200,7 +200,7 @@ class StoreConfig:
     max_hash_slot_num: int = 5_000_000
     max_index_num: int = 20_000_000
 
-    # What is written.
+    # Written records.
     message_index_enable: bool = True
     max_message_size: int = 4_194_304
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"

@@ -130,7 +130,7 @@ class UnitQueue(NotCopied):
         return 0
 
     def lowest_behind_end(self) -> int:
-        """Return the lowest phy offset of units after the end, behind a lost one; -1 for none."""
+        """Return the lowest phy offset of units after the end, where one was lost; -1 for none."""
         end = self.files.wrote_where
         mapped_file = self.files.find(end)
         if mapped_file is None:

@@ -166,11 +166,10 @@ class MappedFile(NotCopied):
 
     - `size`: bytes; the file on disk must have this length, unless it is `padded`.
     - `file_from_offset`: offset of the file's first byte in its queue of files, bytes.
-    - `padded`: a file of another length is read anyway: it was cut short, and its missing end reads as zeros, or it is too
-      long, and nothing after `size` is read.  Only read-only.
-    - `advice`: how it will be read, as of `Region.advise`; told to the system before the first touch.
-    - `appended`: it is the file that its queue writes to.
-    - `reserved`: position up to which `reserve` made sure of space on disk; 0 in a file that was just opened.
+    - `padded`: read a file of another length too (read-only): a missing end reads as zeros, and bytes after `size` are ignored.
+    - `advice`: the access pattern, see `Region.advise`; set before the first access.
+    - `appended`: the queue writes to this file.
+    - `reserved`: the position up to which `reserve` allocated space on disk; 0 in a newly opened file.
     """
 
     __slots__ = (

@@ -21,7 +21,7 @@ from rmqstore.sources import LogSource
 from rmqstore.spans import Span, joined
 
 if TYPE_CHECKING:
-    # As in `rmqstore.sources`.
+    # See `rmqstore.sources`.
     from numpy import ndarray
 
 __all__ = ["Candidates", "KeySource", "Merged", "SoughtKeys"]
@@ -150,7 +150,7 @@ class KeySource(Protocol):
         """Judge candidates whose records lack the key or have another time.
 
         An entry may point to another key of the same hash, or to an expired record.  If an entry is impossible, the index is
-        damaged and may lack others: `covered` leaves them out from then on.
+        damaged and may lack others: `covered` then leaves them out.
         """
 
 

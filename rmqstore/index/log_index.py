@@ -61,7 +61,7 @@ class LogIndex:
         self._parts: list[_Part] = []
         self._bytes = 0
         self._known: tuple[int, int] | None = None
-        # What the index in RocksDB covered at the last scan.
+        # The ranges that the index in RocksDB covered at the last scan.
         self._of_database: list[tuple[int, int]] = []
         self._tail: tuple[int, int] | None = None
         # The time of the `abort` file at the last scan, and whether a writer held the store.
