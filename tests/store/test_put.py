@@ -179,7 +179,7 @@ def test_the_scripted_messages_give_the_bytes_of_the_golden_store(golden_store, 
     assert len([path for path in got if path.startswith("index/")]) == 3
     assert "abort" not in ours
     assert ours["lock"] == theirs["lock"] == b"lock"
-    # Nothing is in the store that Java would not know.
+    # Nothing lies in the store that Java would not know.
     assert {path.split("/")[0] for path in ours} <= {path.split("/")[0] for path in theirs}
 
 
