@@ -8,15 +8,17 @@ Python, `rmqstore.cli.errors` for the command line.
 from __future__ import annotations
 
 import enum
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = [
     "ChecksumError", "CorruptionError", "DiskFullError", "Finding", "FlushDiskTimeoutError", "GeometryError",
     "IndexFileError", "InvalidMessageError", "LostLogError", "MissingDependencyError", "OffsetOutOfRangeError",
-    "ReadOnlyError", "StoreChangedError", "StoreClosedError", "StoreError", "StoreLockedError", "StorePoisonedError",
-    "UnsupportedFormatError",
+    "ReadOnlyError", "StoreChangedError", "StoreClosedError", "StoreError", "StoreLockedError", "StoreNotFoundError",
+    "StorePoisonedError", "UnsupportedFormatError",
 ]  # fmt: skip
 
 
@@ -256,8 +258,19 @@ class FlushDiskTimeoutError(StoreError, TimeoutError):
     """A message is stored, but whether it is on the disk was not known in time (RocketMQ's FLUSH_DISK_TIMEOUT)."""
 
 
-class DiskFullError(StoreError):
-    """The disk is used above `disk_space_warning_level_ratio`; no writes until it falls below; reads go on."""
+class StoreNotFoundError(StoreError):
+    """There is no store at the path yet: no such directory, or one without files of a store."""
+
+
+class DiskFullError(StoreError, OSError):
+    """The disk is full, or used above `disk_space_warning_level_ratio`; no writes until there is space; reads continue."""
+
+    def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None):
+        super().__init__(message, path, pos)
+        self.errno, self.strerror, self.filename = errno.ENOSPC, str(message), self.path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.path, self.pos)
 
 
 class StoreLockedError(StoreError):

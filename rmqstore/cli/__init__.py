@@ -30,6 +30,11 @@ __all__ = ["main"]
 
 # By name: module, attribute, and the first sentence of its help (a test holds it equal), so that a list of commands loads none.
 _COMMANDS = {
+    "backup": (
+        "rmqstore.cli.backup",
+        "backup_command",
+        "Back up a store into a folder, also while a broker or a program writes to it.",
+    ),
     "completion": (
         "rmqstore.cli.paths",
         "completion",

@@ -35,7 +35,6 @@ from rmqstore.cli.options import (
     topics_option,
 )
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
-from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import format_of
 from rmqstore.message import SCHEDULE_TOPIC
@@ -43,6 +42,7 @@ from rmqstore.offline.export import ExportReport, export
 from rmqstore.offline.export_files import BODY_FORMS, COMPRESSIONS, CORRUPT_MODES, FORMATS, ExportOptions
 from rmqstore.offline.importing import IMPORT_FORMATS, ImportOptions, import_files
 from rmqstore.selection import Selection
+from rmqstore.store.opening import saved_config
 
 _COMPRESSION_NAMES = sorted({name for names in COMPRESSIONS.values() for name in names})
 # Offsets and times of a store have 64 bits.
@@ -213,7 +213,7 @@ def import_command(path: str, files: tuple[str, ...], options: ImportOptions, gi
         )
     else:
         with as_usage():
-            config = StoreConfig(**given.overrides())
+            config = saved_config(path).replace(**given.overrides())
 
     options = dataclasses.replace(options, config=config, keys=options.keys or None)
 

@@ -27,6 +27,7 @@ from rmqstore.errors import (
     OffsetOutOfRangeError,
     Sentence,
     StoreError,
+    StoreNotFoundError,
 )
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
@@ -103,7 +104,7 @@ class CommitLog(NotCopied, LogEnd):
         """Encode numbered rows at the end; with `together` all in one segment, like RocketMQ's classic batch."""
         last = self.files.last()
         room = last.file_from_offset + self.segment_size - self.files.wrote_where if last is not None else 0
-        rolls, largest = batch.room(room, self.segment_size, together)
+        rolls, largest, left = batch.room(room, self.segment_size, together)
         if largest + _BLANK_SIZE > self.segment_size:
             raise InvalidMessageError(
                 f"{'the batch' if together else 'the record'} takes {largest} bytes, a segment of {self.segment_size} "
@@ -111,15 +112,17 @@ class CommitLog(NotCopied, LogEnd):
                 self.path,
             )
         # Segments are created before the first byte is written, so that a full disk leaves no partial write.
+        end = self.space(self.segment_size - left + _BLANK_SIZE)
         if last is not None and room:
-            last.reserve(self.segment_size)
-        self.files.prepared.prepare(rolls * self.segment_size)
+            last.reserve(self.segment_size if rolls else end)
+        if rolls:
+            self.files.prepared.prepare((rolls - 1) * self.segment_size + end)
         done = 0
         while done < batch.count:
             mapped_file = self.files.file_for_append()
             base = mapped_file.file_from_offset
             pos = self.files.wrote_where - base
-            mapped_file.mark_dirty(self.segment_size)
+            mapped_file.mark_dirty(pos)
             if not together or largest + _BLANK_SIZE <= self.segment_size - pos:
                 done, pos = batch.encode(mapped_file.region, pos, base, done)
                 self.files.wrote_where = base + pos
@@ -128,6 +131,11 @@ class CommitLog(NotCopied, LogEnd):
                     _core.write_blank(mapped_file.region, pos)
                 self.files.wrote_where = base + self.segment_size
         return self.files.wrote_where
+
+    def space(self, end: int) -> int:
+        """Return the bytes of a segment that get space on disk for a write up to position `end`."""
+        growth = self.config.commit_log_growth_size
+        return min(-(-end // growth) * growth, self.segment_size) if growth else self.segment_size
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -289,5 +297,5 @@ def check_store_root(path: str | os.PathLike[str]) -> str:
     root = os.fspath(path)
     if not is_directory(root):
         kind = "is not a directory" if os.path.exists(root) else "does not exist"
-        raise StoreError(f"the store's directory {kind}; give the folder that holds commitlog/", root)
+        raise StoreNotFoundError(f"the store's directory {kind}; give the folder that holds commitlog/", root)
     return root

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._core import BatchUnitLayout, IndexLayout, Region, UnitLayout, decode_record, index_key_hash
 from rmqstore.config.places import is_named, other_progress_file, progress_file, refuse_other_log, without_log
-from rmqstore.errors import GeometryError, GiveOptions, Sentence, StoreChangedError, StoreError
+from rmqstore.config.saved_options import load_options
+from rmqstore.errors import GeometryError, GiveOptions, Sentence, StoreChangedError, StoreError, StoreNotFoundError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.open_file import is_directory, open_regular, opened, read_at, why_unreadable, written_end
@@ -55,17 +56,25 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
         _infer_index_geometry([_File(root, 0, os.stat(root).st_size)], found, assumed)
         return cls(**{"assumed": tuple(assumed), **found})
     if not is_directory(root):
-        raise StoreError("there is no store directory: give the broker's storePathRootDir", root)
+        raise StoreNotFoundError("there is no store directory: give the broker's storePathRootDir", root)
     refuse_other_log(root, overrides.get("unknown", {}))
     unknown_names = set(overrides) - set(cls.__dataclass_fields__)
     if unknown_names:
         raise TypeError(f"no such option: {', '.join(sorted(unknown_names))}")
+    saved = load_options(root, read_only=read_only)
+    found = {name: value for name, value in saved.items() if value or name not in _BY_FOLDERS}
+    found = {name: value for name, value in found.items() if name not in _SIZES} | dict(overrides)
     segments = _numbered_files(os.path.join(root, "commitlog"))
+    if saved and not segments and _is_new(root):
+        found.setdefault("mapped_file_size_commit_log", saved["mapped_file_size_commit_log"])
     _infer_sizes(root, segments, read_only, found, assumed)
     index_files = _numbered_files(os.path.join(root, "index"), digits=None, skip_unreadable=read_only)
     if read_only:
         # The opening of the index reports unreadable files.
         index_files = [file for file in index_files if why_unreadable(file.path) is None]
+    if saved and _usual_index_size(index_files) in (0, cls(**saved).index_file_size):
+        # The saved numbers also settle a size that fits several.
+        found = {name: saved[name] for name in ("max_hash_slot_num", "max_index_num")} | found
     try:
         _infer_index_geometry(index_files, found, assumed)
     except GeometryError as error:
@@ -75,6 +84,8 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
             logger.warning("the index is skipped, and no key is found by it: %s", error)
         assumed += [name for name in ("max_hash_slot_num", "max_index_num") if name not in found]
     assumed += [name for name in ("message_delay_level", "index_tags") if name not in found]
+    found = {name: saved[name] for name in assumed if name in saved} | found
+    assumed = [name for name in assumed if name not in saved or name in _BY_FOLDERS]
     config = cls(**found)
     records = (_records(segment, config.mapped_file_size_commit_log, read_only) for segment in segments[:2])
     first = next(itertools.chain.from_iterable(records), None)
@@ -99,8 +110,12 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
 _MAX_QUEUE_FILES = 512
 _SIZES = {
     "mapped_file_size_commit_log", "mapped_file_size_consume_queue", "mapper_file_size_batch_consume_queue",
-    "mapped_file_size_consume_queue_ext", "max_index_num",
+    "mapped_file_size_consume_queue_ext", "max_hash_slot_num", "max_index_num",
 }  # fmt: skip
+# Names that a store has in its root, some of them before its first segment.
+_NAMES = ("commitlog", "checkpoint", "abort", "lock", "consumequeue", "batchconsumequeue", "index", "config")
+# Options that folders of the store can show too.
+_BY_FOLDERS = frozenset(("enable_consume_queue_ext", "enable_lmq", "enable_multi_dispatch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +228,10 @@ def _infer_sizes(
             )
         else:
             without_log(root)
+            if not any(os.path.lexists(os.path.join(root, name)) for name in _NAMES):
+                raise StoreNotFoundError(
+                    "there is no store in this directory; give the folder that holds commitlog/, or wait for its writer", root
+                )
             if not (read_only and _is_new(root)):
                 raise _unknown(
                     os.path.join(root, "commitlog"),

@@ -246,6 +246,8 @@ class StoreConfig:
     """The number of mapped files at most, without the newest file of each written queue."""
     populate_ahead_size: int = field(default=33_554_432, metadata=_OWN)
     """The bytes ahead of each fast-growing end that a thread of the store prepares; 0 = no thread."""
+    commit_log_growth_size: int = field(default=0, metadata=_OWN)
+    """A segment gets space on disk in steps of this many bytes as it is written; 0 = all of it at its creation."""
     assumed: tuple[str, ...] = field(default=(), metadata=_OWN)
     """Fields that `infer` could not find and filled with defaults."""
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, metadata=_OWN)
@@ -308,6 +310,20 @@ class StoreConfig:
         return dataclasses.replace(self, **changes)
 
     @classmethod
+    def embedded(cls, **changes: Any) -> StoreConfig:
+        """Return options for a store that belongs to one program: files that grow with use, and nothing is deleted.
+
+        A new store takes less than 2 MiB. No thread deletes files or watches how full the disk is: set
+        ``clean_resource_interval`` and ``file_reserved_time`` to delete old messages.
+        """
+        return cls(**{**_EMBEDDED, **changes})
+
+    @classmethod
+    def broker(cls, **changes: Any) -> StoreConfig:
+        """Return RocketMQ's options, which are the defaults of this class."""
+        return cls(**changes)
+
+    @classmethod
     def from_properties(cls, source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -> StoreConfig:
         """Read a broker.conf, or a mapping with RocketMQ's option names.
 
@@ -349,6 +365,15 @@ def _check_kind(name: str, annotation: Any, value: object) -> None:
     if not isinstance(value, kinds) or (annotation == "int" and isinstance(value, bool)):
         raise ValueError(f"{name} is {value!r}: give {'an' if annotation == 'int' else 'a'} {annotation}")
 
+
+_EMBEDDED = {
+    "mapped_file_size_commit_log": 64 << 20,
+    "commit_log_growth_size": 1 << 20,
+    "max_hash_slot_num": 10_000,
+    "max_index_num": 30_000,
+    "populate_ahead_size": 0,
+    "clean_resource_interval": 0,
+}
 
 # Bounds other than 0 and 2**31 - 1.
 _LEAST = {

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rmqstore.arguments import Moment, check_timeout, milliseconds, shown
-from rmqstore.consumer.consumer_offset import ConsumerOffsets
+from rmqstore.arguments import Moment, check_timeout, milliseconds, shown, whole_number
+from rmqstore.consumer.consumer_offset import ConsumerOffsets, progress_key
 from rmqstore.errors import StoreClosedError, StoreError
 from rmqstore.message import MessageExt
 
@@ -36,8 +36,11 @@ class Wanted:
     max_num: int
     consume_from: Literal["first", "last", "progress"] | Moment
     timeout: float | None
+    commit: Literal["each", "interval"]
 
     def __post_init__(self) -> None:
+        if self.commit not in ("each", "interval"):
+            raise ValueError(f"commit is {self.commit!r}: give 'each' or 'interval'")
         if self.max_num < 1:
             raise ValueError(f"max_num is {self.max_num}: give the messages to fetch at once, 1 or more")
         begin = self.consume_from
@@ -69,6 +72,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     def __init__(self, store: Any, topic: str, group: str, wanted: Wanted, offsets: ConsumerOffsets | None):
         if offsets is not None and not isinstance(offsets, ConsumerOffsets):
             raise TypeError(f"offsets is {shown(offsets)}; give ConsumerOffsets")
+        progress_key(topic, group)
         self.topic, self.group = topic, group
         # `store` is a `MessageStore`, whose package imports this one; it persists its own offsets.
         self._store, self._wanted = store, wanted
@@ -80,22 +84,27 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         self._turn: deque[int] = deque()
         self._fetched: deque[tuple[MessageExt, int]] = deque()
         self._fetched_from = -1
-        self._handed_out: tuple[int, int] | None = None
+        # By queue the offset to commit for the messages that were returned.
+        self._handed_out: dict[int, int] = {}
         self._closed = False
         self._find_queues(first=True)
 
     # ------------------------------------------------------------------------------------------------------- progress
 
-    def commit(self) -> None:
-        """Commit all messages that were handed out, with the last one.
+    def commit(self, durable: bool = False) -> None:
+        """Commit every message that was returned, including the last, without asking for the next one.
 
-        Progress in the store is on disk after `MessageStore.flush`, its `close`, or ``flush_consumer_offset_interval`` ms.
+        - `durable`: write the group's progress to disk now, and nothing else; a killed process then gets none of these
+          messages again.  Otherwise progress is on disk after `MessageStore.flush`, its `close`, or
+          ``flush_consumer_offset_interval`` ms.
         """
         self._commit_handed_out()
-        if self._is_due():
+        if durable or self._is_due():
             self._persist()
 
     def _is_due(self) -> bool:
+        if self._wanted.commit == "each":
+            return True
         if not self._is_own:
             return False
         interval: int = self._store.config.flush_consumer_offset_interval
@@ -106,9 +115,9 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         self._persisted = time.monotonic()
 
     def _commit_handed_out(self) -> None:
-        handed_out, self._handed_out = self._handed_out, None
-        if handed_out is not None:
-            self._offsets.commit(self.group, self.topic, *handed_out)
+        handed_out, self._handed_out = self._handed_out, {}
+        for queue_id, following in handed_out.items():
+            self._offsets.commit(self.group, self.topic, queue_id, following)
 
     async def _persist_in_thread(self) -> None:
         # The event loop must not wait for the disk.
@@ -180,8 +189,22 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     def _hand_out(self) -> MessageExt:
         message, following = self._fetched.popleft()
-        self._handed_out = (self._fetched_from, following)
+        self._handed_out[self._fetched_from] = following
         return message
+
+    def batches(self, size: int) -> Batches:
+        """Iterate over lists of 1 to `size` messages, those that are there without waiting for more.
+
+        The result is for ``for`` and ``async for``.  A batch counts as consumed when the next one is requested, or at `commit`.
+        """
+        return Batches(self, whole_number(size, "size", 1))
+
+    def _batch(self, message: MessageExt, size: int) -> list[MessageExt]:
+        batch = [message]
+        while len(batch) < size and (self._fetched or self._fetch()):
+            if self._fetched:
+                batch.append(self._hand_out())
+        return batch
 
     def __aiter__(self) -> Consumer:
         return self
@@ -261,7 +284,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     def close(self) -> None:
         """End the iteration; closing twice does nothing.  An uncommitted last message comes again."""
-        if self._end() and self._is_own:
+        if self._end() and (self._is_own or self._wanted.commit == "each"):
             self._persist()
 
     def _end(self) -> bool:
@@ -269,7 +292,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             return False
         self._closed = True
         self._fetched.clear()
-        self._handed_out = None
+        self._handed_out = {}
         return True
 
     def __enter__(self) -> Consumer:
@@ -282,7 +305,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     async def aclose(self) -> None:
         """Close in an event loop: a thread of asyncio's pool writes progress with a file of its own."""
-        if self._end() and self._is_own:
+        if self._end() and (self._is_own or self._wanted.commit == "each"):
             await self._persist_in_thread()
 
     async def __aenter__(self) -> Consumer:
@@ -295,6 +318,25 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     def __repr__(self) -> str:
         return f"Consumer({self.topic!r}, {self.group!r}, {self._positions})"
+
+
+class Batches(Iterator[list[MessageExt]], AsyncIterator[list[MessageExt]]):
+    """The messages of a consumer in lists, see `Consumer.batches`."""
+
+    def __init__(self, consumer: Consumer, size: int):
+        self._consumer, self._size = consumer, size
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> list[MessageExt]:
+        return self._consumer._batch(next(self._consumer), self._size)
+
+    def __aiter__(self) -> Batches:
+        return self
+
+    async def __anext__(self) -> list[MessageExt]:
+        return self._consumer._batch(await anext(self._consumer), self._size)
 
 
 def _ends_of(got: Any, position: int) -> list[int]:

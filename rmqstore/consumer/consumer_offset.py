@@ -28,10 +28,10 @@ from rmqstore.errors import CorruptionError, Finding, ReadOnlyError
 from rmqstore.files.durable import fsync_directory, make_directories
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.os_errors import has_no_links
+from rmqstore.files.os_errors import full_disk, has_no_links, is_full
 from rmqstore.message import encode_java_utf8
 
-__all__ = ["ConsumerOffsets"]
+__all__ = ["ConsumerOffsets", "progress_key"]
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,11 @@ def _checked_name(value: str, what: str, never: str) -> str:
     if any("\ud800" <= char <= "\udfff" for char in value):
         raise ValueError(f"{what} is {value!r}: give a text without lone surrogates, which UTF-8 cannot hold")
     return plain_text(value)
+
+
+def progress_key(topic: str, group: str) -> str:
+    """Return the key of a topic and group in the file; ValueError for a name that it cannot hold."""
+    return f"{_checked_name(topic, 'topic', '@')}@{_checked_name(group, 'group', '')}"
 
 
 class ConsumerOffsets(NotCopied):
@@ -314,7 +319,7 @@ class ConsumerOffsets(NotCopied):
         Raises ValueError for a value outside these bounds, and ReadOnlyError.
         """
         self.check_writable()
-        key = f"{_checked_name(topic, 'topic', '@')}@{_checked_name(group, 'group', '')}"
+        key = progress_key(topic, group)
         queue_id = _checked_number(queue_id, "queue_id", 32)
         offset = _checked_number(queue_offset, "queue_offset", 64)
         lmq = self._has_lmq and _is_lmq(group)
@@ -384,6 +389,8 @@ class ConsumerOffsets(NotCopied):
                 _replace_file(self.path, data, keep=self._main_is_whole)
             except OSError as error:
                 text = "the offsets could not be saved; they are kept, remove the cause and persist again"
+                if is_full(error):
+                    raise full_disk(self.path, error, text) from error
                 raise OSError(error.errno, f"{error.strerror}: {text}", self.path) from error
             self._main_is_whole = True
             with self._lock:

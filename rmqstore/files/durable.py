@@ -59,7 +59,7 @@ def make_directories(path: str) -> None:
         missing.append(path)
         path = os.path.dirname(path)
     for directory in reversed(missing):
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError), naming_errors(directory):
             os.mkdir(directory)
         fsync_directory(os.path.dirname(directory) or ".")
 

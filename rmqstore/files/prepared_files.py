@@ -10,7 +10,7 @@ from rmqstore.errors import StoreError
 from rmqstore.files.durable import force_data, fsync_directory, make_directories, write_all
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 from rmqstore.files.open_file import opened
-from rmqstore.files.os_errors import has_no_links, naming_errors
+from rmqstore.files.os_errors import has_no_links, naming_errors, with_path
 
 __all__ = ["PreparedFiles"]
 
@@ -132,8 +132,8 @@ def _rename_without_replacing(source: str, target: str) -> None:
     # A link fails if a file exists, a rename would replace it; some file systems have no links.
     try:
         os.link(source, target)
-    except FileExistsError:
-        raise
+    except FileExistsError as error:
+        raise with_path(error, target) from None
     except OSError as error:
         if not has_no_links(error) or os.path.exists(target):
             raise

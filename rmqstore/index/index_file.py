@@ -79,6 +79,8 @@ class IndexFile(NotCopied, IndexRegion):
         - `sparse`: all but the header is a hole; call `reserve_entries` before each put.
         - `previous`: the full file before it, whose end time and offset it has from the start: without them RocketMQ (5.5.0)
           takes the file for one that lacks everything, and puts all entries again.
+
+        Raises FileExistsError, DiskFullError, OSError.
         """
         config = StoreConfig() if config is None else config
         pool = MappedFilePool(1)
@@ -108,11 +110,13 @@ class IndexFile(NotCopied, IndexRegion):
         """Open an existing index file; GeometryError if its length does not fit `config`, or its geometry cannot be inferred.
 
         - `config`: its geometry; by default `StoreConfig.infer` finds it from the file.
+
+        Raises FileNotFoundError, OSError.
         """
         path = os.fspath(path)
+        length = os.stat(path).st_size
         if config is None:
             config = StoreConfig.infer(path)
-        length = os.stat(path).st_size
         if length != config.index_file_size:
             raise GeometryError(
                 f"the index file has {length} bytes, but {config.max_hash_slot_num} slots and {config.max_index_num} "

@@ -23,6 +23,7 @@ from rmqstore._core import OpenedIndexes, chain_entries, index_key_hash
 from rmqstore._shown import shows
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import (
+    DiskFullError,
     GeometryError,
     GiveOptions,
     IndexFileError,
@@ -37,7 +38,7 @@ from rmqstore.files.durable import fsync_directory
 from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import why_unreadable
-from rmqstore.files.os_errors import is_missing, is_unreadable
+from rmqstore.files.os_errors import is_full, is_missing, is_unreadable
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
 from rmqstore.selection import ANY_TIME, INT64_MAX
@@ -369,7 +370,8 @@ class IndexService(NotCopied, OpenedIndexes):
             )
         except OSError as failure:
             self.index_error = True
-            raise IndexFileError(
+            kind = DiskFullError if is_full(failure) else IndexFileError
+            raise kind(
                 f"an index file of {self.config.index_file_size} bytes could not be created in {_CREATE_TRIES} tries "
                 f"({failure}); free space or repair the directory, then open the store again: what is not indexed yet is "
                 "indexed then",

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
+from rmqstore.config.saved_options import OPTIONS_FILE
 from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.files.listing import UnreadPart, ask_again, listing, unread_parts
@@ -22,6 +23,7 @@ from rmqstore.index.index_service import is_index_name
 from rmqstore.offline.verify_databases import has_index_database
 from rmqstore.rocksdb.database import FOLDERS, PLACES, closed_folder, queue_databases
 from rmqstore.rocksdb.settings import settings_layouts
+from rmqstore.store.backup import BACKUP_FILE, BACKUP_PARTS
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ _READ = frozenset(
     (
         "commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index", "config", "checkpoint", "abort", "lock",
         "timerwheel", "timerlog", "tiered_index_file", "epochFileCheckpoint", "brokerIdentity", ".rmqstore-rebuild",
+        OPTIONS_FILE, BACKUP_FILE, BACKUP_PARTS,
         *(name.split("/")[0] for name in FOLDERS),
     )
 )  # fmt: skip

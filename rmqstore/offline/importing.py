@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
+from rmqstore.config.saved_options import save_options
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.listing import is_empty
 from rmqstore.files.output_file import OutputFolder
 from rmqstore.offline.import_rows import Chunk, Input, arrow_chunks, reconciled, row_chunks
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.opening import has_store
+from rmqstore.store.opening import saved_config
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,9 +150,7 @@ def import_files(
         config = options.config
         if created:
             return job.into_new(root, config or StoreConfig())
-        if config is None:
-            config = StoreConfig.infer(root) if has_store(root) else StoreConfig()
-        return job.into(root, config, on_stop)
+        return job.into(root, config or saved_config(root), on_stop)
 
 
 class _Import:
@@ -206,6 +205,7 @@ class _Import:
                 folder as made,
                 MessageStore.open(made.part, config=config.replace(clean_resource_interval=0)) as store,
             ):
+                save_options(store.path, config)
                 for chunk in self.chunks(0, 1):
                     self.put += len(self.each(chunk, store.put_table, store.check_table))
                 first, end = store.commit_log.min_offset, store.commit_log.max_offset

@@ -330,7 +330,7 @@ class Upkeep:
             if self.state.commit_log.segment_size >= _PREPARE_FROM_SIZE and log.offsets and not log.prepared:
                 used = self.state.commit_log.max_offset - log.offsets[-1]
                 if used >= self.state.commit_log.segment_size * _PREPARE_AT:
-                    log.prepared.prepare()
+                    log.prepared.prepare(self.state.commit_log.space(1))
             if (
                 index_service is not None
                 and self.state.config.index_file_size >= _PREPARE_FROM_SIZE

@@ -698,7 +698,7 @@ class Closer:
 def eager_collector():
     before = gc.get_threshold()
     gc.collect()
-    # Only what the test makes is looked at from here on, or each of the many collections would take long.
+    # Only objects made by the test are collected from here, otherwise each collection would take long.
     gc.freeze()
     yield
     gc.set_threshold(*before)

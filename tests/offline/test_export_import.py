@@ -581,6 +581,8 @@ def test_into_a_store_into_which_nothing_was_put(tmp_path, by_program):
         assert import_files(root, [tmp_path / "rows.jsonl"], ImportOptions(config=config())).messages == 1
     else:
         result = run(root, tmp_path / "rows.jsonl", *SMALL_OPTIONS)
+        assert result.exit_code == 3 and "made with mapped_file_size_commit_log=4096" in result.stderr
+        result = run(root, tmp_path / "rows.jsonl")
         assert result.exit_code == 0, result.stderr
     with MessageStore.open(root, read_only=True) as store:
         assert [message.body for message in store.messages()] == [b"x"]

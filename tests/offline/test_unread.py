@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
@@ -95,6 +96,7 @@ def without_defaults(tmp_path):
         path = tmp_path / "store"
         with MessageStore.open(path, config=CONFIG) as store:
             store.put_message(Message("T", b"x", **fields))
+        os.unlink(path / "rmqstore.json")
         (index,) = (path / "index").iterdir()
         return path, index
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore import DiskFullError, Message, MessageStore, StoreConfig
 from rmqstore.files import mapped_file
 from rmqstore.store.writing import Writing
 
@@ -165,12 +165,12 @@ def test_each_growth_may_find_a_full_disk(tmp_path, monkeypatch, num, failing):
             end = store.commit_log.max_offset
             try:
                 store.put_message(messages[0]) if num == 1 else store.put_messages(messages)
-            except OSError as error:
+            except DiskFullError as error:
                 assert error.errno == errno.ENOSPC
                 assert "rmqstore-allocating" in error.filename or "consumequeue" in error.filename
                 assert store.commit_log.max_offset == end and store.max_queue_offset("Orders") == len(put)
                 # It fails as long as the disk is full.
-                with pytest.raises(OSError, match="No space left"):
+                with pytest.raises(DiskFullError, match="No space left"):
                     store.put_messages(messages)
                 state.update(full=False, left=-1)
             else:
