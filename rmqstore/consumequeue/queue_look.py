@@ -1,11 +1,11 @@
-"""A look at a queue without opening it: its bounds, its newest unit, what its messages take in the log.
+"""Inspect a queue without opening it: its bounds, its newest unit, the size of its messages in the log.
 
-Owns reading these from the files of a simple queue by a few short reads, however long the queue is: whoever shows ten thousand
-queues maps none of them.  It keeps nothing, changes nothing, and never reads the commit log.  What is not as a writer leaves it
-(a strange name or length, a gap, pre-fill units at the start, units in RocksDB) is left to whoever opens the queue.
+Owns a few short reads of the files of a simple queue, so that an overview of ten thousand queues maps none of them.  It keeps
+nothing, changes nothing, and never reads the commit log.  A queue with a strange name or length, a gap, pre-fill units at the
+start, or units in RocksDB must be opened instead.
 
-The end of a file is found by halving, from its first page on: beyond that page a unit that was never written is taken for the
-end of all that were.  A queue that was opened knows its end from all its units.
+The end of a file is found by bisection after its first page: an unwritten unit there counts as the end.  An open queue reads all
+units.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from rmqstore.files.open_file import open_regular, open_with_size, written_exten
 __all__ = ["QueueLook", "look_at_files", "look_at_queue", "unit_in_files"]
 
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
-# What is read of a file at once: two pages.  Most queues of a store with many are shorter.
+# The units of a read, two pages.  Most queues of a large store are shorter.
 _READ_UNITS = 8192 // _UNIT_SIZE
-# Units of a queue that are all added up; of a longer one so many parts of so many.
+# The longest queue whose units are all added up; the number of parts of a longer one, and their units.
 _ALL_UNITS = 4096
 _PARTS, _PART_UNITS = 32, 102
-# Beyond this no log ends; what is added to it does not overflow.
+# After the end of any log, and sums do not overflow.
 _FAR = 2**62
 _UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
 _FIELDS = struct.Struct(">qiq")
 
 
 class QueueLook(NamedTuple):
-    """What a look at a queue says.
+    """The bounds, the last unit and the sizes of a queue.
 
     - `kind`: "SimpleCQ" or "BatchCQ".
-    - `min_queue_offset`, `max_queue_offset`: of the first message that the log still holds, and of the next one to come.
-    - `log_bytes`: bytes of the log that its records take, from the sizes in its units; -1 where nobody asked.
-    - `exact`: whether all units were added up for `log_bytes`, instead of some all over it.
+    - `min_queue_offset`, `max_queue_offset`: of the first message that is still in the log, and of the next one.
+    - `log_bytes`: bytes of its records in the log, from the sizes in its units; -1 if not requested.
+    - `exact`: True if all units were added up for `log_bytes`, instead of samples.
     - `ext_files`, `ext_size`: files of its extension, and their bytes.
     - `units`: by queue offset the units that the caller asked for, if they were read from files; None for one without a record.
     """
@@ -69,12 +69,12 @@ class QueueLook(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """int: messages that are still there."""
+        """The number of messages."""
         return self.max_queue_offset - self.min_queue_offset
 
     @property
     def end(self) -> int:
-        """int: phy offset after the record of the newest unit, 0 for none."""
+        """The phy offset after the record of the newest unit, 0 for none."""
         return 0 if self.last is None else self.last.phy_offset + max(self.last.size, 0)
 
 
@@ -86,7 +86,7 @@ def _read(fd: int, size: int, pos: int) -> bytes:
 
 
 def _stop_read_ahead(fd: int) -> None:
-    # Pages that are read ahead, of each of many queues, would fill the memory of a container.
+    # Read-ahead in many queues would fill the memory of a container.
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -103,7 +103,7 @@ class _Files:
         self._starts: dict[int, bytes] = {}
 
     def start(self, base: int) -> bytes:
-        """bytes: the first units of a file, at most two pages."""
+        """Return the first units of a file, at most two pages."""
         known = self._starts.get(base)
         if known is not None:
             return known
@@ -116,7 +116,7 @@ class _Files:
         return data
 
     def are_whole(self) -> bool:
-        """bool: every file has its length; that of an open one is known."""
+        """Return True if every file has its length; the length of an open one is known."""
         return _all_whole(self.directory, self.file_size, [base for base in self.offsets if base not in self._starts])
 
     def read(self, number: int, count: int) -> bytes:
@@ -127,7 +127,7 @@ class _Files:
         return start[begin:end] if end <= len(start) else _read(self._fds[base], end - begin, begin)
 
     def unit(self, number: int) -> tuple[int, int, int]:
-        """(int, int, int): phy offset, size and tags code of a unit."""
+        """Return phy offset, size and tags code of a unit."""
         return _FIELDS.unpack(self.read(number, 1))
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class _Files:
 
 
 def _count(files: _Files, base: int) -> int | None:
-    # How many units from the start of a file on are written; None where its start has a gap.
+    # The number of written units from the start of a file; None for a gap at its start.
     data = files.start(base)
     known = len(data) // _UNIT_SIZE
     # A hole may begin within the last unit, whose tags code ends in zeros.
@@ -157,7 +157,7 @@ def _count(files: _Files, base: int) -> int | None:
 
 
 def _first_at_or_after(files: _Files, end: int, min_phy_offset: int) -> int | None:
-    # Number of the first unit whose record is at or after this, `end` if there is none; None where pre-fill units are in the way.
+    # The number of the first unit whose record is at or after this, `end` for none; None after pre-fill units.
     for base in files.offsets:
         first = base // _UNIT_SIZE
         last = min(first + files.units_per_file, end) - 1
@@ -184,7 +184,7 @@ def _first_at_or_after(files: _Files, end: int, min_phy_offset: int) -> int | No
 
 
 def _parts(begin: int, end: int) -> list[tuple[int, int]]:
-    # Which units are added up, as (number, count): all of a short queue, of a longer one some that are spread over it evenly.
+    # The units to add up, as (number, count): all of a short queue, samples of a longer one.
     if end - begin <= _ALL_UNITS:
         return [(begin, end - begin)]
     step = (end - begin - _PART_UNITS) / (_PARTS - 1)
@@ -198,7 +198,7 @@ def _estimate(total: int, seen: int, num: int) -> tuple[int, bool]:
 
 
 def _log_bytes(files: _Files, begin: int, end: int) -> tuple[int, bool]:
-    # Bytes of the records of the units from `begin` to `end`, and whether all of them were added up.
+    # The bytes of the records of the units from `begin` to `end`, and True if all were added up.
     total = seen = 0
     for number, count in _parts(begin, end):
         stop = number + count
@@ -270,7 +270,7 @@ def look_at_files(
 
 
 def look_at_queue(queue: ConsumeQueue | BatchConsumeQueue, min_phy_offset: int, *, sizes: bool = False) -> QueueLook:
-    """QueueLook: of an open queue; parameters as of `look_at_files`."""
+    """Inspect an open queue, see `look_at_files`."""
     low, high = queue.bounds(min_phy_offset)
     log_bytes, exact = _log_bytes_of_open(queue, low, high) if sizes else (-1, True)
     files = queue.files
@@ -334,7 +334,7 @@ def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | N
 
 
 def ends_as(directory: str, file_size: int, look: QueueLook) -> bool:
-    """bool: in the files of a simple queue, the last unit is known to be the one that this look found."""
+    """Return True if the files of a simple queue still end with the last unit of this look."""
     if look.last is None:
         return False
     at = look.last.queue_offset * _UNIT_SIZE
@@ -379,7 +379,7 @@ class PlainQueue(NamedTuple):
 
 
 def files_in_a_row(directory: str, file_size: int) -> list[int] | None:
-    """list of int: the offsets of a queue's files, ascending; None unless their names are in a row, and nothing else is there."""
+    """Return the offsets of a queue's files, ascending; None for a gap in their names, or other entries."""
     try:
         names = names_in(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -389,7 +389,7 @@ def files_in_a_row(directory: str, file_size: int) -> list[int] | None:
 
 @functools.lru_cache(maxsize=64)
 def _row_of(names: tuple[str, ...], file_size: int) -> list[int] | None:
-    # The files of most queues have the same names; the list is not changed.
+    # The files of most queues have the same names; callers must not change the list.
     first = offset_of_name(names[0]) if names else 0
     if first is None or first % file_size:
         return None
@@ -398,7 +398,7 @@ def _row_of(names: tuple[str, ...], file_size: int) -> list[int] | None:
 
 
 def _all_whole(directory: str, file_size: int, offsets: Iterable[int]) -> bool:
-    # Whether these are files of this size.
+    # True if these are files of this size.
     for offset in offsets:
         status = os.stat(f"{directory}{os.sep}{name_of_offset(offset)}")
         if status.st_size != file_size or not stat.S_ISREG(status.st_mode):
@@ -426,8 +426,8 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
 
 
 def _written_start(path: str, size: int) -> bytes:
-    # What was written of a file of `size` bytes if it is one stretch from its start on; nothing if it is not, or if the file
-    # system cannot tell.
+    # The written part of a file of `size` bytes if it is one range from the start; empty otherwise, or if the file system does not
+    # report it.
     fd = open_regular(path)
     try:
         extents = written_extents(fd, 0, size) if os.fstat(fd).st_size == size else None

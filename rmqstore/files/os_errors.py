@@ -1,6 +1,6 @@
-"""What an OSError means, tested in one place, and OSErrors that name a path.
+"""Tests of OSErrors by their meaning, and OSErrors that name a path.
 
-No other package tests an `errno`: callers ask these functions, and decide what follows.
+No other package tests an `errno`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def is_broken_link(error: OSError) -> bool:
 
 def broken_link(path: str) -> OSError:
     """Return the error of a link that points to nothing; it is one of an unreadable file."""
-    return OSError(errno.ESTALE, "it is a link that leads nowhere", path)
+    return OSError(errno.ESTALE, "it is a broken symlink", path)
 
 
 def missing_file(path: str, text: str = os.strerror(errno.ENOENT)) -> FileNotFoundError:

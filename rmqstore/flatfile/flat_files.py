@@ -260,7 +260,7 @@ class FlatFiles(NotCopied):
         for base, end in zip(bases, ends):
             same, size = before.get(base), end - base
             if same is None or same.size != size:
-                same = MappedFile.of_any_length(self._path(base), size, file_from_offset=base, pool=self._pool)
+                same = MappedFile(self._path(base), size, file_from_offset=base, pool=self._pool, read_only=True, padded=True)
             files[base] = same
         self._layout = bases, ends, files
         for base, mapped_file in before.items():

@@ -305,7 +305,7 @@ class FlatIndex(NotCopied):
             if not os.access(entry.path, os.R_OK):
                 self._strange.append(Finding(entry.path, 0, "file", "may not be read; the records are scanned instead"))
             elif size:
-                files.append(MappedFile.of_any_length(entry.path, size, pool=self._pool))
+                files.append(MappedFile(entry.path, size, pool=self._pool, read_only=True, padded=True))
         return files
 
     @property

@@ -230,7 +230,7 @@ def load_index(service: IndexService) -> tuple[list[Finding], bool]:
     """Take the index files with right names and lengths; return findings about the others, and True if some cannot be read."""
     found = listing(service.path)
     if found.unreadable is not None:
-        return [finding_of(service.folder_not_given_out(found.unreadable), "file", service.path)], True
+        return [finding_of(service.unreadable_folder(found.unreadable), "file", service.path)], True
     if found.problem is not None:
         raise found.problem
     problems: list[Finding] = []
@@ -243,14 +243,14 @@ def load_index(service: IndexService) -> tuple[list[Finding], bool]:
         error = why_unreadable(path)
         if error is not None:
             is_unread = True
-            problems.append(finding_of(service.not_given_out(error, path), "file", path))
+            problems.append(finding_of(service.unreadable_file(error, path), "file", path))
             continue
         if "max_index_num" in service.config.assumed and has_no_entry(path):
             # The file has no entry, and its geometry is unknown.
             continue
         length = os.path.getsize(path)
         if length != service.config.index_file_size:
-            problems.append(finding_of(service.of_length(length, path), "file", path))
+            problems.append(finding_of(service.wrong_length(length, path), "file", path))
             continue
         good.append(name)
     service.take(good)

@@ -417,7 +417,7 @@ def test_messages_name_what_can_be_typed(golden_copy, tmp_path):
         reset = said("offsets", "set", copy, "--group", "g", "--topic", "Orders", "--latest")
         assert "read-only commands" in reset
     (copy / "commitlog" / "00000000000000000000").write_bytes(bytes(100))
-    assert "rmqstore recover --mode skip passes over" in said("recover", copy, *DELAYS)
+    assert "rmqstore recover --mode skip skips the lost part" in said("recover", copy, *DELAYS)
     assert "--config" in said("info", copy, "-o", "mappedFileSizeCommitLog=4096")
     said("get", copy, "Orders", 0, "--begin-queue-offset", 99_999)
     said("get", copy, "Orders", 99)

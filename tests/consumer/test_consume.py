@@ -178,7 +178,7 @@ def test_tags(store):
     assert numbers(store.consume("Orders", "two", tags="a || c", timeout=0)) == both
     assert numbers(store.consume("Orders", "three", tags=iter(["c", "a"]), timeout=0)) == both
     assert numbers(store.consume("Orders", "none", tags="x", timeout=0)) == []
-    # What no tag matched is behind all of them.
+    # All of them are past messages with other tags.
     assert {offsets[0] for offsets in store.consumer_offsets.list().values()} == {60}
 
 
@@ -615,7 +615,7 @@ def test_values_out_of_range(store):
 
 
 def test_progress_beyond_the_end_goes_on_at_the_end(root, clock, caplog):
-    """The machine failed: what was consumed is not in the log any more, and its numbers are given out again."""
+    """After a power cut, consumed messages are gone from the log, and new ones get their queue offsets."""
     config = SMALL.replace(clock=clock)
     with MessageStore.open(root, config=config) as store:
         fill(store, 5)

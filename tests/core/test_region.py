@@ -149,7 +149,7 @@ def test_the_last_byte_of_a_file_is_found_without_touching_its_holes(monkeypatch
         # Of a reader's file that lost its end, or has too much of it, only what belongs to it counts.
         for length in (size + 3, (1 << 20) + PAGE + 8, 3, 0):
             os.truncate(path, length)
-            padded = MappedFile.of_any_length(path, size)
+            padded = MappedFile(path, size, read_only=True, padded=True)
             assert padded.last_nonzero() == {size + 3: size, 3: 1}.get(length, length)
             padded.close()
         file.close()

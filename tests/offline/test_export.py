@@ -568,7 +568,7 @@ def test_nothing_is_written_into_the_store(golden_copy, tmp_path):
     os.symlink(root / "config", tmp_path / "link")
     for output in (root / "a.jsonl", root / "commitlog" / "a.jsonl", tmp_path / "link" / "a.jsonl", root):
         result = run(root, "-O", output, "--format", "jsonl")
-        assert (result.exit_code, "lies in the store" in result.stderr) == (3, True)
+        assert (result.exit_code, "is in the store" in result.stderr) == (3, True)
     assert run(root, "-O", root / "bodies", "--format", "files").exit_code == 3
     pytest.importorskip("prometheus_client")
     assert CliRunner().invoke(main, ["metrics", str(root), "-O", str(root / "a.prom")]).exit_code == 3

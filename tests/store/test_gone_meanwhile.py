@@ -192,8 +192,8 @@ def test_a_table_of_a_queue_names_the_units_that_are_lost(path, caplog, topic, b
         high = store.max_queue_offset(topic, 0)
         step = 1 if topic == "Orders" else 2
         assert tables[0] == tables[1] == [*range(0, first, step), *range(end, high, step)]
-    texts = [record.getMessage() for record in caplog.records if "no unit of queue" in record.getMessage()]
-    assert len(texts) == 1 and f"{topic}/0 is there for queue offsets {first} to {end - 1};" in texts[0]
+    texts = [record.getMessage() for record in caplog.records if "lacks the units" in record.getMessage()]
+    assert len(texts) == 1 and f"{topic}/0 lacks the units of queue offsets {first} to {end - 1};" in texts[0]
 
 
 def test_a_lazy_frame_names_what_it_did_not_come_to(path, planned, caplog):
