@@ -1,7 +1,7 @@
 """The index service: the index files of a store as one index.
 
-Owns the list of index files, their names and order, the roll to a new file, and searches over all files.  A search works on a
-copy of the list.  Hits are offsets: the store compares the records.  File names strictly increase, also within a millisecond and
+Owns the list of index files, their names and order, the roll to a new file, and searches over all files.  A read-write lock
+guards the list, not the entries.  Hits are offsets: the store compares the records.  File names strictly increase, also within a millisecond and
 when the clock goes back (RocketMQ 5.5.0 overwrites the older file then).
 """
 
@@ -44,7 +44,7 @@ from rmqstore.index.index_file import IndexFile
 from rmqstore.selection import ANY_TIME, INT64_MAX
 from rmqstore.spans import Span
 
-__all__ = ["IndexService", "QueryOffsetResult", "index_name_after", "is_index_name"]
+__all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after", "is_index_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,46 @@ def is_index_name(name: str) -> bool:
     """Return True for the name of an index file: digits that fit 64 bits."""
     # RocketMQ takes whatever parses as a 64-bit number.
     return name.isascii() and name.isdigit() and len(name) <= 19
+
+
+class ReadWriteLock:
+    """Many readers or one writer; a waiting writer goes before new readers."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._readers = self._writers_waiting = 0
+        self._writing = False
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[None]:
+        """Hold the lock together with other readers."""
+        with self._condition:
+            while self._writing or self._writers_waiting:
+                self._condition.wait()
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._readers -= 1
+                if not self._readers:
+                    self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[None]:
+        """Hold the lock alone."""
+        with self._condition:
+            self._writers_waiting += 1
+            while self._writing or self._readers:
+                self._condition.wait()
+            self._writers_waiting -= 1
+            self._writing = True
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._writing = False
+                self._condition.notify_all()
 
 
 class QueryOffsetResult(NamedTuple):
@@ -133,6 +173,7 @@ class IndexService(NotCopied, OpenedIndexes):
         self.create_pause = _CREATE_PAUSE
         self._names: list[str] = []
         self._open: OrderedDict[str, IndexFile] = OrderedDict()
+        self.lock = ReadWriteLock()
         self._open_lock = threading.RLock()
         # The file that was used last, while it is in `_open`: most searches read the newest.
         self._recent: tuple[str, IndexFile] | None = None
@@ -152,7 +193,8 @@ class IndexService(NotCopied, OpenedIndexes):
         self.sparse = False
 
     def renew_locks(self) -> None:
-        """Replace the lock after a fork."""
+        """Replace the locks after a fork."""
+        self.lock = ReadWriteLock()
         self._open_lock = threading.RLock()
 
     def load(self) -> None:
@@ -431,7 +473,7 @@ class IndexService(NotCopied, OpenedIndexes):
         index = IndexFile.create(
             os.path.join(self.path, name), self.config, prepared=self.prepared, sparse=self.sparse, previous=newest
         )
-        with self._open_lock:
+        with self.lock.write(), self._open_lock:
             self._list_changed()
             self._names.append(name)
             self._open[name] = index
@@ -460,18 +502,19 @@ class IndexService(NotCopied, OpenedIndexes):
         key_hash = index_key_hash(topic, key)
         phy_offsets: list[int] = []
         last_time = last_phy = 0
-        for number, name in enumerate(self._names[::-1]):
-            try:
-                index = self.file(name)
-            except (FileNotFoundError, OffsetOutOfRangeError):
-                break  # It expired, and so did older ones.
-            header = index.read_header()
-            if number == 0:
-                last_time, last_phy = header[1], header[3]
-            if index.matches_time(begin, end):
-                phy_offsets += index.select_hash(key_hash, max_num - len(phy_offsets), begin, end)
-            if header[0] < begin or len(phy_offsets) >= max_num:
-                break
+        with self.lock.read():
+            for number, name in enumerate(reversed(self._names)):
+                try:
+                    index = self.file(name)
+                except (FileNotFoundError, OffsetOutOfRangeError):
+                    break  # It expired, and so did older ones.
+                header = index.read_header()
+                if number == 0:
+                    last_time, last_phy = header[1], header[3]
+                if index.matches_time(begin, end):
+                    phy_offsets += index.select_hash(key_hash, max_num - len(phy_offsets), begin, end)
+                if header[0] < begin or len(phy_offsets) >= max_num:
+                    break
         return QueryOffsetResult(phy_offsets, last_time, last_phy)
 
     def newest_first(self) -> Iterable[IndexFile]:
@@ -586,7 +629,7 @@ class IndexService(NotCopied, OpenedIndexes):
     def remove(self, name: str) -> None:
         """Delete one file."""
         index = self.file(name)
-        with self._open_lock:
+        with self.lock.write(), self._open_lock:
             self._list_changed()
             self._names.remove(name)
             self._open.pop(name, None)
