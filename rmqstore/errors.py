@@ -8,7 +8,6 @@ Python, `rmqstore.cli.errors` for the command line.
 from __future__ import annotations
 
 import enum
-import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -265,10 +264,11 @@ class DiskFullError(StoreError, OSError):
 
     def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None):
         super().__init__(message, path, pos)
-        self.errno, self.strerror, self.filename = errno.ENOSPC, str(message), self.path
+        # OSError takes three arguments for its own; `full_disk` of files/os_errors sets the number.
+        self.errno, self.strerror, self.filename = None, str(message), self.path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.path, self.pos)
+        return type(self), (self.message, self.path, self.pos), {"errno": self.errno}
 
 
 class StoreLockedError(StoreError):

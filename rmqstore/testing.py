@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from rmqstore import MessageExt, MessageStore
+    from rmqstore.message import MessageExt
+    from rmqstore.store.message_store import MessageStore
 
 __all__ = ["assert_messages", "message_store"]
 
@@ -25,7 +26,8 @@ _MEMORY = "/dev/shm"
 @pytest.fixture
 def message_store() -> Iterator[MessageStore]:
     """Open a fresh store for writing, with small files in memory where the machine has `/dev/shm`, and delete it afterwards."""
-    from rmqstore import MessageStore, StoreConfig
+    from rmqstore.config import StoreConfig
+    from rmqstore.store.message_store import MessageStore
 
     folder = tempfile.mkdtemp(prefix="rmqstore-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None)
     config = StoreConfig.embedded(

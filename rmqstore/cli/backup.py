@@ -8,7 +8,6 @@ import click
 
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import Printer, escape
-from rmqstore.store.backup import back_up
 from rmqstore.texts import format_size
 
 
@@ -23,7 +22,8 @@ def backup_command(path: str, folder: str, given: Given) -> None:
     restore. Full files are hard links to those of the store if both are in one file system.
     """
     printer = Printer(given.as_json)
-    report = back_up(path, folder, given.config(path, read_only=True))
+    with given.open(path) as store:
+        report = store.backup(folder)
     if given.as_json:
         printer.json_line(dataclasses.asdict(report))
         return

@@ -61,7 +61,7 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
     unknown_names = set(overrides) - set(cls.__dataclass_fields__)
     if unknown_names:
         raise TypeError(f"no such option: {', '.join(sorted(unknown_names))}")
-    saved = load_options(root, read_only=read_only)
+    saved = load_options(root, cls, read_only=read_only)
     found = {name: value for name, value in saved.items() if value or name not in _BY_FOLDERS}
     found = {name: value for name, value in found.items() if name not in _SIZES} | dict(overrides)
     segments = _numbered_files(os.path.join(root, "commitlog"))

@@ -17,12 +17,16 @@ from rmqstore.files.os_errors import is_unreadable
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig
 
-__all__ = ["OPTIONS_FILE", "check_options", "load_options", "save_options"]
+__all__ = ["BACKUP_FILE", "BACKUP_PARTS", "OPTIONS_FILE", "check_options", "load_options", "save_options"]
 
 logger = logging.getLogger(__name__)
 
 OPTIONS_FILE = "rmqstore.json"
 """The name of the file, in the root of a store."""
+BACKUP_FILE = "rmqstore-backup.json"
+"""The file in a backup that lists the full files that are copies: size and modification time of each original."""
+BACKUP_PARTS = "rmqstore-backup.parts"
+"""The folder of a backup in which files are made; an interrupted backup leaves it."""
 # Options of a process rather than of a store: they may differ at each opening.
 _OF_A_PROCESS = frozenset(
     (
@@ -47,8 +51,8 @@ def save_options(root: str, config: StoreConfig) -> None:
         file.write(text.encode("utf-8", "surrogatepass"))
 
 
-def load_options(root: str, *, read_only: bool = False) -> dict[str, Any]:
-    """Return the saved options of the store at `root` by name, empty if there are none.
+def load_options(root: str, cls: type[StoreConfig], *, read_only: bool = False) -> dict[str, Any]:
+    """Return the saved options of the store at `root` by name, checked by the class of configs; empty if there are none.
 
     Raises
     ------
@@ -56,7 +60,7 @@ def load_options(root: str, *, read_only: bool = False) -> dict[str, Any]:
         The file is damaged or cannot be read; with `read_only` that is logged, and it counts as missing.
     """
     try:
-        return _parsed(os.path.join(root, OPTIONS_FILE))
+        return _parsed(os.path.join(root, OPTIONS_FILE), cls)
     except (CorruptionError, OSError) as error:
         if not read_only or not (isinstance(error, CorruptionError) or is_unreadable(error)):
             raise
@@ -64,10 +68,8 @@ def load_options(root: str, *, read_only: bool = False) -> dict[str, Any]:
         return {}
 
 
-def _parsed(path: str) -> dict[str, Any]:
+def _parsed(path: str, cls: type[StoreConfig]) -> dict[str, Any]:
     import json
-
-    from rmqstore.config.store_config import StoreConfig
 
     text = read_small_file(path)
     if text is None:
@@ -75,15 +77,15 @@ def _parsed(path: str) -> dict[str, Any]:
     advice = "restore it, or move it away: the sizes are then inferred from the other files, and other options are defaults"
     try:
         options = json.loads(text)["options"]
-        known = {name: value for name, value in options.items() if name in StoreConfig.__dataclass_fields__}
-        return StoreConfig(**known).as_dict()
+        known = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
+        return cls(**known).as_dict()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, GeometryError) as error:
         raise CorruptionError(f"the file of the store's options is damaged ({error}); {advice}", path) from None
 
 
 def check_options(root: str, config: StoreConfig) -> None:
     """Raise GeometryError if `config` contradicts the saved options of the store at `root`."""
-    saved, given = load_options(root), config.as_dict()
+    saved, given = load_options(root, type(config)), config.as_dict()
     differing = [name for name, value in saved.items() if name not in _OF_A_PROCESS and given[name] != value]
     if differing:
         name, *more = differing

@@ -1,8 +1,8 @@
 """The index service: the index files of a store as one index.
 
 Owns the list of index files, their names and order, the roll to a new file, and searches over all files.  A read-write lock
-guards the list, not the entries.  Hits are offsets: the store compares the records.  File names strictly increase, also within a millisecond and
-when the clock goes back (RocketMQ 5.5.0 overwrites the older file then).
+guards the list, not the entries.  Hits are offsets: the store compares the records.  File names strictly increase, also within
+a millisecond and when the clock goes back (RocketMQ 5.5.0 overwrites the older file then).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
-from rmqstore.config.saved_options import OPTIONS_FILE
+from rmqstore.config.saved_options import BACKUP_FILE, BACKUP_PARTS, OPTIONS_FILE
 from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.files.listing import UnreadPart, ask_again, listing, unread_parts
@@ -25,7 +25,6 @@ from rmqstore.index.index_service import is_index_name
 from rmqstore.offline.verify_databases import has_index_database
 from rmqstore.rocksdb.database import FOLDERS, PLACES, closed_folder, queue_databases
 from rmqstore.rocksdb.settings import settings_layouts
-from rmqstore.store.backup import BACKUP_FILE, BACKUP_PARTS
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rmqstore._core import IndexLayout
 from rmqstore.config.places import refuse_dledger
-from rmqstore.config.saved_options import OPTIONS_FILE
+from rmqstore.config.saved_options import BACKUP_FILE, BACKUP_PARTS, OPTIONS_FILE
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import StoreError
 from rmqstore.files.durable import fsync_directory, fsync_tree, make_directories, write_all
@@ -33,14 +33,9 @@ from rmqstore.store.opening import refuse_rocksdb
 
 if TYPE_CHECKING:
     from rmqstore.config import StoreConfig
-    from rmqstore.store.message_store import MessageStore
+    from rmqstore.store.store_state import StoreState
 
-__all__ = ["BACKUP_FILE", "BACKUP_PARTS", "BackupReport", "back_up"]
-
-BACKUP_FILE = "rmqstore-backup.json"
-"""The file in a backup that lists the full files that are copies: size and modification time of each original."""
-BACKUP_PARTS = "rmqstore-backup.parts"
-"""The folder of a backup in which files are made; an interrupted backup leaves it."""
+__all__ = ["BackupReport", "back_up"]
 
 _PIECE = 1 << 22
 _HEADER_SIZE, _ENTRY_SIZE = int(IndexLayout.INDEX_HEADER_SIZE), int(IndexLayout.ENTRY_SIZE)
@@ -71,28 +66,27 @@ class BackupReport:
     max_offset: int = 0
 
 
-def back_up(root: str, target: str | os.PathLike[str], config: StoreConfig | None = None) -> BackupReport:
-    """Back up the store at `root` into the folder `target`, see `MessageStore.backup`."""
-    from rmqstore.store.message_store import MessageStore
-
+def back_up(reader: StoreState, target: str | os.PathLike[str]) -> BackupReport:
+    """Back up a store, which `reader` has open read-only, into the folder `target`, see `MessageStore.backup`."""
+    root, queues = reader.path, reader.queues
     refuse_rocksdb(root)
     refuse_dledger(root)
     check_outside(target, root)
     job = _Backup(root, os.path.abspath(target))
-    with MessageStore.open(root, config=config, read_only=True) as store:
-        job.small_files()
-        for kind in ("consumequeue", "batchconsumequeue"):
-            for topic, queue_id, directory in queue_directories(root, kind):
-                queue = store.queues.find(topic, queue_id)
-                if queue is not None and queue.files.path == directory:
-                    job.stream(directory, queue.files.wrote_where)
-        for _, _, directory in queue_directories(root, "consumequeue_ext"):
-            job.stream(directory, None)
-        if store.index_service is not None:
-            job.index_files(os.path.join(root, "index"), store)
-        store.refresh()
-        job.report.max_offset = store.commit_log.max_offset
-        job.log(store.commit_log.path, job.report.max_offset)
+    job.small_files()
+    for kind in ("consumequeue", "batchconsumequeue"):
+        for topic, queue_id, directory in queue_directories(root, kind):
+            queue = queues.find(topic, queue_id)
+            if queue is not None and queue.files.path == directory:
+                job.stream(directory, queue.files.wrote_where)
+    for _, _, directory in queue_directories(root, "consumequeue_ext"):
+        job.stream(directory, None)
+    if reader.index_service is not None:
+        for name in reader.index_service.names:
+            job.index_file(os.path.join(reader.index_service.path, name), reader.config)
+    reader.refresh(uploads=True)
+    job.report.max_offset = reader.commit_log.max_offset
+    job.log(reader.commit_log.path, job.report.max_offset)
     job.finish()
     return job.report
 
@@ -182,20 +176,16 @@ class _Backup:
             elif end is None or base < end or number == 0:
                 self._written_part(path, size, None if end is None else max(end - base, 0))
 
-    def index_files(self, directory: str, store: MessageStore) -> None:
-        """Take the index files, without entries that a writer has not finished."""
-        assert store.index_service is not None
-        for name in store.index_service.names:
-            path = os.path.join(directory, name)
-            with IndexFile.open(path, store.config, read_only=True) as index:
-                is_full = index.is_full
-            if is_full:
-                self._full_file(path)
-            else:
-                self._index_part(path, store)
+    def index_file(self, path: str, config: StoreConfig) -> None:
+        """Take an index file, without entries that a writer has not finished."""
+        with IndexFile.open(path, config, read_only=True) as index:
+            is_full = index.is_full
+        if is_full:
+            self._full_file(path)
+        else:
+            self._index_part(path, config)
 
-    def _index_part(self, path: str, store: MessageStore) -> None:
-        config = store.config
+    def _index_part(self, path: str, config: StoreConfig) -> None:
         entries = _HEADER_SIZE + int(IndexLayout.SLOT_SIZE) * config.max_hash_slot_num
         name = os.path.relpath(path, self.root)
         fd = open_regular(path)

@@ -356,7 +356,8 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         self._state.check_open()
         if not self.read_only:
             self.flush()
-        return back_up(self.path, path, self.config)
+        with MessageStore.open(self.path, config=self.config, read_only=True) as reader:
+            return back_up(reader._state, path)
 
     def delete_expired_files(self) -> RetentionReport:
         """Delete expired files now; a thread does so by itself in the hours of `delete_when`.

@@ -155,14 +155,14 @@ def config_to_write(root: str, config: StoreConfig | None, reconfigure: bool) ->
         config = saved_config(root)
     elif not reconfigure:
         check_options(root, config)
-    if reconfigure or not (has_store(root) or load_options(root)):
+    if reconfigure or not (has_store(root) or load_options(root, StoreConfig)):
         save_options(root, config)
     return config
 
 
 def saved_config(root: str) -> StoreConfig:
     """Return the config that the store in directory `root` was made with, RocketMQ's defaults for a new store."""
-    return StoreConfig.infer(root) if has_store(root) or load_options(root) else StoreConfig()
+    return StoreConfig.infer(root) if has_store(root) or load_options(root, StoreConfig) else StoreConfig()
 
 
 def config_to_read(root: str, tiered: object) -> StoreConfig:

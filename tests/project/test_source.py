@@ -30,13 +30,13 @@ ORDER = (
     "_unbuilt _version _shown errors arguments texts spans _numpy _bytes _crc32 _python _java_text _properties _core "
     "_record _dispatch _column_sink _columns _rows "
     "files message selection sources config rocksdb timer commitlog consumequeue index consumer flatfile store offline "
-    "polars console cli demo spark __main__"
+    "polars console cli demo spark testing __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.
 SHARED_WITH_RABBITMQ = {"_shown", "_version", "errors", "_bytes", "_core", "_crc32", "files"}
 # The command line is where both sides meet.
 MAY_IMPORT_RABBITMQ = {"cli", "console", "spark"}
-FACADE_LEAVES_OUT = {"cli", "console", "demo", "polars", "rabbitmq", "spark", "__main__"}
+FACADE_LEAVES_OUT = {"cli", "console", "demo", "polars", "rabbitmq", "spark", "testing", "__main__"}
 WEB = {"aiohttp", "bottle", "fastapi", "flask", "http", "jinja2", "socketserver", "starlette", "tornado", "uvicorn"}
 
 # Modules that the package cannot be without: a rule over "all modules" is void if they are not found.
