@@ -185,7 +185,7 @@ class LogPlan:
             log.close()
 
     def open(self) -> CommitLog:
-        """CommitLog: the whole log, read-only, to be closed; nothing is listed."""
+        """Open the whole log read-only, without a listing; the caller closes it."""
         log = CommitLog(self.root, self.config, MappedFilePool(64), read_only=True)
         log.files.take(self.segments, self.end)
         return log
@@ -234,7 +234,7 @@ def _with_lost_ends(log: CommitLog, begin: int, end: int) -> tuple[int, int]:
 
 
 def is_no_file(path: str) -> bool:
-    """bool: something is there that is no regular file."""
+    """Return True if there is something else than a regular file."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -242,13 +242,13 @@ def is_no_file(path: str) -> bool:
 
 
 def segment_path(root: str, config: StoreConfig, phy_offset: int) -> tuple[str, int]:
-    """(str, int): the file that holds this offset of the log, there or not, and the position in it."""
+    """Return the path of the segment for this offset, whether or not it exists, and the position in it."""
     pos = phy_offset % config.mapped_file_size_commit_log
     return os.path.join(root, "commitlog", name_of_offset(phy_offset - pos)), pos
 
 
 def open_log(root: str, config: StoreConfig, piece: Piece) -> CommitLog:
-    """CommitLog: the log of a piece, read-only, to be closed; nothing is listed, and only the piece's segment is in it."""
+    """Open the log read-only with only the segment of a piece, without a listing; the caller closes it."""
     log = CommitLog(root, config, MappedFilePool(2), read_only=True)
     size = config.mapped_file_size_commit_log
     log.files.take([] if piece.missing else [piece.begin - piece.begin % size], piece.end)
@@ -256,7 +256,7 @@ def open_log(root: str, config: StoreConfig, piece: Piece) -> CommitLog:
 
 
 def first_offset(log: CommitLog, piece: Piece) -> int:
-    """int: where the reading of a piece begins: the first place at or after `piece.begin` that a scan of the log comes by.
+    """Return the offset at which reading a piece begins: the first place of a log scan at or after `piece.begin`.
 
     It may be a record, a blank record or a damaged stretch, and be after `piece.end`.
     """
@@ -316,7 +316,7 @@ def _unit_before(directory: str, file_size: int, cut: int) -> tuple[int, int, in
 
 
 def _read_unit(directory: str, base: int, number: int) -> tuple[int, int]:
-    # Phy offset and size; what was never written lies after everything.
+    # Phy offset and size; a unit that was never written counts as after all others.
     fd = open_regular(os.path.join(directory, name_of_offset(base)))
     try:
         data = os.pread(fd, _UNIT_SIZE, number * _UNIT_SIZE)
