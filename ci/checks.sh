@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks that are no tests: ruff, mypy, docstrings, pyright on the stubs, the site of the documents, and wheels: built twice from a
+# Checks other than tests: ruff, spelling, prose, mypy, docstrings, pyright on the stubs, the site of the documents, and wheels: built twice from a
 # source distribution with the same bytes, and installed into a new environment outside the tree, without a compiler, where the
 # session of docs/start.md runs.
 set -euo pipefail
@@ -71,7 +71,7 @@ wheels() {
     clean python -I -c 'import rmqstore.console, rmqstore.offline.metrics, rmqstore.store.columns; print("the extra all brings the console, metrics and columns")'
 }
 
-check "ruff" make lint
+check "ruff, spelling, prose" make lint
 check "mypy" make typecheck
 check "pyright on the stubs" stubs
 check "docstrings" make docstrings

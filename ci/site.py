@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 # Documents of the project's root, which become pages of the site's root.
-BESIDE = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md")
+BESIDE = ("ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "RELEASING.md", "SECURITY.md")
 LINK = re.compile(r"(?<![\\!])\[(?P<text>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
 # A session as a page shows it, and the marks before what somebody types.
 SESSION = re.compile(
