@@ -86,7 +86,7 @@ bench: venv ## every benchmark once: shows that they run, only roughly how fast
 	$(ASV_MACHINE)
 	export RMQSTORE_BENCH_QUICK=1; $(ASV_RUN) --quick --show-stderr $(ASV_ARGS)
 
-bench-peers: venv $(VENV)/.stamp-bench ## beside the real RocketMQ store, LMDB, rocksdict, SQLite, C, a RabbitMQ node, alternately in one run
+bench-peers: venv $(VENV)/.stamp-bench ## next to the real RocketMQ store, LMDB, rocksdict, SQLite, C, a RabbitMQ node, alternately in one run
 	bash ci/java.sh
 	bash ci/rabbitmq.sh
 	$(BIN)/python -m asv_bench.peers $(PEERS_ARGS)

@@ -19,7 +19,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VERSIONS=(3.10 3.12 3.13 3.14 3.15)
 FREE_THREADED_TESTS=(tests/core tests/consumequeue tests/store/test_{answers,columns,concurrency,free_threads,key_source,lifetime,put,reading,scan_threads,table,twelve_threads}.py)
 SELECTION="not slow and not long and not java and not rabbitmq and not spark and not browser"
-# What shows that a version of Spark works: reading, streaming, rebuild and bulk load.
+# Enough to show that a version of Spark works.
 SPARK_TESTS=(tests/spark/test_read.py tests/spark/test_stream.py)
 root="$PWD"
 base="$root/build/pythons"

@@ -1,9 +1,7 @@
-"""Hooks of mkdocs.yml: documents beside docs/ are pages too, and links work in the site as they do in the tree.
+"""Hooks of mkdocs.yml: documents of the project's root are pages too, and links work in the site as they do in the tree.
 
-Owns the list of these documents, and what a copy button copies of a session: the commands, without their prompts and
-without what they answer.  A link that leads to something in the tree which is no page (a test, a data file) becomes
-its text, because a site has nothing there; every other link is left to `mkdocs build --strict`, which fails on one that
-leads nowhere.
+The copy button of a session copies the commands, without prompts and answers.  A link to a file of the tree that is not a
+page (a test, a data file) becomes its text; `mkdocs build --strict` fails on every other broken link.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ INFO = re.compile(r"^(?P<mark>`{3,})(?P<language>\w+) [\w ]+$", re.MULTILINE)
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the documents that lie beside docs/."""
+    """Add the documents of the project's root."""
     for name in BESIDE:
         text = (ROOT / name).read_text(encoding="utf-8")
         if name == "LICENSE":
@@ -40,9 +38,9 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Point links at the site's pages; take the tests' words out of fences."""
+    """Point links at the site's pages; remove the tests' words from fences."""
     source = page.file.src_uri
-    # Where the document lies in the tree, seen from the project's root.
+    # The document's folder, relative to the project's root.
     folder = "" if source in BESIDE or source == "LICENSE.md" else posixpath.join("docs", posixpath.dirname(source))
 
     def linked(found: re.Match[str]) -> str:
@@ -66,7 +64,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
 
 def on_page_content(content: str, *, page: Any, config: Any, files: Files) -> str:
-    """Say of each session what its copy button is to copy; the theme takes `data-copy` before what is shown."""
+    """Set the text of each session's copy button: the theme prefers `data-copy` to the shown text."""
 
     def marked(found: re.Match[str]) -> str:
         commands = html.escape(commands_of(found["code"], found["language"]), quote=True)
@@ -76,7 +74,7 @@ def on_page_content(content: str, *, page: Any, config: Any, files: Files) -> st
 
 
 def commands_of(code: str, language: str) -> str:
-    """What is typed in a session that is shown as HTML: a line each, without prompts."""
+    """Return the commands of a session that is shown as HTML: a line each, without prompts."""
     typed = []
     for line in html.unescape(re.sub("<[^>]+>", "", code)).splitlines():
         for prompt in PROMPTS[language]:
