@@ -260,6 +260,12 @@ def test_a_workflow_runs_the_tests():
         assert (ROOT / script).is_file()
 
 
+def test_every_action_is_pinned_by_commit():
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for used in re.findall(r"uses: *(.*)", path.read_text(encoding="utf-8")):
+            assert re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", used), f"{path.name}: {used}"
+
+
 def test_the_source_distribution_holds_what_git_knows(monkeypatch):
     from setuptools.command.egg_info import FileList
 
