@@ -10,6 +10,7 @@ unit of a consume queue that agrees with its record; from there it steps from he
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -175,11 +176,18 @@ class LogPlan:
         """Raise UnsupportedFormatError if one of `topics` is a light queue, which a scan of the log cannot find."""
         if not any(map(is_light_queue, topics or ())):
             return
+        with self.queues() as (log, queues, _):
+            refuse_light_queues(log, queues.find, topics)
+
+    @contextlib.contextmanager
+    def queues(self) -> Iterator[tuple[CommitLog, ConsumeQueueStore, Undispatched]]:
+        """Open the log and its queues, with units in memory for records that the queues on disk lack."""
         log, queues = self.open(), ConsumeQueueStore(self.root, self.config, MappedFilePool(16), read_only=True)
         try:
             queues.load()
-            Undispatched(self.root, log, queues).look()
-            refuse_light_queues(log, queues.find, topics)
+            undispatched = Undispatched(self.root, log, queues)
+            undispatched.look()
+            yield log, queues, undispatched
         finally:
             queues.close()
             log.close()
@@ -333,22 +341,14 @@ def queue_pieces(plan: LogPlan, selection: Selection, size: int) -> Iterator[Que
 
     Of `selection` topics and queue ids count, and messages before `begin_phy_offset` have no piece.  A batch queue is one.
     """
-    pool = MappedFilePool(16)
-    queues = ConsumeQueueStore(plan.root, plan.config, pool, read_only=True)
-    queues.load()
-    log = plan.open()
     low = min(max(selection.begin_phy_offset or 0, plan.begin), plan.end)
     bounds = []
-    try:
-        Undispatched(plan.root, log, queues).look()
+    with plan.queues() as (_, queues, _):
         for topic, queue_id in queues.keys():
             queue = queues.find(topic, queue_id)
             if queue is not None:
                 bounds.append((queue, *queue.bounds(low)))
                 queue.close()
-    finally:
-        queues.close()
-        log.close()
     units = sum(max(end - begin, 0) for _, begin, end in bounds)
     step = max(size * units // max(plan.end - low, 1), 1)
     for queue, begin, end in bounds:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError, Finding, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.flatfile.flat_files import FlatFiles
@@ -24,7 +23,6 @@ from rmqstore.spark.batches import ADVICE, PieceReader, ReadJob
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.store.tiered import in_log
-from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,13 +110,7 @@ def _known(files: FlatFiles, said: Mapping[int, int] | None, begin: int, end: in
 
 def _local_spans(plan: LogPlan, flat_queues: Sequence[FlatQueue], by_log: bool) -> list[list[Span]]:
     # For each queue of tiered storage the queue offsets that the planned log has.
-    queues = ConsumeQueueStore(plan.root, plan.config, MappedFilePool(16), read_only=True)
-    queues.load()
-    log = plan.open()
-    local: list[AnyConsumeQueue | None] = []
-    try:
-        undispatched = Undispatched(plan.root, log, queues)
-        undispatched.look()
+    with plan.queues() as (log, queues, undispatched):
         if undispatched.left_out is not None:
             raise StoreError(
                 "not all of the log has units, so nobody knows what it shares with tiered storage; rebuild the queues first: "
@@ -132,11 +124,6 @@ def _local_spans(plan: LogPlan, flat_queues: Sequence[FlatQueue], by_log: bool) 
         # A local queue whose messages are all gone still says where it ended.
         ends = [(0, 0) if queue is None else (queue.bounds(plan.begin)[0],) * 2 for queue in local]
         return [spans or [end] for spans, end in zip(known, ends)]
-    finally:
-        for queue in local:
-            if queue is not None:
-                queue.close()
-        log.close()
 
 
 def _cut(queue: FlatQueue, begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
