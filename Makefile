@@ -80,7 +80,7 @@ check: lint typecheck docstrings ## ruff, spelling, prose, mypy, docstrings, and
 		$(wildcard tests/project/test_*docs*.py tests/project/test_*readme*.py)
 
 docs: venv ## the documents as a site, in build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python ci/site.py
 
 bench: venv ## every benchmark once: shows that they run, only roughly how fast
 	$(ASV_MACHINE)

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-# The page for users, and the one with all figures.
+# The page for users, and all figures.
 PERFORMANCE = DOCS / "performance.md"
-BENCHMARKS = DOCS / "benchmarks.md"
+BENCHMARKS = Path(__file__).resolve().with_name("FIGURES.md")
 
 
 def _pattern(name: str) -> re.Pattern[str]:

@@ -7,7 +7,7 @@
 
 ``--axis`` measures commands and calls at three sizes, ten and a hundred times apart, of one number (`AXES`).
 
-Owns what is measured there, the plots, and their place in docs/benchmarks.md.  The figures are of one machine and one run; the
+Owns what is measured there, the plots, and their place in asv_bench/FIGURES.md.  The figures are of one machine and one run; the
 shapes are what counts.
 """
 
@@ -535,7 +535,7 @@ def markdown(result: dict[str, Any]) -> str:
         _, x_label, y_label, title = PARTS[part]
         numbers = sorted({int(point["x"]) for points in series.values() for point in points})
         lines += [
-            f"![{title}](growth/{part}.svg)",
+            f"![{title}](../docs/growth/{part}.svg)",
             "",
             f"| {x_label} | {' | '.join(f'{number:,}'.replace(',', ' ') for number in numbers)} |",
             "|---" * (len(numbers) + 1) + "|",
@@ -574,7 +574,7 @@ def write(result: dict[str, Any]) -> None:
 @click.option("--axis", "axes", multiple=True, type=click.Choice(list(AXES)), help="Only this axis; repeatable.")
 @click.option("--quick", is_flag=True, help="Small sizes: shows that everything runs.")
 @click.option("--scratch", type=click.Path(exists=True, file_okay=False), help="A folder on the disk to measure.")
-@click.option("--document", "documented", is_flag=True, help="Write docs/growth and its place in docs/benchmarks.md.")
+@click.option("--document", "documented", is_flag=True, help="Write docs/growth and its place in asv_bench/FIGURES.md.")
 def main(only: tuple[str, ...], axes: tuple[str, ...], quick: bool, scratch: str | None, documented: bool) -> None:
     """Measure how cost grows with size, write build/growth.json, and with --document the plots of the documentation."""
     if quick and documented:

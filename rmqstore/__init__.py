@@ -39,6 +39,7 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreError,
     StoreLockedError,
+    StoreNotFoundError,
     StorePoisonedError,
     UnsupportedFormatError,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "StoreDescription",
     "StoreError",
     "StoreLockedError",
+    "StoreNotFoundError",
     "StorePoisonedError",
     "StoreStats",
     "UnsupportedFormatError",

@@ -341,7 +341,7 @@ static inline void rmq_put_view(unsigned char *to, const unsigned char *p, int64
 #endif
 }
 
-/* Number of bytes before the first that is `wanted`, n if there is none; `room` bytes may be read. */
+/* The number of bytes before the first `wanted` one, or n; `room` bytes may be read. */
 static inline int64_t rmq_before(const unsigned char *p, int wanted, int64_t n, int64_t room) {
     const unsigned char *found;
     room = RMQ_READABLE(n, room);

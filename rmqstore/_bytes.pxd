@@ -1,4 +1,4 @@
-# What every compiled module shares (_bytes.h): byte order, the order of stores, copies and comparisons of short texts.
+# Declarations of _bytes.h: byte order, the order of stores, copies and comparisons of short texts.
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, uint64_t
 
@@ -10,10 +10,10 @@ cdef extern from "_bytes.h":
     void put_i16 "rmq_put_i16"(unsigned char* p, int16_t x) noexcept nogil
     void put_i32 "rmq_put_i32"(unsigned char* p, int32_t x) noexcept nogil
     void put_i64 "rmq_put_i64"(unsigned char* p, int64_t x) noexcept nogil
-    # Whether AddressSanitizer, or ThreadSanitizer, watches this build.
+    # True in builds with AddressSanitizer, or ThreadSanitizer.
     bint WATCHES_ADDRESSES "RMQ_WATCHES_ADDRESSES"
     bint WATCHES_THREADS "RMQ_WATCHES_THREADS"
-    # Numbers that others read meanwhile: at a multiple of their size, and `..._at` anywhere.
+    # Numbers that other threads and processes read: at a multiple of their size, and `..._at` anywhere.
     int32_t load_i32 "rmq_load_i32"(const unsigned char* p) noexcept nogil
     int64_t load_i64 "rmq_load_i64"(const unsigned char* p) noexcept nogil
     void store_i32 "rmq_store_i32"(unsigned char* p, int32_t x) noexcept nogil
@@ -33,7 +33,7 @@ cdef extern from "_bytes.h":
     void release "rmq_release"(int64_t* p) noexcept nogil
     int64_t atomic_load "rmq_atomic_load"(int64_t* p) noexcept nogil
     unsigned char* atomic_take "rmq_atomic_take"(unsigned char** p) noexcept nogil
-    # Of any two numbers: what does not fit wraps.
+    # Both wrap on overflow.
     int64_t sum_of "rmq_sum"(int64_t a, int64_t b) noexcept nogil
     int64_t difference_of "rmq_difference"(int64_t a, int64_t b) noexcept nogil
     void prefetch "rmq_prefetch"(const void* p) noexcept nogil

@@ -57,40 +57,40 @@ cdef enum:
     # Columns of texts or bytes: with views each value takes VIEW_SIZE bytes of `main`, likewise each text of a child.
     HAS_VIEWS = HAS_OFFSETS & ~(1 << COL_KEYS | 1 << COL_PROPERTIES)
     VIEW_SIZE = 16
-    # Columns that are told apart by these where few are asked for.
+    # Groups of columns, tested first if few are requested.
     IN_BODY = 1 << COL_BODY | 1 << COL_BODY_STORED
     IN_HEAD = 1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_BORN_HOST | 1 << COL_STORE_HOST
-    # Those of a scan that names none.
+    # The columns of a scan that names none.
     USUAL_COLUMNS = (1 << COL_NUM) - 1 & ~(1 << COL_UNIQUE_KEY | 1 << COL_BODY_STORED) | 1 << COL_VALUES
     NEEDS_PROPERTIES = 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_UNIQUE_KEY
     SYS_COMPRESSED = 0x1
-    # What a text may take beyond its bytes, so that it is copied in whole steps.
+    # Spare bytes after a text, so that it is copied in whole steps.
     TEXT_SLACK = 64
     MAX_SPANS = 8200         # of a properties text of 32767 bytes
     SPAN_ROOM = 2 * MAX_SPANS
-    STAGED_ROWS = 64         # so many records are parsed before their columns are written, one column after the other
+    STAGED_ROWS = 64         # records that are parsed before their columns are written, one column after the other
     NAME_SLOTS = 32768       # also enough bytes for any properties text after its decoding
     HOST_SLOTS = 256         # of each kind: born or stored, IPv4 or IPv6
     HOST_ROOM = 96           # length of the address bytes, these, length of the text, the text
     HOST_KEY = 1
     HOST_TEXT_LEN = 24
-    HOST_POS = 28            # where the text stands in the data of a batch with views, if it does
+    HOST_POS = 28            # position of the text in the data of a batch with views, if it was copied there
     HOST_TEXT = 32
-    LAYOUTS = 32             # one for each length of a properties text and of a topic, as far as their sum goes
-    LAYOUT_PATIENCE = 32     # so many texts in a row have to differ from one before another is learnt, which takes long
-    ID_SIZE = 32             # digits of the message id of a record with an IPv4 host
+    LAYOUTS = 32             # slots, chosen by the lengths of properties text and topic
+    LAYOUT_PATIENCE = 32     # texts in a row that must differ from a layout before it is replaced, which is slow
+    ID_SIZE = 32             # digits of a message id with an IPv4 host
     MAX_REGIONS = 64
-    # What is kept of the memory of batches before: so many rooms and bytes at most, and none that malloc has at hand.
+    # Limits of the memory kept for later batches; blocks below SMALL_ROOM are left to malloc.
     POOL_ROOMS = 256
     POOL_BYTES = 16 * 1024 * 1024
     SMALL_ROOM = 4096
-    # Inner answers of stage_row and write_rows beside the verdicts.
+    # Results of stage_row and write_rows in addition to the verdicts.
     NEED_ROOM = 110
     NEED_BODY = 111
     NEED_HOST = 112
-    PASSED_OVER = 113
+    SKIPPED = 113
     WRITE_FIRST = 114
-    NO_WRITER = 115          # a column that nobody fills: a fault of this source
+    NO_WRITER = 115          # a column without a writer: a bug
 
 
 ctypedef uint8_t Copies
@@ -98,7 +98,7 @@ ctypedef uint64_t Views
 
 
 cdef struct StagedRow:
-    # A parsed record that becomes a row; good for as long as its segment stays pinned.
+    # A parsed record that becomes a row; valid while its segment stays pinned.
     const unsigned char* p
     int64_t room
     # With views: the number of the record's buffer and the address of its first byte.
@@ -109,7 +109,7 @@ cdef struct StagedRow:
     int64_t body_room
     bint body_lent
     PropertySpan* spans
-    PropertyLayout* layout  # NULL for a text that was taken apart by itself
+    PropertyLayout* layout  # NULL for a text that was split without a known layout
     KnownSpans known
     int32_t span_num
     int valid
@@ -118,7 +118,7 @@ cdef struct StagedRow:
 
 
 cdef struct ColumnSink:
-    # Where the next row goes: addresses in the arrays of one ArrowColumns, asked for in every pass.
+    # The output of one pass: addresses in the arrays of one ArrowColumns.
     int64_t mask
     int64_t count
     int64_t capacity
@@ -135,7 +135,7 @@ cdef struct ColumnSink:
     int64_t null_num[BUFFER_NUM]
     unsigned char* hosts
     PropertySpan* spans
-    # What `split_usual` found, in the first spans.
+    # The result of `split_usual`, in the first spans.
     KnownSpans split_known
     int32_t split_num
     PropertyLayout* layouts
@@ -146,7 +146,7 @@ cdef struct ColumnSink:
     int check_crc
     bint views
     int64_t* lent_ends
-    # Records that are parsed and not written yet, and what they need in sum.
+    # Records that are parsed and not written yet, and the sums of their sizes.
     StagedRow rows[STAGED_ROWS]
     int64_t row_num
     int64_t span_used
@@ -154,25 +154,23 @@ cdef struct ColumnSink:
     int64_t properties_need
     int64_t body_need
     int64_t body_stored_need
-    # The decompressed body of the row that asked for it; NULL: it is not what its flag says.
+    # The decompressed body of the row that needs it; NULL if it cannot be decompressed.
     const unsigned char* body
     int64_t body_len
     bint body_ready
-    # What the row that does not fit needs.
+    # The column that is too small for the next row, and the bytes that it needs.
     int32_t wanting
     int64_t wanted
-    # The record that asked for something, where records are looked up.
+    # In lookups: the record that needs something.
     int32_t number
     int64_t pos
-    # The topic of the record before, NULL where there is none, whether it is one of those that are asked for, and its
-    # view where it is UTF-8.
+    # The topic of the previous record or NULL, whether it is selected, and its view if it is UTF-8.
     const unsigned char* topic
     int32_t topic_len
     bint topic_wanted
     bint topic_valid
     unsigned char topic_view[VIEW_SIZE]
-    # The hosts of the row before, if that was written in one pass: their eight bytes and views, and the digits of the
-    # second.
+    # The hosts of the previous row, if it was written in one pass: bytes and views; digits of the second.
     bint host_known[2]
     uint64_t host[2]
     unsigned char host_view[2][VIEW_SIZE]
@@ -180,7 +178,7 @@ cdef struct ColumnSink:
 
 
 cdef inline int64_t put_text(unsigned char* to, const unsigned char* p, int64_t n, int64_t room, bint valid) noexcept nogil:
-    # The bytes that the text took; `room` bytes may be read from p on.
+    # Returns the number of bytes written; `room` bytes may be read at p.
     if valid:
         copy_bytes(to, p, n, room)
         return n
@@ -208,7 +206,7 @@ cdef inline void set_bit(unsigned char* bits, int64_t i) noexcept nogil:
 
 
 cdef inline void mark_valid(ColumnSink* s, int column, int64_t i, bint valid) noexcept nogil:
-    # Bits are written from the first null on: a column without one is handed over without them.
+    # Bits are written once a column has its first null: a column without nulls has no bitmap.
     cdef int64_t k
     if not valid:
         if s.null_num[column] == 0:
@@ -242,7 +240,7 @@ cdef inline int put_decimal(unsigned char* to, int64_t value) noexcept nogil:
 
 
 cdef inline unsigned char* host_slot(unsigned char* hosts, int column, const unsigned char* host, int32_t n) noexcept nogil:
-    # Each kind has slots of its own: the hosts of one record must not drive each other out.
+    # Each kind has its own slots, so that the hosts of one record do not evict each other.
     cdef uint64_t a, b = 0
     memcpy(&a, host, 8)
     if n == 20:
@@ -252,7 +250,7 @@ cdef inline unsigned char* host_slot(unsigned char* hosts, int column, const uns
 
 
 cdef inline bint lacks_host(ColumnSink* s, int column, const unsigned char* host, int32_t n) noexcept nogil:
-    # The text of an IPv6 address comes from outside.
+    # The text of an IPv6 address is made by the caller.
     cdef unsigned char* slot
     if n == 8:
         return False
@@ -263,8 +261,8 @@ cdef inline bint lacks_host(ColumnSink* s, int column, const unsigned char* host
     return True
 
 
-cdef inline unsigned char* told_host(ColumnSink* s, int column, const unsigned char* host, int32_t n) noexcept nogil:
-    # The slot with the text "a.b.c.d:port"; the same few hosts come again and again.
+cdef inline unsigned char* host_text(ColumnSink* s, int column, const unsigned char* host, int32_t n) noexcept nogil:
+    # The slot with the text "a.b.c.d:port", cached because stores have few hosts.
     cdef unsigned char* slot = host_slot(s.hosts, column, host, n)
     cdef unsigned char* text = slot + HOST_TEXT
     cdef int used, k
@@ -287,9 +285,8 @@ cdef inline bint same_name(const unsigned char* data, const int32_t* offsets, in
 
 
 cdef inline bint repeats(ColumnSink* s, const int32_t* offsets, int64_t n) noexcept nogil:
-    # Whether two of the `n` names are equal that were just written; `offsets` are theirs in the data.  chosen[k] becomes the
-    # number of the property whose value the k-th takes, -1 where an earlier one has the same name: a dict's first place and
-    # last value.
+    # True if two of the `n` names at `offsets` are equal.  Equal names are resolved as in a dict: first place, last value.
+    # chosen[k] becomes the number of the property that gives the k-th its value, -1 for a repeated name.
     cdef int64_t k, at
     cdef const unsigned char* data = s.data[COL_PROPERTIES]
     cdef bint found = False
@@ -311,20 +308,20 @@ cdef inline bint repeats(ColumnSink* s, const int32_t* offsets, int64_t n) noexc
 
 
 ctypedef fused Form:
-    # How texts and bytes are written, for the compiler: copies, or views of the records.
+    # Compile-time flag: texts and bytes are copied, or are views of the records.
     Copies
     Views
 
 
 cdef struct TextOut:
-    # Where the texts or bytes of a column go, or those of a child: their ends or views, and the data that they are copied to.
+    # The output of a column of texts or bytes, or of a child: ends or views, and the data.
     unsigned char* main
     unsigned char* data
     int64_t used
 
 
 cdef inline TextOut text_out(ColumnSink* s, int column, Form form) noexcept nogil:
-    # For the rows that are staged.
+    # The output for the staged rows.
     cdef TextOut out
     out.main = s.main[column] + (VIEW_SIZE * s.count if Form is Views else <int64_t>sizeof(int32_t) * (s.count + 1))
     out.data, out.used = s.data[column], s.data_used[column]
@@ -332,7 +329,7 @@ cdef inline TextOut text_out(ColumnSink* s, int column, Form form) noexcept nogi
 
 
 cdef inline TextOut child_out(ColumnSink* s, int column, Form form) noexcept nogil:
-    # For the texts of lists; number 0 is the first of the batch.
+    # The output for the texts of lists; number 0 is the first of the batch.
     cdef TextOut out
     out.main = <unsigned char*>s.child[column] + (0 if Form is Views else <int64_t>sizeof(int32_t))
     out.data, out.used = s.data[column], s.data_used[column]
@@ -352,7 +349,7 @@ cdef inline void put_own(TextOut* out, int64_t i, int64_t n, Form form) noexcept
 
 cdef inline void put_value(TextOut* out, int64_t i, StagedRow* row, const unsigned char* p, int64_t n, int64_t room,
                            bint valid, Form form) noexcept nogil:
-    # A text of the record; with views only one that is not the UTF-8 of what Java reads goes to the data.
+    # A text of the record.  With views only malformed UTF-8 is copied, as Java decodes it.
     cdef int64_t taken
     if Form is Copies:
         put_own(out, i, put_text(out.data + out.used, p, n, room, valid), form)
@@ -390,7 +387,7 @@ cdef inline void write_topics(ColumnSink* s, Form form) noexcept nogil:
 
 
 cdef inline int64_t put_message_id(unsigned char* to, StagedRow* row) noexcept nogil:
-    # Upper-case hexadecimal digits of the store host and the phy offset; how many.
+    # Write the upper-case hexadecimal digits of store host and phy offset; returns their number.
     if row.r.store_host_len == 8:
         put_hex_8_8(to, row.p + row.r.store_host_pos, row.p + RECORD_PHY_OFFSET)
         return 32
@@ -408,7 +405,7 @@ cdef inline void write_message_ids(ColumnSink* s, Form form) noexcept nogil:
 
 
 cdef inline void put_host(TextOut* out, int64_t i, unsigned char* slot, Form form) noexcept nogil:
-    # With views the text of a host is written once for a batch, as long as no other host takes its slot.
+    # With views the text of a host is written once a batch, unless another host takes its slot.
     cdef int64_t length = slot[HOST_TEXT_LEN]
     cdef int32_t pos
     if Form is Views:
@@ -423,10 +420,10 @@ cdef inline void put_host(TextOut* out, int64_t i, unsigned char* slot, Form for
 
 
 cdef inline void view_host(ColumnSink* s, int column, unsigned char* to, const unsigned char* host, int32_t n) noexcept nogil:
-    # The view of one host, which goes to `to`.
+    # Write the view of one host to `to`.
     cdef TextOut out = text_out(s, column, <Views>0)
     out.main = to
-    put_host(&out, 0, told_host(s, column, host, n), <Views>0)
+    put_host(&out, 0, host_text(s, column, host, n), <Views>0)
     s.data_used[column] = out.used
 
 
@@ -445,9 +442,9 @@ cdef inline void write_hosts(ColumnSink* s, int column, Form form) noexcept nogi
         else:
             host, n = row.p + row.r.store_host_pos, row.r.store_host_len
         memcpy(&here, host, 8)
-        # Mostly that of the row before.
+        # Usually the host of the previous row.
         if n != 8 or last_n != 8 or here != last:
-            slot = told_host(s, column, host, n)
+            slot = host_text(s, column, host, n)
         elif Form is Views:
             memcpy(out.main + VIEW_SIZE * i, out.main + VIEW_SIZE * (i - 1), VIEW_SIZE)
             continue
@@ -529,7 +526,7 @@ cdef inline void write_keys(ColumnSink* s, Form form) noexcept nogil:
 
 cdef inline bint names_repeat(ColumnSink* s, TextOut* out, StagedRow* row, const unsigned char* text,
                               int64_t room) noexcept nogil:
-    # `repeats` of the names of a row, which are written after the names' data for that and left there for nobody.
+    # `repeats` for the names of a row, which are written to the free space after the data.
     cdef int64_t used = out.used, k
     cdef PropertySpan* span
     s.name_ends[0] = <int32_t>used
@@ -542,8 +539,8 @@ cdef inline bint names_repeat(ColumnSink* s, TextOut* out, StagedRow* row, const
 
 cdef inline int64_t put_property_views(ColumnSink* s, int64_t num, const PropertyLayout* layout,
                                        const unsigned char* text, int32_t buffer, int64_t pos) noexcept nogil:
-    # The names and values of a text that fits and stands at `pos` of a buffer, as those from `num` on; how many there
-    # are then.
+    # Write names and values of a text that matches `layout`, at `pos` of a buffer, beginning with number `num`; returns
+    # the number after the last.
     cdef unsigned char* names = <unsigned char*>s.child[COL_PROPERTIES] + VIEW_SIZE * num
     cdef unsigned char* values = <unsigned char*>s.child[COL_VALUES] + VIEW_SIZE * num
     cdef int32_t k, span_num = layout.span_num
@@ -678,7 +675,7 @@ cdef inline int write_bits(ColumnSink* s, int column) noexcept nogil:
 
 
 cdef inline bint lack_room(ColumnSink* s) noexcept nogil:
-    # Whether the staged rows do not fit, at their largest.  Text triples where every byte is malformed.
+    # True if the staged rows may not fit.  A text of malformed bytes triples.
     cdef int64_t mask = s.mask, texts = 3 * s.properties_need + TEXT_SLACK, hosts = TEXT_SLACK * s.row_num
     return ((mask & 1 << COL_BODY and lacks_room(s, COL_BODY, s.body_need + TEXT_SLACK))
             or (mask & 1 << COL_BODY_STORED and not s.views and lacks_room(s, COL_BODY_STORED, s.body_stored_need + TEXT_SLACK))
@@ -696,7 +693,7 @@ cdef inline bint lack_room(ColumnSink* s) noexcept nogil:
 
 
 cdef inline int write_rows(ColumnSink* s) noexcept nogil:
-    # The staged rows, one column after the other; all of them or, where there is no room, none.
+    # Write the staged rows, one column after the other: all of them, or none if a column lacks room.
     cdef int64_t mask = s.mask
     cdef int column, verdict
     if s.row_num == 0:

@@ -1,9 +1,9 @@
-"""Records as columns of Apache Arrow, for whoever reads many messages.
+"""Records as columns of Apache Arrow, for reading many messages.
 
-Owns `ArrowColumns`, which takes records apart into the buffers of Arrow arrays (`_column_sink` writes the columns),
-with the memory of these (`Room`), and `KeyTexts`, the keys that are looked up many at a time.  It knows no file and
-decides nothing: damage is a verdict or a mark in the column `corrupt`.  Invariants are those of `_core`; the address of
-an array is asked for in every pass, and memory is used again only when nobody holds it.
+`ArrowColumns` parses records into the buffers of Arrow arrays (`_column_sink` writes the columns), `Room` is the memory
+of these, and `KeyTexts` the keys of a batch lookup.  The module knows no file and has no policy: damage is a verdict or a
+mark in the column `corrupt`.  Invariants are those of `_core`; the address of an array is taken in every pass, and memory
+is reused only when nothing holds it.
 """
 
 cimport cython
@@ -24,7 +24,7 @@ from rmqstore._column_sink cimport (
     COL_TOPIC, COL_UNIQUE_KEY, COL_VALUES, ColumnSink, HAS_CHILD, HAS_NULLS, HAS_OFFSETS, HAS_TEXT, HAS_VIEWS,
     HOST_KEY, HOST_ROOM, host_slot, HOST_SLOTS, HOST_TEXT, HOST_TEXT_LEN, ID_SIZE, IN_BODY, IN_HEAD, IS_INT64,
     lacks_host, lacks_room, LAYOUT_PATIENCE, LAYOUTS, mark_valid, MAX_REGIONS, MAX_SPANS, NAME_SLOTS, NEED_BODY,
-    NEED_HOST, NEED_ROOM, NEEDS_PROPERTIES, NO_WRITER, PASSED_OVER, POOL_BYTES, POOL_ROOMS, put_property_views, set_bit,
+    NEED_HOST, NEED_ROOM, NEEDS_PROPERTIES, NO_WRITER, SKIPPED, POOL_BYTES, POOL_ROOMS, put_property_views, set_bit,
     SMALL_ROOM, SPAN_ROOM, STAGED_ROWS, StagedRow, SYS_COMPRESSED, TEXT_SLACK, USUAL_COLUMNS, view_host, VIEW_SIZE,
     WRITE_FIRST, write_rows,
 )
@@ -125,7 +125,7 @@ cdef inline PropertyLayout* layout_of(ColumnSink* s, int32_t topic_len, int32_t 
 
 
 cdef inline bint is_to_be_learnt(PropertyLayout* layout) noexcept nogil:
-    # Whether a text that does not fit takes the place of the one that the layout is of.
+    # True if a text that does not match the layout replaces it.
     layout.misses += 1
     if layout.n > 0 and layout.misses < LAYOUT_PATIENCE:
         return False
@@ -167,14 +167,14 @@ cdef inline int64_t mask_of(ColumnSink* s, Asked asked) noexcept nogil:
 
 
 cdef struct ViewRun:
-    # Where the next row goes of those that are written in one pass.
+    # The output position of rows that are written in one pass.
     int64_t count, id_used, key_num, property_num
-    # How many rows, keys and properties there may be.
+    # Limits of rows, keys and properties.
     int64_t row_room, key_room, property_room
-    # The buffer that the views lead into, and its first byte.
+    # The buffer that the views point into, and its first byte.
     int32_t buffer
     const unsigned char* origin
-    # Where the last record ends that was written, NULL where none was.
+    # The end of the last written record, or NULL.
     const unsigned char* end
 
 
@@ -373,7 +373,7 @@ cdef inline void put_texts(ColumnSink* s, Asked asked, ViewRun* run, const Prope
             (<int32_t*>s.main[COL_PROPERTIES])[i + 1] = <int32_t>run.property_num
     elif mask & NEEDS_PROPERTIES:
         if mask & 1 << COL_PROPERTIES:
-            # What other columns hold of it is a copy of these.
+            # Other columns copy their texts from these.
             values = <unsigned char*>s.child[COL_VALUES] + VIEW_SIZE * run.property_num
             run.property_num = put_property_views(s, run.property_num, layout, text, run.buffer, text - run.origin)
             (<int32_t*>s.main[COL_PROPERTIES])[i + 1] = <int32_t>run.property_num
@@ -387,7 +387,7 @@ cdef inline void put_texts(ColumnSink* s, Asked asked, ViewRun* run, const Prope
 
 
 cdef inline bint has_room_for(int64_t mask, ViewRun* run, int32_t span_num, int32_t properties_len) noexcept nogil:
-    # Whether the properties of the next row surely fit; each key takes a byte of them.
+    # True if the properties of the next row surely fit; each key takes at least one byte of them.
     return not ((mask & 1 << COL_KEYS and run.key_num + properties_len > run.key_room)
                 or (mask & 1 << COL_PROPERTIES and run.property_num + span_num > run.property_room))
 
@@ -433,7 +433,7 @@ cdef bint is_otherwise_of_queue(unsigned char* scratch, const unsigned char* p, 
 cdef inline bint spans_have_key(const unsigned char* text, int64_t room, PropertySpan* spans, KnownSpans* known,
                                 bint valid, unsigned char* scratch, const unsigned char* key, int64_t size,
                                 int kinds) noexcept nogil:
-    # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag.  `room` bytes may be read from the text's begin on.
+    # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag.  `room` bytes may be read at the text.
     cdef int64_t start, end
     cdef PropertySpan* span
     if kinds & 1 and known.unique_key >= 0:
@@ -464,7 +464,7 @@ cdef struct KeyView:
 
 
 cdef struct WantedKey:
-    # What the record at a place must have, and how many of a run of places with this key became rows.
+    # The key that the record at a place must have, and the number of rows of its run of places.
     KeyView view
     int64_t number, row_num, max_num
     int kinds
@@ -666,13 +666,13 @@ cdef class ArrowColumns:
     cdef bint ready
     cdef int check_crc
     cdef object decompress, host_text
-    # Of each column `Room`s, but for `valid` and for bits, which are arrays; None where there is none.
+    # For each column a `Room` or None; `valid` and bits are arrays.
     cdef list main, valid, data, child
     cdef RoomPool pool
     cdef object hosts, spans, layouts, chosen, name_ends, name_slots
     cdef readonly bint views
-    # The stretches of segments that the views of this batch lead into, as phy positions; the end counts from the begin on,
-    # and is 0 where no view leads into it yet.
+    # The parts of segments that the views of this batch point into, as positions; an end is relative to its begin, 0 before
+    # the first view.
     cdef list lent
     cdef int64_t[MAX_REGIONS] lent_begins
     cdef int64_t[MAX_REGIONS] lent_ends
@@ -681,7 +681,7 @@ cdef class ArrowColumns:
     cdef int64_t[BUFFER_NUM] null_num
     cdef int64_t[BUFFER_NUM] data_size
     cdef int64_t[BUFFER_NUM] child_size
-    # What a row must have to be taken.
+    # The conditions that a row must meet.
     cdef TopicTable topics, tags
     cdef object queue_ids
     cdef int64_t begin_timestamp, end_timestamp
@@ -725,13 +725,13 @@ cdef class ArrowColumns:
         self.count, self.ready = 0, False
 
     def __dealloc__(self):
-        # There is none where the arguments were wrong.
+        # None after wrong arguments.
         if self.pool is not None:
             self.pool.close()
 
     def choose(self, topics=None, queue_ids=None, tags=None, int64_t begin_timestamp=-INT64_MAX - 1,
                int64_t end_timestamp=INT64_MAX):
-        """Say which records become rows; what is None is not asked.
+        """Choose the records that become rows; None = any.
 
         Parameters
         ----------
@@ -811,10 +811,10 @@ cdef class ArrowColumns:
         self.aim_column(s, column)
 
     cdef int aim_column(self, ColumnSink* s, int i) except -1:
-        # Where the text of a column goes, and how much of it.
+        # Set the output of a column's texts, and its size.
         s.data[i] = address_of(self.data[i])
         s.child[i] = <int32_t*>address_of(self.child[i])
-        # Where a position in the data has 32 bits, more of it is of no use.
+        # A position in the data has 32 bits.
         s.data_room[i] = 0 if self.data[i] is None else min((<Room>self.data[i]).size, INT32_MAX)
         s.child_room[i] = 0 if self.child[i] is None else (<Room>self.child[i]).size // (
             VIEW_SIZE if self.views else sizeof(int32_t))
@@ -854,8 +854,8 @@ cdef class ArrowColumns:
             self.null_num[i] = s.null_num[i]
 
     cdef int lend_region(self, Region region, int64_t begin, uint64_t taken) except -1:
-        # The number of the buffer that holds `region` from `begin` on, or an earlier place; 0 where a batch can lead into no
-        # more.  `taken` are the bits of those that the caller has asked for already.
+        # The number of the buffer that holds `region` beginning at or before `begin`; 0 if a batch can hold no more.
+        # `taken` are the bits of buffers that the caller has already.
         cdef int i, num = len(self.lent), unused = -1
         for i in range(num):
             if self.lent[i] is region and self.lent_begins[i] <= begin:
@@ -927,28 +927,28 @@ cdef class ArrowColumns:
         cdef const unsigned char* text = p + r.properties_pos
         cdef PropertySpan* span
         if not self.begin_timestamp <= r.store_timestamp <= self.end_timestamp:
-            return PASSED_OVER
+            return SKIPPED
         if not self.any_queue and not self.wants_queue(ids, id_num, r.queue_id):
-            return PASSED_OVER
+            return SKIPPED
         if self.topics is not None:
             if not is_known_topic(s, p, r):
                 self.know_topic(s, p + r.topic_pos, r.topic_len, row.room - r.topic_pos, row.buffer, row.origin)
             if not s.topic_wanted:
-                return PASSED_OVER
+                return SKIPPED
         if wanted != NULL and not same_text(<unsigned char*>s.name_slots, p + r.topic_pos, r.topic_len, wanted.view.topic,
                                             wanted.view.topic_size):
-            return PASSED_OVER
+            return SKIPPED
         row.span_num, row.layout = 0, NULL
         if s.mask & NEEDS_PROPERTIES or wanted != NULL or self.tags is not None:
             split_row(s, row, text)
         if wanted != NULL and not spans_have_key(text, row.room - r.properties_pos, row.spans, &row.known,
                                                  row.valid, <unsigned char*>s.name_slots, wanted.view.key, wanted.view.key_size,
                                                  wanted.kinds):
-            return PASSED_OVER
+            return SKIPPED
         if self.tags is not None:
             span = row.spans + row.known.tags
             if row.known.tags < 0 or not has_text(s, self.tags, text + span.split + 1, span.end - span.split - 1):
-                return PASSED_OVER
+                return SKIPPED
         return stage_row(s, row)
 
     cdef int fill_rows(self, ColumnSink* s, const unsigned char* base, int64_t* pos, int64_t size, int64_t limit,
@@ -958,7 +958,7 @@ cdef class ArrowColumns:
         cdef int verdict, written
         cdef int64_t at, before_run, most = 1
         cdef bint in_one_pass = s.views and self.tags is None
-        # What found no room last time.
+        # The rows that lacked room last time.
         written = write_rows(s)
         if written != RECORD:
             return written
@@ -985,7 +985,7 @@ cdef class ArrowColumns:
                     prefetch_stream(row.p, row.r.total_size, row.room)
                     row.ok, row.buffer, row.origin = True, buffer, origin
                     verdict = self.take_row(s, row, ids, id_num, NULL)
-                if verdict == RECORD or verdict == PASSED_OVER:
+                if verdict == RECORD or verdict == SKIPPED:
                     pos[0] = at + row.r.total_size
                     continue
             written = write_rows(s)
@@ -1003,7 +1003,7 @@ cdef class ArrowColumns:
         return stored if self.decompress is None else self.decompress(stored, r.sys_flag)
 
     cdef bint provide(self, ColumnSink* s, int verdict, const unsigned char* p, int64_t room) except -1:
-        # What the record at p needs to become a row; False if it was not that.
+        # Provide what the record at p lacks to become a row; False for other verdicts.
         cdef RecordView r
         cdef unsigned char* slot
         cdef const unsigned char* host
@@ -1016,7 +1016,7 @@ cdef class ArrowColumns:
         if verdict != NEED_HOST:
             return False
         if parse_record(p, room, &r) != RECORD:
-            # It changed meanwhile; the next look at it says what it is.
+            # The record changed; the next pass judges it.
             return True
         host = p + RECORD_BORN_HOST if s.wanting == COL_BORN_HOST else p + r.store_host_pos
         n = r.born_host_len if s.wanting == COL_BORN_HOST else r.store_host_len
@@ -1029,22 +1029,22 @@ cdef class ArrowColumns:
         return True
 
     def fill(self, Region region not None, int64_t pos, int64_t limit, int64_t base_offset):
-        """Append rows for the chosen records from `pos` on; the GIL is released.
+        """Append rows for the chosen records, beginning at `pos`; the GIL is released.
 
         Parameters
         ----------
         region : Region
             A commit-log segment.
         pos, limit : int
-            Where to begin and where to stop, positions in the segment.
+            The first position in the segment, and the one to stop at.
         base_offset : int
-            Absolute offset of the segment's first byte; a record that states another place ends the pass.
+            Absolute offset of the segment's first byte; a record with another offset ends the pass.
 
         Returns
         -------
         (int, Verdict)
-            The position of the first record that was not looked at and why the pass ended there; COLUMNS_FULL: call `take` and
-            go on.  A record whose CRC fails becomes a row.
+            The position of the first record that was not read and the reason; COLUMNS_FULL: call `take` and continue.  A
+            record whose CRC fails becomes a row.
         """
         if limit > region.size:
             limit = region.size
@@ -1114,7 +1114,7 @@ cdef class ArrowColumns:
                         wanted.there = texts.look(wanted.number, &wanted.view)
                     if not wanted.there or wanted.row_num >= wanted.max_num:
                         number = -1
-                verdict = PASSED_OVER
+                verdict = SKIPPED
                 if 0 <= number < region_num:
                     pos = phy_offsets[at[0]] - base_offsets[number]
                     if 0 <= pos < room[number]:
@@ -1130,7 +1130,7 @@ cdef class ArrowColumns:
                                 row.ok = is_otherwise_of_queue(<unsigned char*>s.name_slots, row.p, row.room, &row.r, queue,
                                                                queue.queue_offsets[at[0]])
                             verdict = self.take_row(s, row, ids, id_num, wanted)
-                if verdict == RECORD or verdict == PASSED_OVER:
+                if verdict == RECORD or verdict == SKIPPED:
                     if verdict == RECORD:
                         taken[at[0]] = 1
                         if wanted != NULL:
@@ -1171,7 +1171,7 @@ cdef class ArrowColumns:
         Returns
         -------
         int
-            The first place that was not looked at, because the columns are full; the number of places at the end.
+            The first place that was not read, because the columns are full; the number of places at the end.
         """
         if sizes.shape[0] not in (0, phy_offsets.shape[0]):
             raise ValueError(f"{phy_offsets.shape[0]} places, {sizes.shape[0]} sizes")
@@ -1197,11 +1197,11 @@ cdef class ArrowColumns:
         key_numbers : array of int32
             For each place the number of its key in `texts`.
         kinds : int
-            Where to look for the key: 1 = the unique key, 2 = the pieces of KEYS, 4 = the tag; or a sum.
+            A sum of 1 = the unique key, 2 = the pieces of KEYS, 4 = the tag.
         max_num : int
-            The greatest number of rows for a run of places with the same key.
+            The largest number of rows for a run of places with the same key.
         row_num : int
-            How many rows the run that `first` is in the middle of has had.
+            The number of rows already taken from the run that `first` belongs to.
         """
         cdef WantedKey wanted
         if key_numbers.shape[0] != phy_offsets.shape[0]:
@@ -1217,7 +1217,7 @@ cdef class ArrowColumns:
     cdef bint lend_places(self, list regions, const int64_t[::1] base_offsets, const int32_t[::1] numbers,
                           const int64_t[::1] phy_offsets, int64_t first, unsigned char** bases, int32_t* buffers,
                           unsigned char** origins) except -1:
-        # For each region the number of its buffer, and the buffer's address; False where this batch can lead into no more.
+        # Set number and address of each region's buffer; False if this batch can hold no more.
         cdef int64_t[MAX_REGIONS] begins
         cdef int64_t i, pos, num = len(regions)
         cdef uint64_t taken = 0

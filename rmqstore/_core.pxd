@@ -1,4 +1,4 @@
-# What the other compiled modules share of the core: layouts, the fence around mapped memory, index files, streams.
+# Declarations of the core for the other compiled modules: layouts, `Region`, index files, streams.
 
 cimport cython
 from cpython.object cimport PyObject
@@ -75,8 +75,8 @@ cpdef enum CheckpointLayout:
     CHECKPOINT_SIZE = 4096
 
 cpdef enum Verdict:
-    # What `scan`, `decode_record` and their like found at a position; negative = bytes that no writer leaves.
-    EMPTY = 0            # eight zero bytes, or fewer than eight bytes left: nothing was written here
+    # Results of `scan`, `decode_record` and similar functions at a position; negative = bytes that no writer leaves.
+    EMPTY = 0            # eight zero bytes, or fewer than eight bytes left: not written
     RECORD = 1
     BLANK = 2            # the record that closes a segment
     COLUMNS_FULL = 3
@@ -84,12 +84,12 @@ cpdef enum Verdict:
     BAD_MAGIC = -1
     BAD_SIZE = -2        # the total size is negative, too small, or goes beyond the segment; a blank's is not the rest of it
     BAD_LENGTH = -3      # the parts do not add up to the total size
-    BAD_PHY_OFFSET = -4  # the record says that it lies elsewhere
+    BAD_PHY_OFFSET = -4  # the record has the phy offset of another place
     BAD_BODY_CRC = -5
     BAD_PROP_CRC = -6
 
 cpdef enum KeyKind:
-    # Which text of a record is compared with the one that is looked for.
+    # The text of a record that is compared with the key.
     ANY_KEY = 0     # the unique key, or a piece of KEYS
     TAG = 1         # the whole TAGS value
     UNIQUE_KEY = 2
@@ -111,7 +111,7 @@ cdef extern from *:
     const int32_t PRE_FILL "RMQ_PRE_FILL"
     const int64_t EXT_BASE "RMQ_EXT_BASE"
     const int64_t MAX_EXT_ADDRESS "RMQ_MAX_EXT_ADDRESS"
-    # Of the state of a region.
+    # A bit of `Region.state`.
     const int64_t CLOSED "RMQ_CLOSED"
 
 cdef enum:
@@ -121,7 +121,7 @@ cdef enum:
     SYS_BORN_V6 = 0x10
     SYS_STORE_V6 = 0x20
     SYS_INNER_BATCH = 0x80
-    # What a plain row may say: compressed, how, several tags.
+    # The flags that a plain row may have: compression, its type, several tags.
     SYS_PLAIN_MASK = 0x703
 
 
@@ -151,7 +151,7 @@ cdef class IndexRegion:
     cdef readonly int64_t slot_num, index_num
     cdef uint64_t magic
     cdef cython.pymutex mutex
-    cdef int64_t long_puts  # calls that write without the GIL now; while there are none the GIL is lock enough
+    cdef int64_t long_puts  # calls that write without the GIL now; at 0 the GIL is the lock
 
     cdef bint put_one(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp) except -1
     cdef list select_one(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end)
@@ -188,15 +188,15 @@ cdef class StateFields:
 # ------------------------------------------------------------------------------------------------------------- leaves
 
 cdef inline int64_t index_count_of(const unsigned char* base) noexcept nogil:
-    # Number of the next entry; a brand-new file holds 0 and means 1.  Slots and the count are published after the entries
-    # that they lead to: whoever comes by them may read entries as plain bytes.
+    # Number of the next entry; 0 in a new file means 1.  Slots and count are published after the entries that they point
+    # to, so that readers that follow them may read entries as plain bytes.
     cdef int64_t count = acquire_i32(base + INDEX_COUNT)
     return count if count > 0 else 1
 
 
 cdef inline int64_t index_head(const unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num,
                                int32_t key_hash) noexcept nogil:
-    # Newest entry of the key's chain, 0 if there is none, -1 where the slot says what cannot be.
+    # The newest entry of the key's chain, 0 for an empty chain, -1 for a slot with an impossible value.
     cdef int64_t count = index_count_of(base)
     cdef uint32_t slot = fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)
     cdef int64_t head = acquire_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
@@ -210,8 +210,8 @@ cdef inline int64_t index_head(const unsigned char* base, uint64_t magic, int64_
 
 cdef inline int64_t entry_before(const unsigned char* entry, int64_t at, int32_t key_hash, uint64_t magic, int64_t slot_num,
                                  bint* damaged) noexcept nogil:
-    # The entry that entry `at` of the chain of `key_hash` leads to, 0 at the end.  Only entries of one slot make a chain, and
-    # each leads to one that was made before it.
+    # The entry after entry `at` in the chain of `key_hash`, 0 at the end.  A chain has entries of one slot, each older than
+    # the one before.
     cdef int64_t prev = get_i32(entry + ENTRY_PREV_INDEX)
     cdef int32_t own = get_i32(entry + ENTRY_KEY_HASH)
     if own != key_hash and (own < 0 or fastmod(<uint32_t>own, magic, <uint32_t>slot_num)
@@ -224,13 +224,13 @@ cdef inline int64_t entry_before(const unsigned char* entry, int64_t at, int32_t
 
 
 cdef inline void ask_for_entry(const unsigned char* entry) noexcept nogil:
-    # An entry may lie across two cache lines.
+    # An entry may cross two cache lines.
     prefetch(entry)
     prefetch(entry + ENTRY_SIZE - 1)
 
 
 cdef inline void put_unit(unsigned char* p, int64_t phy_offset, int32_t size, int64_t tags_code) noexcept nogil:
-    # The size goes last: a unit with size 0 does not exist for a reader.
+    # Size last: readers ignore a unit of size 0.
     put_i64(p + UNIT_TAGS_CODE, tags_code)
     put_i64(p, phy_offset)
     publish_i32_at(p + UNIT_RECORD_SIZE, size)

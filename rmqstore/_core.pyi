@@ -10,7 +10,7 @@ _Int32s: TypeAlias = npt.NDArray[np.int32]
 
 _Int64s: TypeAlias = npt.NDArray[np.int64]
 
-# What the core uses of a pyarrow.Array and a pyarrow.ChunkedArray of string or large_string.
+# The parts of pyarrow.Array and pyarrow.ChunkedArray (string, large_string) that the core uses.
 class _ArrowArray(Protocol):
     @property
     def type(self) -> Any: ...

@@ -53,7 +53,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int MADV_SEQUENTIAL, MADV_RANDOM, MADV_NORMAL, MADV_WILLNEED, MADV_DONTNEED
 
 cdef extern from "_mapping.h" nogil:
-    # NULL where the system refuses, with its errno.
+    # NULL on failure, with errno set.
     void* map_pages "rmq_map"(int fd, size_t size, size_t length, int prot)
     void unmap_pages "rmq_unmap"(void* base, size_t size)
 
@@ -64,7 +64,7 @@ cdef extern from *:
     #if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
     #define MADV_POPULATE_WRITE 23
     #endif
-    /* 1: every page of the range can be written without a fault; 0: the system was asked to read them ahead, or declined. */
+    /* 1: every page of the range can be written without a fault; 0: read-ahead was requested only. */
     static inline int rmq_populate(void *p, size_t size) {
     #if defined(MADV_POPULATE_WRITE) && !defined(RMQSTORE_PORTABLE)
         if (madvise(p, size, MADV_POPULATE_WRITE) == 0) return 1;
@@ -88,7 +88,7 @@ cdef extern from "<unistd.h>" nogil:
 
 # --------------------------------------------------------------------------------------------------- layout constants
 
-# Numbers that no enumerator can be, as module attributes for tests and documents.
+# Numbers that do not fit an enumerator, as module attributes for tests and documents.
 MAGIC_V1 = C_MAGIC_V1
 MAGIC_V2 = C_MAGIC_V2
 MAGIC_BLANK = C_MAGIC_BLANK
@@ -173,14 +173,14 @@ cdef class Region:
         self.unmap()
 
     cdef void unmap(self) noexcept:
-        # Once, whoever comes first.
+        # Only the first call unmaps.
         cdef unsigned char* base = atomic_take(&self.base)
         if base != NULL:
             unwatch(self.watched)
             unmap_pages(base, <size_t>self.size)
 
     cdef unsigned char* pin(self, int64_t pos, int64_t extent) except NULL:
-        # The address of `pos`, good until `unpin`, after the one bounds check of the operation.
+        # The address of `pos`, valid until `unpin`; makes the one bounds check of the operation.
         cdef int64_t state = add_pins(&self.state, 1)
         if state & CLOSED:
             self.drop()
@@ -188,7 +188,7 @@ cdef class Region:
         if pos < 0 or extent < 0 or pos > self.size - extent:
             self.drop()
             raise OffsetOutOfRangeError(
-                f"{extent} bytes at position {pos} do not lie inside the {self.size} bytes of the file", pos=pos)
+                f"{extent} bytes at position {pos} are outside the {self.size} bytes of the file", pos=pos)
         return self.base + pos
 
     cdef unsigned char* pin_writable(self, int64_t pos, int64_t extent) except NULL:
@@ -199,18 +199,18 @@ cdef class Region:
         return self.pin(pos, extent)
 
     cdef int unpin(self) except -1:
-        # Ends an operation: an answer that was made of pages that are gone is none.
+        # End an operation; raise if it may have read lost pages.
         if self.drop():
             self.raise_lost()
         return 0
 
     cdef int raise_lost(self) except -1:
         raise StoreChangedError(
-            "the file was cut short by somebody else while it was mapped, or its disk failed; open the store again to "
+            "the file was cut short by another process while it was mapped, or its disk failed; open the store again to "
             "read what is left", self.path)
 
     cdef bint drop(self) noexcept:
-        # Gives a pin back, and says whether the mapping is lost.
+        # Release a pin; returns True if the mapping is lost.
         cdef int64_t state = add_pins(&self.state, -1)
         cdef bint is_lost = self.is_lost
         if state == CLOSED:
@@ -224,24 +224,24 @@ cdef class Region:
 
     @property
     def lost(self):
-        """bool: an operation met a page that is gone, because the file was cut short or its disk failed."""
+        """True once an operation met a lost page, because the file was cut short or its disk failed."""
         return bool(self.is_lost)
 
     @property
     def closed(self):
-        """bool: no new use is possible."""
+        """True after `close`: no new use is possible."""
         return bool(atomic_load(&self.state) & CLOSED)
 
     @property
     def pins(self):
-        """int: uses and views that hold the mapping now."""
+        """Count of the uses and views that hold the mapping now."""
         return atomic_load(&self.state) & ~CLOSED
 
     def __len__(self):
         return self.size
 
     def read(self, int64_t pos, int64_t size):
-        """bytes: a copy of `size` bytes at `pos`."""
+        """Copy `size` bytes at `pos`."""
         cdef unsigned char* p = self.pin(pos, size)
         try:
             return PyBytes_FromStringAndSize(<char*>p, size)
@@ -249,7 +249,7 @@ cdef class Region:
             self.unpin()
 
     def view(self, int64_t pos, int64_t size):
-        """memoryview: `size` bytes at `pos` without a copy, read-only; it keeps the mapping until it is released."""
+        """Return `size` bytes at `pos` as a read-only memoryview, without a copy; it keeps the mapping until released."""
         self.pin(pos, size)
         self.unpin()
         return memoryview(RegionView(self, pos, size))
@@ -273,7 +273,7 @@ cdef class Region:
             self.unpin()
 
     def last_nonzero(self, int64_t pos, int64_t size):
-        """int: the position after the last byte that is not zero in the `size` bytes at `pos`, or `pos` if none is."""
+        """Return the position after the last non-zero byte of the `size` bytes at `pos`, or `pos`."""
         cdef unsigned char* p = self.pin(pos, size)
         cdef int64_t n
         try:
@@ -357,47 +357,47 @@ cdef class Region:
         cdef int64_t extent = (pos + size) // PAGE_SIZE * PAGE_SIZE - start
         try:
             if extent > 0:
-                # Other threads of a scan go on meanwhile.
+                # Other threads of a scan continue.
                 with nogil:
                     madvise(p + (start - pos), <size_t>extent, MADV_DONTNEED)
         finally:
             self.unpin()
 
     def get_i32(self, int64_t pos):
-        """int: the signed 32-bit big-endian number at `pos`."""
+        """Read the signed 32-bit big-endian number at `pos`."""
         cdef unsigned char* p = self.pin(pos, 4)
         cdef int32_t value = get_i32(p)
         self.unpin()
         return value
 
     def get_i64(self, int64_t pos):
-        """int: the signed 64-bit big-endian number at `pos`."""
+        """Read the signed 64-bit big-endian number at `pos`."""
         cdef unsigned char* p = self.pin(pos, 8)
         cdef int64_t value = get_i64(p)
         self.unpin()
         return value
 
 
-# Mistakes for the tests of the builds that sanitizers watch (tests/core/test_sanitizers.py); no other build has them.
+# Deliberate errors for tests/core/test_sanitizers.py, in sanitizer builds only.
 if WATCHES_ADDRESSES:
     def _read_outside(Region region not None, int64_t pos):
-        """int: the byte at `pos`, which may lie outside the region."""
+        """Read the byte at `pos`, which may be outside the region."""
         cdef unsigned char* p = region.pin(0, region.size)
         cdef int value = p[pos]
         region.unpin()
         return value
 
     def _add(int64_t a, int64_t b):
-        """int: the sum, which may not fit its type."""
+        """Add two numbers whose sum may overflow."""
         return a + b
 
     def _lose(int64_t size):
-        """bool: whether there was memory of `size` bytes, which nobody will free."""
+        """Leak `size` bytes; returns False if there was no memory."""
         return malloc(<size_t>size) != NULL
 
 if WATCHES_THREADS:
     def _write_unordered(Region region not None, int64_t pos, int64_t num):
-        """Write a number at `pos` so many times, without the GIL and as if nobody else did."""
+        """Write to `pos` `num` times without the GIL, unsynchronized."""
         cdef unsigned char* p = region.pin_writable(pos, 4)
         cdef int64_t i
         with nogil:
@@ -443,9 +443,8 @@ cdef int64_t nonzero_extent(const unsigned char* p, int64_t n) noexcept nogil:
 
 
 cdef void zero_bytes(unsigned char* p, int64_t n) noexcept nogil:
-    # Pages that are zero already stay untouched: a sparse file stays sparse.  From the end on, word by word and in this
-    # order: a process that is killed in between leaves records and units that are whole, or whose size is gone, and never a
-    # size without what stands before it.
+    # Pages that are zero already are not touched: a sparse file stays sparse.  Words are cleared in descending order: a
+    # killed process leaves whole records and units, or some without a size, but never a size without the bytes before it.
     cdef unsigned char nothing = 0
     cdef int64_t first
     while n > 0:
@@ -464,17 +463,17 @@ cdef void zero_bytes(unsigned char* p, int64_t n) noexcept nogil:
 # ---------------------------------------------------------------------------------------- Java string hash and CRC-32
 
 def java_string_hash(str text not None):
-    """int: Java's ``String.hashCode`` over UTF-16 code units, signed 32 bit; lone surrogates hash as themselves."""
+    """Compute Java's ``String.hashCode`` over UTF-16 code units, signed 32 bit; lone surrogates hash as themselves."""
     return <int32_t>hash_str(0, text)
 
 
 def java_string_hash_bytes(bytes data not None):
-    """int: Java's ``String.hashCode`` of UTF-8 bytes as Java decodes them (malformed parts become U+FFFD)."""
+    """Compute Java's ``String.hashCode`` of UTF-8 bytes as Java decodes them (malformed parts become U+FFFD)."""
     return <int32_t>hash_utf8(0, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
 
 def index_key_hash(str topic not None, str key not None):
-    """int: the non-negative hash under which the index files hold ``topic#key``; no string is built."""
+    """Compute the non-negative hash of ``topic#key`` in index files; no string is built."""
     return index_hash(hash_str(hash_str(0, topic) * 31u + 35u, key))
 
 
@@ -482,7 +481,7 @@ crc32_start()
 
 
 def crc32(data not None):
-    """int: CRC-32 of `data` with the top bit cleared, as a record stores it; 0 for empty data."""
+    """Compute the CRC-32 of `data` with the top bit cleared, as a record stores it; 0 for empty data."""
     cdef Py_buffer view
     cdef uint32_t crc
     # Not a typed memoryview, whose making costs more than the CRC of a kilobyte.
@@ -496,7 +495,7 @@ def crc32(data not None):
 
 
 def crc32_implementations():
-    """tuple of str: the names of the CRC-32 implementations that this machine can run; the last is the one in use."""
+    """List the CRC-32 implementations that this machine can run, as a tuple of str; the last is the one in use."""
     return tuple([crc32_name(i).decode() for i in range(crc32_implementation_num)])
 
 
@@ -504,7 +503,7 @@ crc32_implementation = crc32_name(crc32_implementation_num - 1).decode()
 
 
 def crc32_with(str name not None, data not None, uint32_t value=0):
-    """int: CRC-32 of `data` by the implementation `name`, all 32 bits, as ``zlib.crc32(data, value)``; else ValueError."""
+    """Compute ``zlib.crc32(data, value)`` by the implementation `name`; ValueError for an unknown name."""
     cdef Py_buffer view
     cdef int i
     cdef const char* wanted = PyUnicode_AsUTF8(name)
@@ -527,10 +526,17 @@ cdef enum:
 
 
 cdef struct IndexCounters:
-    # What a put reads of the header, held in registers between the puts of one call; every put still writes it out.
+    # The header fields that a put reads, kept in registers between the puts of one call; every put writes them.
     int64_t count
     int64_t begin_timestamp
     int32_t hash_slot_count
+
+
+cdef inline int refuse_seconds(int64_t store_timestamp) except -1:
+    # Seconds since the epoch from 2001 to 2065: as milliseconds they would be in January and February 1970.
+    if 1_000_000_000 <= store_timestamp < 3_000_000_000:
+        raise ValueError(f"store_timestamp is {store_timestamp}, which looks like seconds: give ms since epoch")
+    return 0
 
 
 cdef inline void load_counters(const unsigned char* base, IndexCounters* c) noexcept nogil:
@@ -541,8 +547,8 @@ cdef inline void load_counters(const unsigned char* base, IndexCounters* c) noex
 
 cdef inline void index_put_at(unsigned char* base, int64_t slot_num, int64_t slot, IndexCounters* c, int32_t key_hash,
                               int64_t phy_offset, int64_t store_timestamp) noexcept nogil:
-    # One entry, for which there is room.  The order of the stores is what a crash and a reader rely on (I6): a slot that
-    # were ahead of the count for longer than this one entry would hide its whole chain from readers.
+    # One entry, for which there is room.  Crash safety and readers depend on the order of the stores (I6): a slot that is
+    # ahead of the count for longer than this entry would hide its whole chain from readers.
     check(0 <= slot < slot_num and key_hash >= 0)
     cdef unsigned char* slot_at = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot
     cdef unsigned char* entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * c.count
@@ -613,7 +619,7 @@ cdef int64_t index_put_many(unsigned char* base, uint64_t magic, int64_t slot_nu
 cdef int64_t index_select(const unsigned char* base, int64_t slot_num, int64_t* index, int32_t key_hash,
                           int64_t begin, int64_t end, int64_t* out, int64_t room) noexcept nogil:
     # RocketMQ's walk (5.5.0 IndexFile.selectPhyOffset) from entry *index, at most `room` hits; *index is left at the
-    # entry to go on with, 0 at the end.  Chains must strictly decrease, where Java would go round for ever.
+    # entry to continue with, 0 at the end.  Chains must strictly decrease; Java would loop forever.
     cdef int64_t n = index[0], found = 0, prev, time, begin_timestamp = load_i64(base + INDEX_BEGIN_TIMESTAMP)
     cdef int32_t diff
     cdef const unsigned char* entry
@@ -778,8 +784,8 @@ cdef object not_text(Py_ssize_t row, object key):
 
 
 cdef object hash_keys(object part, Py_ssize_t start, Py_ssize_t n, object room=None):
-    # int32 array of the index hashes of `n` keys from `start` on, in `room` if that is given; list items are hashed under
-    # the GIL, Arrow text from its buffers without it.
+    # The index hashes (int32) of `n` keys, beginning with number `start`, written to `room` if given; list items are hashed
+    # under the GIL, Arrow text without it.
     cdef Py_ssize_t i
     cdef int32_t[::1] out
     cdef const uint8_t[::1] data
@@ -900,13 +906,19 @@ cdef class IndexRegion:
         -------
         bool
             False when the file is full; nothing was written then.
+
+        Raises
+        ------
+        ValueError
+            `store_timestamp` looks like seconds (2001 to 2065).
         """
         if phy_offset < 0:
             raise OffsetOutOfRangeError(f"phy_offset {phy_offset} is negative")
+        refuse_seconds(store_timestamp)
         return self.put_one(index_hash(hash_str(0, key)), phy_offset, store_timestamp)
 
     def put_hash(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp):
-        """bool: as `put_key` with the index hash (not negative) instead of the text."""
+        """Put a key like `put_key`, by its index hash (not negative)."""
         if phy_offset < 0 or key_hash < 0:
             raise OffsetOutOfRangeError(f"phy_offset {phy_offset} or key hash {key_hash} is negative")
         return self.put_one(key_hash, phy_offset, store_timestamp)
@@ -919,7 +931,8 @@ cdef class IndexRegion:
         keys : list of str, or Arrow string array
             Whole keys, ``topic#key``; shape (n,).
         phy_offsets, store_timestamps : array_like of int64, shape (n,)
-            Absolute byte offsets, not negative, and store times in ms since epoch.
+            Absolute byte offsets, not negative, and store times in ms since epoch.  Like in `put_key` the first and the last
+            must not look like seconds.
 
         Returns
         -------
@@ -930,6 +943,9 @@ cdef class IndexRegion:
         time = int64_column(store_timestamps, "store_timestamps")
         parts = arrow_or_list_chunks(keys)
         cdef int64_t total = sum([len(part) for part in parts]), done = 0, n, start
+        if time.shape[0]:
+            refuse_seconds(time[0])
+            refuse_seconds(time[time.shape[0] - 1])
         room = np.empty(total if total < KEY_CHUNK else KEY_CHUNK, np.int32)
         if phy.shape[0] != total or time.shape[0] != total:
             raise ValueError(f"{total} keys, {phy.shape[0]} phy_offsets and {time.shape[0]} store_timestamps")
@@ -996,7 +1012,7 @@ cdef class IndexRegion:
         return self.select_one(index_hash(hash_str(0, key)), max_num, begin, end)
 
     def select_hash(self, int32_t key_hash, int64_t max_num=64, int64_t begin=0, int64_t end=INT64_MAX):
-        """list of int: as `select_phy_offset` with the index hash instead of the text."""
+        """Select like `select_phy_offset`, by the index hash."""
         return self.select_one(key_hash, max_num, begin, end)
 
     cdef list select_one(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end):
@@ -1139,7 +1155,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def read_header(self):
-        """tuple: (begin_timestamp, end_timestamp, begin_phy_offset, end_phy_offset, hash_slot_count, index_count).
+        """Read (begin_timestamp, end_timestamp, begin_phy_offset, end_phy_offset, hash_slot_count, index_count).
 
         The count is the stored one; readers take values below 1 as 1 (an empty file).
         """
@@ -1153,7 +1169,7 @@ cdef class IndexRegion:
 
     @property
     def is_full(self):
-        """bool: no further entry fits."""
+        """Return True if no further entry fits."""
         cdef Region region = self.region
         cdef unsigned char* p = region.pin(0, INDEX_HEADER_SIZE)
         cdef int32_t count = load_i32(p + INDEX_COUNT)
@@ -1176,7 +1192,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def read_slot(self, int64_t slot):
-        """int: the entry number that hash slot `slot` holds, as stored."""
+        """Read the entry number in hash slot `slot`, as stored."""
         if not 0 <= slot < self.slot_num:
             raise OffsetOutOfRangeError(f"slot {slot} of {self.slot_num}")
         cdef Region region = self.region
@@ -1185,11 +1201,11 @@ cdef class IndexRegion:
         return head
 
     def entry_pos(self, int64_t index):
-        """int: position in the file of entry `index`."""
+        """Return the position in the file of entry `index`."""
         return INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * index
 
     def read_entry(self, int64_t index):
-        """tuple: (key_hash, phy_offset, time_diff in seconds, previous entry number) of entry `index`, as stored."""
+        """Read (key_hash, phy_offset, time_diff in seconds, previous entry number) of entry `index`, as stored."""
         if not 0 <= index < self.index_num:
             raise OffsetOutOfRangeError(f"entry {index} of {self.index_num}")
         cdef Region region = self.region
@@ -1201,7 +1217,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def read_entries(self, int64_t index, int64_t count):
-        """(int32, int64, int32 array): key hashes, phy offsets, time differences (s) of up to `count` entries, beginning with `index`."""
+        """Read up to `count` entries, beginning with `index`: key hashes (int32), phy offsets (int64), time differences (int32, s)."""
         if index < 0 or count < 0:
             raise OffsetOutOfRangeError(f"{count} entries from {index}")
         cdef int64_t n = 0 if index >= self.index_num else self.index_num - index, i
@@ -1339,7 +1355,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def tail_num(self, int64_t phy_offset):
-        """int: how many of the newest entries, without a gap, are of the record at `phy_offset`."""
+        """Count the newest consecutive entries of the record at `phy_offset`."""
         cdef Region region = self.region
         cdef unsigned char* base = region.pin(0, region.size)
         cdef int64_t n, num = 0
@@ -1355,7 +1371,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def check_links(self, int64_t end_phy_offset):
-        """list of (int, str): positions where slots and chains are not what the entries require, and how; about 1000."""
+        """List (position, difference) of slots and chains that contradict the entries, at most about 1000."""
         cdef int64_t n, count, stored, slot, prev, more = 0, phy, last = 0, before = 0, odd, entries, used = 0
         cdef int32_t key_hash, diff
         cdef unsigned char* entry
@@ -1449,15 +1465,14 @@ def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None
     hashes : array of int32
         A negative one has no entries.
     cursors : array of int64, shape (len(hashes),)
-        Where the walk of each hash goes on: ``number << 32`` of a file, and in it the entry, 0 for the newest.  They are moved
-        on, at the end of a chain to file ``number + 1``; hashes with the cursor of another file are skipped.
+        The next entry of each hash: ``number << 32`` of a file plus the entry, 0 for the newest.  They are advanced, at the end
+        of a chain to file ``number + 1``; hashes with the cursor of another file are skipped.
     wanted : array of int64, shape (len(hashes),)
         The number of entries, lowered by those that are found; a hash with 0 is skipped.
     number : int
         The number of this file in the cursors.
     begin, end : int
-        As for `IndexRegion.select_chain`.
-
+        See `IndexRegion.select_chain`.
     Returns
     -------
     (numpy.ndarray of int32, numpy.ndarray of int64)
@@ -1587,7 +1602,7 @@ def decode_record(Region region not None, int64_t pos, int64_t limit=-1, int che
 
 
 def check_record(Region region not None, int64_t pos, int64_t base_offset, int check_crc=1):
-    """(Verdict, int, int): what recovery finds at `pos`, the total size (of a blank as stored), and the store timestamp or 0.
+    """Judge the bytes at `pos` for recovery: Verdict, total size (of a blank as stored), store timestamp or 0.
 
     The record must also state this place.
     """
@@ -1605,25 +1620,24 @@ def check_record(Region region not None, int64_t pos, int64_t base_offset, int c
 
 
 cdef enum:
-    # How many bytes a search goes on before it asks whether somebody wants it to stop.
+    # Bytes searched between two checks for signals.
     SEARCH_SLICE = 4 * 1024 * 1024
-    # A sum is kept for every so many bytes.
+    # Bytes between two kept sums.
     SUM_BLOCK = 4096
 
 
 cdef class RecordSearch:
-    """Looks for whole records in one segment, where it is not known at which place one begins.
+    """A search for whole records in one segment at unknown positions.
 
-    Headers of possible records can be nested, thousands in the body of one, each with a CRC over nearly all that follows.  The
-    sums over their common bytes are kept, so that searches take time in proportion to the bytes that they pass.  A segment that
-    is written to needs a new object.
+    Possible headers can be nested, thousands in the body of one record, each with a CRC over nearly all that follows.  The sums
+    over their common bytes are kept, so that the time is proportional to the bytes searched.  Make a new object after a write.
 
     Parameters
     ----------
     base_offset : int
         Absolute offset of the first byte of `region`, a commit-log segment.
     check_crc : int
-        As of `decode_record`.
+        See `decode_record`.
     """
 
     cdef readonly Region region
@@ -1639,7 +1653,7 @@ cdef class RecordSearch:
         self.sum_num = 0
 
     def find(self, int64_t pos, int64_t limit=-1):
-        """int: position of the first whole record at or after `pos` (magic, lengths, own offset, CRC), -1 if none.
+        """Find the first whole record at or after `pos` (magic, lengths, own offset, CRC): its position, or -1.
 
         Its magic is before `limit` (-1 = the end of the segment).  Signals are handled every 4 MiB.
         """
@@ -1666,11 +1680,11 @@ cdef class RecordSearch:
             region.unpin()
 
     cdef int64_t find_before(self, const unsigned char* base, int64_t at, int64_t stop) noexcept nogil:
-        # The first whole record that begins at or after `at` and before `stop`, -1 if there is none.
+        # The first whole record that begins at or after `at` and before `stop`, or -1.
         cdef const unsigned char* found
         cdef RecordView r
         while at < stop:
-            # The magic's first byte lies four bytes into the record.
+            # The magic begins four bytes into the record.
             found = <const unsigned char*>memchr(base + at + RECORD_MAGIC, 0xDA, stop - at)
             if found == NULL:
                 return -1
@@ -1717,15 +1731,15 @@ cdef class RecordSearch:
 
 
 def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_t limit=-1, int check_crc=1):
-    """int: as `RecordSearch.find`, for one search in a segment."""
+    """Search a segment once, like `RecordSearch.find`."""
     return RecordSearch(region, base_offset, check_crc).find(pos, limit)
 
 
 def doubtful_entry(list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
                    const int64_t[::1] phy_offsets not None, const int32_t[::1] key_hashes not None, int64_t first=0):
-    """int: the first place, not before `first`, to which an index entry with its key hash cannot lead, or -1.
+    """Find the first place, from number `first`, whose record cannot have the key hash of its index entry; -1 if all can.
 
-    Places are as of `ArrowColumns.fill_at`; one in no region is not judged.
+    Places are those of `ArrowColumns.fill_at`; a place in no region is skipped.
     """
     cdef int64_t i, pos, n = phy_offsets.shape[0], found = -1
     cdef const unsigned char* p
@@ -1764,12 +1778,12 @@ def write_blank(Region region not None, int64_t pos):
 # ------------------------------------------------------------------------------------------------ messages and streams
 
 cdef class MessageFields:
-    """What a message to put consists of; `rmqstore.Message` is this with its rules."""
+    """The fields of a message to put; `rmqstore.Message` adds the rules."""
 
 
 
 cdef class FileStream:
-    """Where a stream of files ends, and its file that was asked for last; `MappedFileQueue` is this with the files.
+    """The end of a stream of files, and its file that was used last; `MappedFileQueue` adds the files.
 
     Threads may share it: one appends and moves `wrote_where`, others read.
 
@@ -1778,7 +1792,7 @@ cdef class FileStream:
     wrote_where : int
         Offset after the last byte of the stream.
     file_offsets : list of int
-        Where the files begin, ascending; another list as soon as one of them leaves.
+        The begins of the files, ascending; replaced by a new list when a file is removed.
     """
 
     cdef list files(self):
@@ -1813,7 +1827,7 @@ cdef class FileStream:
         return found
 
     def recent(self, offset not None):
-        """(Region, int, int, int) or None: as of `CommitLog.region_of`, if the file that was asked for last holds `offset`."""
+        """Return `CommitLog.region_of` of `offset` if the file that was used last holds it, else None."""
         cdef int64_t base
         cdef Region region = self.around(clamped(offset), &base)
         return None if region is None else (region, base, base, self.wrote_where)
@@ -1839,7 +1853,7 @@ cdef class OpenedIndexes:
 
 @cython.auto_pickle(False)
 cdef class StateFields:
-    """What compiled calls ask of the state of a store; `StoreState` is this with the rest."""
+    """The state of a store that compiled calls need; `StoreState` adds the rest."""
 
 
 # ------------------------------------------------------------------------------------------------------ consume queue
@@ -1853,7 +1867,7 @@ def write_unit(Region region not None, int64_t pos, int64_t phy_offset, int32_t 
 
 def write_units(Region region not None, int64_t pos, const int64_t[::1] phy_offsets not None,
                 const int32_t[::1] sizes not None, const int64_t[::1] tags_codes not None):
-    """Write 20-byte units one after the other from `pos` on; the three columns have the same length."""
+    """Write 20-byte units one after the other, beginning at `pos`; the three columns have the same length."""
     cdef int64_t n = phy_offsets.shape[0], i
     if sizes.shape[0] != n or tags_codes.shape[0] != n:
         raise ValueError(f"{n} offsets, {sizes.shape[0]} sizes, {tags_codes.shape[0]} tags codes")
@@ -1866,7 +1880,7 @@ def write_units(Region region not None, int64_t pos, const int64_t[::1] phy_offs
 
 
 def read_unit(Region region not None, int64_t pos):
-    """tuple: (phy_offset, size, tags_code) of the unit at `pos`."""
+    """Read (phy_offset, size, tags_code) of the unit at `pos`."""
     cdef unsigned char* p = region.pin(pos, UNIT_SIZE)
     cdef int32_t size = acquire_i32_at(p + UNIT_RECORD_SIZE)
     cdef int64_t phy_offset = get_i64(p), tags_code = get_i64(p + UNIT_TAGS_CODE)
@@ -1875,14 +1889,14 @@ def read_unit(Region region not None, int64_t pos):
 
 
 def read_units(Region region not None, int64_t pos, int64_t count):
-    """(int64, int32, int64 array): phy offsets, record sizes, tags codes of `count` units from `pos` on; shape (count,) each."""
+    """Read `count` units at `pos`: phy offsets (int64), record sizes (int32), tags codes (int64), shape (count,) each."""
     cdef int64_t i
     cdef int64_t[::1] phy
     cdef int32_t[::1] size
     cdef int64_t[::1] tags
     if count < 0 or count > INT64_MAX // UNIT_SIZE:
         raise OffsetOutOfRangeError(f"{count} units", pos=pos)
-    # The place is checked before memory is asked for.
+    # Check the place before allocating memory.
     cdef unsigned char* p = region.pin(pos, UNIT_SIZE * count)
     try:
         phy_array, size_array, tags_array = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64)
@@ -1898,7 +1912,7 @@ def read_units(Region region not None, int64_t pos, int64_t count):
 
 
 def nonzero_size(const uint8_t[::1] data not None):
-    """int: bytes up to and including the last that is not zero."""
+    """Return the length up to and including the last non-zero byte."""
     return nonzero_extent(&data[0], data.shape[0]) if data.shape[0] else 0
 
 
@@ -1938,7 +1952,7 @@ cdef int64_t quote_numbers(const uint8_t* at, const uint8_t* end, uint8_t* out) 
 
 
 def quoted_numbers(const uint8_t[::1] text not None):
-    """bytes: JSON whose names are quoted where they are whole numbers, after a brace or comma; strings are not told apart."""
+    """Quote whole numbers that are names in JSON: those after a brace or comma.  Strings are not recognized."""
     cdef int64_t colons = 0, size = text.shape[0], i
     for i in range(size):
         colons += text[i] == b":"
@@ -1950,7 +1964,7 @@ def quoted_numbers(const uint8_t[::1] text not None):
 
 
 def unit_ends(const uint8_t[::1] units not None, int64_t far):
-    """(int, int) or None: where the record of the last of these units ends, and the greatest such end.
+    """Return the end of the record of the last of these units, and the greatest end of all, or None.
 
     A pre-fill unit counts as -1.  None if there are no units, or one was not written: its size is not positive, or its phy
     offset is not from 0 to `far`.
@@ -1971,7 +1985,7 @@ def unit_ends(const uint8_t[::1] units not None, int64_t far):
 
 
 def count_units(Region region not None, int64_t unit_size=UNIT_SIZE, int64_t first=0):
-    """int: how many units from the start of the file are written; the first `first` are known to be."""
+    """Count the units written since the start of the file; the first `first` are known to be."""
     if first < 0:
         raise OffsetOutOfRangeError(f"unit {first}")
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
@@ -1999,7 +2013,7 @@ cdef inline bint leads_somewhere(const unsigned char* unit, int64_t unit_size) n
 
 
 def written_unit(Region region not None, int64_t first, int64_t stop, int64_t unit_size=UNIT_SIZE):
-    """int: number of the first unit that leads to a record, from `first` on towards `stop`, which may be below; or -1."""
+    """Find the first unit with a record, going from `first` towards `stop`, which may be below: its number, or -1."""
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
         raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
     if first < 0 or stop < -1 or first >= INT64_MAX // unit_size or stop > INT64_MAX // unit_size:
@@ -2016,10 +2030,10 @@ def written_unit(Region region not None, int64_t first, int64_t stop, int64_t un
 
 
 def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t phy_offset, int64_t unit_size=UNIT_SIZE):
-    """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`.
+    """Find the first unit in [low, high) whose phy offset is at least `phy_offset`: its number, or `high`.
 
-    Pre-fill units, which may be anywhere in a simple queue, and units without a record are passed over.  Others ascend; where a
-    few that are damaged lead less far, those before them are found.
+    Pre-fill units, which may be anywhere in a simple queue, and units without a record are skipped.  The others ascend; a few
+    damaged units with smaller offsets do not hide those before them.
     """
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
         raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
@@ -2072,7 +2086,7 @@ def write_batch_unit(Region region not None, int64_t pos, int64_t phy_offset, in
 
 
 def read_batch_unit(Region region not None, int64_t pos):
-    """tuple: (phy_offset, size, tags_code, store_timestamp, base_offset, batch_num) of the 46-byte unit at `pos`."""
+    """Read (phy_offset, size, tags_code, store_timestamp, base_offset, batch_num) of the 46-byte unit at `pos`."""
     cdef unsigned char* p = region.pin(pos, BATCH_UNIT_SIZE)
     # First the size, which is published last: a writer may be at this unit.
     cdef int32_t size = acquire_i32_at(p + BATCH_UNIT_RECORD_SIZE)
@@ -2085,7 +2099,7 @@ def read_batch_unit(Region region not None, int64_t pos):
 
 
 def read_ext_unit(Region region not None, int64_t pos):
-    """(int, int, bytes) or None: tags code, store timestamp (ms) and bitmap of a unit of a queue extension, if it is whole."""
+    """Read tags code, store timestamp (ms) and bitmap of a unit of a queue extension; None if it is not whole."""
     if (pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE) and not region.closed:
         return None
     cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))
@@ -2100,7 +2114,7 @@ def read_ext_unit(Region region not None, int64_t pos):
 
 
 def write_ext_unit(Region region not None, int64_t pos, int64_t tags_code, int64_t store_timestamp, bytes bitmap not None=b""):
-    """int: write a unit of a consume-queue extension file at `pos`; its size in bytes."""
+    """Write a unit of a consume-queue extension file at `pos`; returns its size in bytes."""
     cdef int64_t size = EXT_UNIT_MIN_SIZE + PyBytes_GET_SIZE(bitmap)
     if size > 0x7FFF:
         raise ValueError(f"a bitmap of {len(bitmap)} bytes is too long")

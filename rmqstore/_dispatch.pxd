@@ -45,6 +45,6 @@ cdef inline bint unit_agrees(const unsigned char* unit, RecordColumns columns, i
 
 
 cdef enum:
-    # Inner answers of scan_rows beside the verdicts.
+    # Results of scan_rows in addition to the verdicts.
     NEED_TOPIC = 100
     NEED_KEY_ROOM = 101

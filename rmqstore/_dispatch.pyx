@@ -1,8 +1,7 @@
-"""Records as columns of numbers, for whoever dispatches, recovers and rebuilds.
+"""Records as columns of numbers, for dispatch, recovery and rebuild.
 
-Owns `RecordColumns` with its topics, which a scan and a put fill, the walk over records, and the comparison of queues
-and index files with such columns.  It knows no file and decides nothing: what ends a scan is a verdict.  Invariants
-are those of `_core`.
+`RecordColumns` with its topics is filled by a scan or a put; queues and index files are compared with it.  The module
+knows no file and has no policy: a verdict ends a scan.  Invariants are those of `_core`.
 """
 
 cimport cython
@@ -62,7 +61,7 @@ cdef class TopicTable:
         return -1
 
     def add(self, bytes topic not None):
-        """int: the number of `topic`, which is added if it is new."""
+        """Return the number of `topic`, which is added if new."""
         cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(topic)
         cdef int64_t n = PyBytes_GET_SIZE(topic), used = self.starts[self.num]
         cdef uint32_t h = hash_utf8(0, p, n)
@@ -105,7 +104,7 @@ cdef class TopicTable:
         return -1
 
     cpdef int32_t add_queue(self, int32_t topic, int32_t queue_id) except -1:
-        """int: the number of the queue `queue_id` of topic number `topic`, which is added if it is new."""
+        """Return the number of queue `queue_id` of topic number `topic`, which is added if new."""
         if not 0 <= topic < self.num:
             raise ValueError(f"topic {topic} of {self.num}")
         cdef int32_t number = self.look_up_queue(topic, queue_id)
@@ -142,7 +141,7 @@ cdef inline int64_t queue_hash(int64_t code) noexcept nogil:
 
 @cython.no_gc_clear
 cdef class RecordColumns:
-    """What dispatching needs of a run of records, as NumPy columns that are filled again and again.
+    """The fields of a run of records that dispatching needs, as reusable NumPy columns.
 
     Attributes
     ----------
@@ -244,7 +243,7 @@ cdef class RecordColumns:
         return chosen_array, odd
 
     def units(self, const int64_t[::1] rows not None):
-        """(int64, int32, int64, int64 array): phy_offset, size, tags_code and store_timestamp of each of these rows."""
+        """Return phy_offset, size (int32), tags_code and store_timestamp (int64 otherwise) of each of these rows."""
         cdef int64_t n = rows.shape[0], i, row
         phy_array, size_array = np.empty(n, np.int64), np.empty(n, np.int32)
         tags_array, time_array = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -259,11 +258,11 @@ cdef class RecordColumns:
         return phy_array, size_array, tags_array, time_array
 
     def key_records(self, int64_t begin, int64_t end):
-        """(int64 array, int64 array): phy_offset and store_timestamp of the record of key hashes `begin` to `end`."""
+        """Return phy_offset and store_timestamp (int64) of the records of key hashes `begin` to `end`."""
         cdef int64_t i, at
         if not 0 <= begin <= end <= self.key_hash.shape[0]:
             raise OffsetOutOfRangeError(f"key hashes {begin} to {end} of {self.key_hash.shape[0]}")
-        # Not np.zeros, which lets go of the GIL.
+        # Not np.zeros, which releases the GIL.
         phy_array, time_array = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
         cdef int64_t[::1] phy_offset = phy_array, store_timestamp = time_array
         for at in range(end - begin):
@@ -274,7 +273,7 @@ cdef class RecordColumns:
         return phy_array, time_array
 
     def run_length(self, const int64_t[::1] rows not None):
-        """int: how many of these rows, from the first on, have queue offsets that go on by one."""
+        """Count the rows at the start of `rows` whose queue offsets are consecutive."""
         cdef int64_t n = rows.shape[0], i, first
         for i in range(n):
             if not 0 <= rows[i] < self.capacity:
@@ -367,18 +366,18 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
 
 def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, RecordColumns out not None,
          const int64_t[::1] delays not None, int check_crc=1, bint index_tags=True, bint keys=True):
-    """Fill `out`, from row 0, with the records of a commit-log segment from `pos` on.
+    """Fill `out`, from row 0, with the records of a commit-log segment, beginning at `pos`.
 
     Parameters
     ----------
     pos, limit : int
-        Where to begin and where to stop, positions in the segment.
+        The first position in the segment, and the one to stop at.
     base_offset : int
         Absolute offset of the segment's first byte; a record that states another place ends the scan.
     delays : array of int64
         Delay in ms of level 1, 2, … for the tags codes of ``SCHEDULE_TOPIC_XXXX``.
     check_crc : int
-        As of `decode_record`; a record that fails ends the scan.
+        See `decode_record`; a record that fails ends the scan.
     index_tags, keys : bool
         Compute index hashes of tags (RocketMQ 5.4.0 and later), and any at all.
 
@@ -452,7 +451,7 @@ def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
 
 cdef int64_t agreeing(const unsigned char* units, RecordColumns columns, const int64_t[::1] rows, int64_t queue_offset,
                       bint tags) noexcept nogil:
-    # How many of as many units as there are rows, from the first on, say what their record needs; -1 - i if row i is none.
+    # Count the units, one a row, up to the first that does not match its record; -1 - i for an invalid row number i.
     cdef int64_t n = rows.shape[0], i, row
     for i in range(n):
         row = rows[i]
@@ -472,14 +471,14 @@ cdef int64_t known_rows(int64_t agreed, RecordColumns columns, const int64_t[::1
 
 def agreeing_units(Region region not None, int64_t pos, RecordColumns columns not None, const int64_t[::1] rows not None,
                    int64_t queue_offset, bint tags=True):
-    """int: how many units from `pos` on, which begin with number `queue_offset`, agree with the records in `rows`.
+    """Count the units at `pos`, the first with number `queue_offset`, up to the first that differs from its record in `rows`.
 
     Parameters
     ----------
     rows : array of int64
-        Rows of one queue, in order; as many units are looked at.
+        Rows of one queue, in order, one for each unit.
     tags : bool
-        Compare tags codes as well; they are addresses where a queue has an extension.
+        Compare tags codes; in a queue with an extension they are addresses.
     """
     cdef int64_t agreed
     cdef unsigned char* p = region.pin(pos, UNIT_SIZE * rows.shape[0])
@@ -502,17 +501,17 @@ def agreeing_unit_bytes(const uint8_t[::1] units not None, RecordColumns columns
 
 
 def agreeing_entries(IndexRegion index not None, int64_t first, RecordColumns columns not None, int64_t begin):
-    """int: how many entries, from number `first` on, agree with the key hashes from number `begin` on.
+    """Count the entries, from number `first`, up to the first that differs from the key hashes from number `begin`.
 
-    An entry agrees with the hash, the phy offset and the time of the record.  The time of entry 1, which counts from the file
-    before, is not looked at.  OffsetOutOfRangeError where `first` (at least 1) or `begin` is not such a number.
+    Hash, phy offset and time are compared; not the time of entry 1, which is relative to the file before.  Raises
+    OffsetOutOfRangeError if `first` (at least 1) or `begin` is out of range.
     """
     # Held, as `grow_keys` may put another array in its place.
     cdef const int32_t[::1] hashes = columns.c_key_hash
     cdef int64_t num = columns.count
     cdef int64_t total = columns.c_key_start[num] if 0 <= num <= columns.capacity else -1
     if not 0 <= begin <= total <= hashes.shape[0] or first < 1:
-        raise OffsetOutOfRangeError(f"entries from {first} on and key hashes from {begin} on of {total}")
+        raise OffsetOutOfRangeError(f"entries from {first} and key hashes from {begin} of {total}")
     cdef Region region = index.region
     cdef unsigned char* base = region.pin(0, region.size)
     cdef const unsigned char* entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num
@@ -551,16 +550,16 @@ def agreeing_entries(IndexRegion index not None, int64_t first, RecordColumns co
 
 def agreeing_ext_units(Region region not None, int64_t base_offset, const int64_t[::1] addresses not None,
                        tags_codes=None, store_timestamps=None):
-    """int: how many of `addresses`, from the first on, lead to a whole unit in this file of a queue extension.
+    """Count `addresses` up to the first without a whole unit in this file of a queue extension.
 
     Parameters
     ----------
     base_offset : int
         Offset of the file's first byte among the extension's files.
     addresses : array of int64
-        As tags codes of simple units hold them.
+        Tags codes of simple units.
     tags_codes, store_timestamps : array of int64, optional
-        What the units have to state.
+        The values that the units must have.
     """
     cdef int64_t n = addresses.shape[0], i = 0, pos, size, bitmap
     cdef bint compare = tags_codes is not None and store_timestamps is not None

@@ -83,7 +83,7 @@ static void rmq_on_fault(int number, siginfo_t *info, void *context) {
     errno = saved;
 }
 
-/* Install the handler, in front of whatever others installed since. */
+/* Install the handler; it calls handlers that were installed in the meantime. */
 static void rmq_catch_faults(void) {
     struct sigaction now, ours;
     const char *off = getenv("RMQSTORE_SIGBUS");

@@ -33,7 +33,7 @@ static size_t rmq_whole_pages(size_t size) {
     return (size + page - 1) / page * page;
 }
 
-/* A place for so many bytes between two guards. */
+/* Reserve address space for `size` bytes between two guards. */
 static char *rmq_reserve(size_t size) {
     const size_t whole = rmq_whole_pages(size);
     char *area = (char *)mmap(NULL, whole + 2 * RMQ_GUARD_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,

@@ -8,11 +8,11 @@
 
 #include "_utf8.h"
 
-/* A module takes what it needs of these. */
+/* A module may use only some of these. */
 #define RMQ_MAY_BE_UNUSED __attribute__((unused))
 
-/* Where in a properties text the values stand that matter beside the whole of it; a position of -1 says that there is
-   none.  As in Java a later one of equal name counts. */
+/* Positions of the values in a properties text that are used singly; -1 = absent.  As in Java the last of equal names
+   counts. */
 typedef struct { int32_t keys_pos, keys_len, tags_pos, tags_len, unique_key_pos, unique_key_len; } rmq_indexed;
 typedef struct {
     rmq_indexed indexed;
@@ -57,7 +57,7 @@ static inline int rmq_has_separator(const unsigned char *p, int64_t n, int space
 }
 
 typedef struct { int32_t start, split, end; } rmq_span;
-/* Numbers of the pieces with these names, -1 where there is none; of equal names the last one counts. */
+/* Numbers of the pieces with these names, -1 = absent; the last of equal names counts. */
 typedef struct { int32_t keys, tags, unique_key; } rmq_known;
 
 static inline void rmq_know(rmq_known *known, const unsigned char *name, int32_t n, int32_t num) {
@@ -88,7 +88,7 @@ static inline void rmq_marks(const unsigned char *p, uint64_t *ones, uint64_t *t
     *ones = one; *twos = two; *high = top;
 }
 
-/* Those of the bytes from `at` on of a text of n bytes; `room` bytes may be read from its begin on. */
+/* The marks of the 64 bytes at `at` of a text of n bytes; `room` bytes may be read at its begin. */
 static inline void rmq_marks_at(const unsigned char *text, int32_t at, int32_t n, int64_t room, uint64_t *ones,
                                 uint64_t *twos, uint64_t *high) {
     const unsigned char *p = text + at;
@@ -293,8 +293,8 @@ RMQ_MAY_BE_UNUSED static void rmq_find_properties(const unsigned char *text, int
     rmq_find(found, text, start, split, n);
 }
 
-/* Where the value of one property begins in a properties text, and its length; -1 where there is none.  The rules are those
-   of `rmq_find_properties` for a name without 1 and 2; `room` bytes may be read. */
+/* The position of one property's value in a properties text, and its length; -1 = absent.  The rules are those of
+   `rmq_find_properties` for a name without 1 and 2; `room` bytes may be read. */
 RMQ_MAY_BE_UNUSED static int32_t rmq_value_of(const unsigned char *text, int32_t n, int64_t room, const unsigned char *name, int32_t name_len,
                             int32_t *len) {
     int32_t at = 0, start = 0, value = -1, here;

@@ -71,8 +71,8 @@ cdef inline int64_t tags_code_in(const unsigned char* text, IndexedProperties* k
 
 cdef inline int64_t put_key_hashes(int32_t* out, int64_t at, int64_t room, uint32_t topic_hash, const unsigned char* text,
                             IndexedProperties* k, bint index_tags, int64_t* tags_code) noexcept nogil:
-    # The index hashes of one record from `at` on, in RocketMQ's order, and where they end; -1 when they do not fit.  The tags
-    # code comes with them.
+    # Write the index hashes of one record at `at`, in RocketMQ's order; returns their end, -1 if they do not fit.  Also sets
+    # the tags code.
     cdef uint32_t h = topic_hash * 31u + 35u, tags = 0
     cdef int64_t start, end, stop
     cdef const unsigned char* found
@@ -112,7 +112,7 @@ cdef inline int64_t put_key_hashes(int32_t* out, int64_t at, int64_t room, uint3
 
 cdef inline bint is_dispatched_to(unsigned char* scratch, const unsigned char* text, int64_t room, int32_t n,
                            const unsigned char* topic, int64_t topic_size, int64_t queue_offset) noexcept nogil:
-    # Whether the properties name queue 0 of this topic, with this offset in it, as one of the further ones.
+    # True if the multi-dispatch properties name queue 0 of this topic with this offset.
     cdef unsigned char[20] digits
     cdef int32_t names_len, numbers_len
     cdef int32_t name = value_of(text, n, room, <const unsigned char*>b"INNER_MULTI_DISPATCH", 20, &names_len)

@@ -1,4 +1,4 @@
-# CPython's own functions that Cython lacks, or declares with counted references; and when to let go of the GIL.
+# CPython's functions that Cython lacks, or declares with counted references; rules for releasing the GIL.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t
@@ -34,18 +34,18 @@ cdef extern from "Python.h":
 
 
 cdef enum:
-    # Nanoseconds.  Whoever lets go of the GIL beside a thread that computes waits for it up to 5 ms, Python's switch interval;
-    # a batch of a thousand messages would do so ten times.  Less work than this keeps it.
+    # Nanoseconds of work below which the GIL is kept: a thread that releases it waits up to 5 ms (Python's switch interval)
+    # for a thread that computes, and a batch of a thousand messages would do so ten times.
     WORTH_WAITING = 500_000
-    # About what work takes where memory is near: nanoseconds for an index entry, and for a row beside its bytes; and how
-    # many bytes are copied, or looked at, in one.
+    # Estimated cost with warm caches: nanoseconds an index entry, nanoseconds a row without its bytes, bytes copied or
+    # compared a nanosecond.
     PUT_COST = 50
     ROW_COST = 100
     COPIED_BYTES = 4
 
 
 cdef inline PyThreadState* let_others_run(int64_t nanoseconds):
-    # For work of about so many nanoseconds that touches no Python object; `go_on` ends it.
+    # Release the GIL if work that touches no Python object takes long enough; `go_on` takes it back.
     return PyEval_SaveThread() if nanoseconds > WORTH_WAITING else NULL
 
 
@@ -55,7 +55,7 @@ cdef inline void go_on(PyThreadState* state) noexcept:
 
 
 cdef inline bint small_number(PyObject* value, int64_t* out) noexcept:
-    # False for what is not an int, or does not fit 64 bits.
+    # False if the value is no int or does not fit 64 bits.
     cdef int overflow = 0
     if not PyLong_CheckExact(value):
         return False
@@ -64,7 +64,7 @@ cdef inline bint small_number(PyObject* value, int64_t* out) noexcept:
 
 
 cdef inline int64_t clamped(offset) except? -1:
-    # -1, where nothing lies, for a number of more than 64 bits.
+    # -1, which is no position, for a number of more than 64 bits.
     try:
         return offset
     except OverflowError:

@@ -48,7 +48,7 @@ cdef struct RecordView:
 
 
 cdef inline int parse_head(const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
-    # What stands before the hosts of a record at p with `room` bytes to the end of the segment; `parse_rest` follows.
+    # Parse the fields before the hosts of a record at p with `room` bytes to the end of the segment; `parse_rest` follows.
     # All sums are in 64 bits, every part is checked against the total size before it is read.
     cdef int64_t total
     if room < BLANK_SIZE:
@@ -77,7 +77,7 @@ cdef inline int parse_head(const unsigned char* p, int64_t room, RecordView* r) 
 
 cdef inline int parse_rest(const unsigned char* p, RecordView* r, int32_t born_host_len,
                            int32_t store_host_len) noexcept nogil:
-    # The hosts, which have so many bytes, and what follows them.
+    # Parse the hosts, of the given lengths, and the rest.
     cdef int64_t at, total = r.total_size
     r.born_host_len, r.store_host_len = born_host_len, store_host_len
     if total < RECORD_FIXED_SIZE - 16 + born_host_len + store_host_len:
@@ -137,7 +137,7 @@ cdef inline bint has_prop_crc(const unsigned char* p, RecordView* r) noexcept no
 
 
 cdef inline int64_t stored_prop_crc(const unsigned char* p, RecordView* r) noexcept nogil:
-    # The number that the text of a property CRC says, -1 if it is none.  The digits stand least significant first.
+    # The number of a property CRC, or -1 if its text is no number; its least significant digit is first.
     cdef const unsigned char* tail = p + r.total_size - PROP_CRC_SIZE
     cdef int64_t value = 0
     cdef int32_t i
@@ -152,7 +152,7 @@ cdef inline int64_t stored_prop_crc(const unsigned char* p, RecordView* r) noexc
 
 
 cdef inline bint prop_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
-    # True as well when there is none.
+    # True also without a property CRC.
     return not has_prop_crc(p, r) or stored_prop_crc(p, r) == (
         <int64_t>(crc32_update(0, p, r.total_size - PROP_CRC_SIZE) & 0x7FFFFFFFu))
 
@@ -232,16 +232,16 @@ cdef inline int judge_record(const unsigned char* p, int64_t room, int64_t phy_o
 
 
 cdef enum:
-    # How many records ahead of the one that is read its first lines are asked for, and the others; where records lie at
-    # random places, each of their lines is a wait for memory of its own otherwise.
+    # Records ahead of the current one whose first cache lines are prefetched, and whose others; with records at random
+    # places each line would be a cache miss of its own.
     HEAD_AHEAD = 16
     TAIL_AHEAD = 4
-    # How many records ahead their first line alone is asked for, so many records in a row: finding a page in memory takes the
-    # processor as long as a line does, and only requests that follow each other closely have it look for several at once.
+    # Records ahead whose first line alone is prefetched, TOUCHED in a row: a page walk takes as long as a cache miss, and
+    # the processor overlaps only those that follow each other closely.
     TOUCH_AHEAD = 48
     TOUCHED = 32
-    # Bytes of a record that are asked for before its size is known: a whole one of usual size, as waiting for the size costs
-    # more than asking in vain.  Of a long body the processor foresees the rest by itself.
+    # Bytes of a record prefetched before its size is known: waiting for the size costs more than a useless prefetch.  The
+    # hardware prefetches the rest of a long body.
     HEAD = 448
     STREAM_AHEAD = 2048
     FETCHED = 1024
@@ -258,7 +258,7 @@ cdef inline void prefetch_head(const unsigned char* p, int64_t room) noexcept no
 
 
 cdef inline void prefetch_tail(const unsigned char* p, int64_t room) noexcept nogil:
-    # What lies after the head, which was asked for before; its size is hostile, and a wrong one asks for lines in vain.
+    # Prefetch the bytes after the head.  A hostile size costs only useless prefetches.
     cdef int64_t total, at = HEAD
     if room < BLANK_SIZE:
         return
@@ -268,7 +268,7 @@ cdef inline void prefetch_tail(const unsigned char* p, int64_t room) noexcept no
     while at < total and at < FETCHED:
         prefetch(p + at)
         at += LINE
-    # A record does not begin with a line, so that its last bytes may lie in one more; topic and properties are there.
+    # Records are not aligned to cache lines: the last bytes, with topic and properties, may be in one more.
     if total > 0:
         prefetch(p + total - 1)
     if total > FETCHED:
@@ -316,8 +316,7 @@ cdef inline void prefetch_places(unsigned char** bases, const int64_t* room, int
 
 cdef inline bint has_key(const unsigned char* p, int64_t room, RecordView* r, const unsigned char* topic,
                          Py_ssize_t topic_len, const unsigned char* wanted, Py_ssize_t n, int kind) noexcept nogil:
-    # `room` bytes may be read from p on.
-    # KEYS is cut at single spaces; an empty piece is none.
+    # `room` bytes may be read at p.  KEYS is split at single spaces; empty pieces do not count.
     cdef const unsigned char* text = p + r.properties_pos
     cdef int32_t text_len = r.properties_len, at, len, start = 0, end
     if r.topic_len != topic_len or memcmp(p + r.topic_pos, topic, topic_len) != 0:
@@ -343,7 +342,7 @@ cdef inline bint has_key(const unsigned char* p, int64_t room, RecordView* r, co
 
 
 cdef struct RecordParts:
-    # What is to be encoded; the pointers are into bytes objects that the caller's list keeps alive, never into a file.
+    # The parts of a record to encode; the pointers are into bytes objects that the caller keeps alive, never into a file.
     const unsigned char* topic
     const unsigned char* body
     const unsigned char* properties
@@ -397,7 +396,7 @@ cdef inline void encode_into(unsigned char* p, int64_t total, int64_t phy_offset
     put_i64(p + at + 4, parts.prepared_transaction_offset)
     put_i32(p + at + 12, parts.body_len)
     at += 16
-    # Where there are none, there may be no address either, which C wants even for 0 bytes.
+    # An empty part may have a NULL address, which C forbids even for 0 bytes.
     if parts.body_len > 0:
         memcpy(p + at, parts.body, parts.body_len)
     at += parts.body_len
@@ -419,7 +418,7 @@ cdef inline void encode_into(unsigned char* p, int64_t total, int64_t phy_offset
             p[at] = 2
             at += 1
         memcpy(p + at, <const char*>b"__CRC32#\x01", 9)
-        # The CRC covers the size and the magic, which a reader may not see yet: it is computed with them beside.
+        # The CRC covers size and magic, which are not published yet and are passed separately.
         crc = crc_of_unpublished(p, total - PROP_CRC_SIZE, <int32_t>total,
                                  C_MAGIC_V2 if parts.version == 2 else C_MAGIC_V1) & 0x7FFFFFFFu
         for i in range(10):
@@ -448,7 +447,7 @@ cdef enum:
 
 
 cdef inline bint has_key_hash(const unsigned char* p, RecordView* r, int32_t key_hash) noexcept nogil:
-    # Whether an entry with this hash may lead to this record; of one with very many keys it is taken for granted.
+    # True if an entry with this hash may belong to this record; always for a record with very many keys.
     cdef int32_t[KEY_HASHES] hashes
     cdef KnownProperties k
     cdef int64_t i, num, code

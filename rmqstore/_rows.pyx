@@ -1,10 +1,9 @@
-"""Rows that are to be put: from messages and from Arrow tables, checked, laid out and encoded one after the other.
+"""Rows to put, from messages and Arrow tables: checked, laid out and encoded.
 
-Owns what makes a row plain (`RowBatch`), the columns of a table as they are read for it (`TableRows`), where rows went
-(`PlacedRows`), the put of one message with its unit and its index entries (`Appender`), and the units of many records at
-their queues' ends (`settle`).  It never chooses a file and knows no clock but the system's: callers set where rows go and
-their time.  A row that is not plain is left to the long way, which has the rules and the errors.
-Payload, unit, entry and count are published in that order (I6).
+`RowBatch` has the rules of a plain row, `TableRows` the columns of a table, `PlacedRows` the places of rows, `Appender`
+puts one message with its unit and index entries, and `settle` writes the units of many records at their queues' ends.
+Callers choose files, places and times.  A row that is not plain is left to `store/writing.py`, which has all rules and
+errors.  Payload, unit, entry and count are published in that order (I6).
 """
 
 cimport cython
@@ -51,12 +50,11 @@ cdef int64_t MAX_UNIT = INT64_MAX // UNIT_SIZE - 1
 
 
 cdef enum:
-    # What taking a row comes to; below zero it cannot be taken this way, and the caller goes the long way, which has the
-    # rules and the errors.
+    # Results of taking a row; for those below zero the caller must use `store/writing.py`.
     TAKEN = 0
     NOT_PLAIN = -1
     NEW_QUEUE = -2
-    UNSOUND = -3    # an Arrow array whose offsets lead outside
+    UNSOUND = -3    # an Arrow array with offsets outside its data
 
 
 cdef struct Row:
@@ -212,7 +210,7 @@ cdef class ListColumn:
 @cython.final
 @cython.no_gc_clear
 cdef class NumberColumn:
-    """Numbers of a column (int64), or one for all rows; there is none where `valid` is False, or at all without `given`."""
+    """Numbers of a column (int64), or one for all rows; null where `valid` is False, everywhere without `given`."""
 
     cdef const int64_t[::1] values
     cdef const uint8_t[::1] valid
@@ -232,7 +230,7 @@ cdef class NumberColumn:
             self.nullable = True
 
     cdef inline bint get(self, int64_t i, int64_t* value) noexcept nogil:
-        # False, and 0, where there is none.
+        # False, and 0, for null.
         value[0] = 0
         if not self.given or (self.nullable and not (0 <= i < self.valid.shape[0] and self.valid[i])):
             return False
@@ -411,7 +409,7 @@ cdef class RowBatch:
         self.prepared = False
 
     cdef inline void start_text(self, Row* row) noexcept nogil:
-        # Properties of this row are added from here on.
+        # Begin the properties of a row.
         row.text_at = self.arena_used
         row.indexed.keys_pos = row.indexed.tags_pos = row.indexed.unique_key_pos = -1
 
@@ -507,8 +505,8 @@ cdef class RowBatch:
                               <const unsigned char*>PyBytes_AS_STRING(store), PyBytes_GET_SIZE(store))
 
     cdef int add_encoded(self, Row* row, object name, object value) except -10:
-        # A property that is not ASCII.  Both are held, as a caller's borrowed ones are not: whatever runs meanwhile may
-        # change the dict.
+        # A property that is not ASCII.  Both are held, because the caller's are borrowed and encoding may run code that
+        # changes the dict.
         cdef str held_name = name, held_value = value
         cdef bytes name_bytes, value_bytes
         try:
@@ -590,14 +588,14 @@ cdef class RowBatch:
         return TAKEN
 
     def take_messages(self, list messages not None, queue_ids, Py_ssize_t first, kind not None):
-        """Take messages as rows, from number `first` on.
+        """Take messages as rows, beginning with number `first`.
 
         Parameters
         ----------
         queue_ids : int or list of int
-            For all, or one for each.
+            One for all, or one for each.
         kind : type
-            What a plain message is an instance of, exactly.
+            The exact type of a plain message.
 
         Returns
         -------
@@ -635,7 +633,7 @@ cdef class RowBatch:
         return n, TAKEN
 
     def take_columns(self, TableRows table not None, int64_t first):
-        """(int, int): take rows of a table from number `first` on, as `take_messages`; -3 = an Arrow array is not sound."""
+        """Take rows of a table, like `take_messages`; -3 = an Arrow array is not sound."""
         cdef int64_t i = first
         cdef int taken
         cdef PyThreadState* state
@@ -676,7 +674,7 @@ cdef class RowBatch:
             self.count += 1
 
     cdef void seal(self, int64_t store_timestamp, const int64_t[::1] timestamps) noexcept nogil:
-        # What rows point to may have moved while others were taken.
+        # Buffers may have moved while later rows were taken.
         cdef int64_t i
         cdef Row* row
         for i in range(self.count):
@@ -710,9 +708,9 @@ cdef class RowBatch:
         return 0
 
     def queues(self):
-        """list of (int, int): the queues of the rows, as numbers in `topics.queues`, and how many rows each has.
+        """List the queues of the rows, as numbers in `topics.queues`, each with its number of rows.
 
-        Those are left out whose file takes their rows, see `TopicTable.ends`.
+        Queues whose file has room for their rows are left out, see `TopicTable.ends`.
         """
         cdef int32_t each
         cdef int64_t pos
@@ -755,9 +753,9 @@ cdef class RowBatch:
             next_offset[each] -= offset
 
     def room(self, int64_t left, int64_t segment_size, bint together=False):
-        """(int, int): how many new segments the rows take, and the largest row in bytes.
+        """Return the number of new segments that the rows need, the size of the largest row, and the free bytes after the rows.
 
-        `left` bytes are left in the current segment; with `together` all rows count as one.
+        The current segment has `left` free bytes; with `together` all rows count as one.
         """
         cdef int64_t i, size = 0, largest = 0, rolls = 0
         for i in range(self.count):
@@ -770,10 +768,10 @@ cdef class RowBatch:
                 rolls += 1
                 left = segment_size
             left -= size
-        return rolls, largest
+        return rolls, largest, left
 
     def encode(self, Region region not None, int64_t pos, int64_t base_offset, int64_t first):
-        """(int, int): encode rows from `first` on into a segment at `pos`, as many as fit with 8 bytes left after each.
+        """Encode rows, beginning with `first`, into a segment at `pos`, as many as fit with 8 bytes left after each.
 
         Returns the number of the first row that does not fit, and the position after the last; `base_offset` is that of the
         segment.
@@ -805,7 +803,7 @@ cdef class RowBatch:
             first[0] += 1
 
     def placed(self):
-        """bytes: where the rows went, for `PlacedRows` of this process."""
+        """Return the places of the rows as bytes for `PlacedRows` of this process."""
         cdef int64_t i
         cdef Row* row
         cdef Placed* out
@@ -823,9 +821,9 @@ cdef class RowBatch:
         return made
 
     def fill_columns(self, RecordColumns columns not None, int64_t first, bint index_tags=True):
-        """int: fill `columns` as a `scan` of the rows' records from number `first` on would; the log is not read.
+        """Fill `columns` like a `scan` of the rows' records, beginning with number `first`; the log is not read.
 
-        It returns the number of the first row without a place in `columns`.
+        Returns the number of the first row that does not fit into `columns`.
         """
         cdef int verdict = NEED_KEY_ROOM
         cdef PyThreadState* state
@@ -1070,16 +1068,16 @@ cdef int add_texts(RowBatch self, TableRows table, Row* row, int64_t i) noexcept
 
 
 cdef struct Placed:
-    # Where a row went, as `RowBatch.placed` says.
+    # The place of a row, see `RowBatch.placed`.
     int64_t phy_offset, queue_offset, store_timestamp, size
     int32_t host_len
     unsigned char[20] host
 
 
 cdef class PlacedRows:
-    """Named tuples for rows that were placed, in their order: each is made when it is looked at.
+    """Named tuples for placed rows, in order; each is made on access.
 
-    It equals a list of the same, shows as one, and becomes one when it is sliced or something is added to it.
+    Equal to a list of the same tuples; slices and sums are lists.
     """
 
     # All rows once they were made, else None; till then `placed` holds `num` of them, to become of `kind`.
@@ -1088,7 +1086,7 @@ cdef class PlacedRows:
     cdef type kind
     cdef int64_t num
 
-    __hash__ = None  # As of a list.
+    __hash__ = None  # like a list
 
     def __init__(self, rows=()):
         self.made = list(rows)
@@ -1096,7 +1094,7 @@ cdef class PlacedRows:
 
     @classmethod
     def of(cls, bytes placed not None, type kind not None, int64_t num):
-        """PlacedRows: the first `num` rows of what `RowBatch.placed` gave, as named tuples of five, a `kind` each."""
+        """Make the first `num` rows of the result of `RowBatch.placed` into named tuples of five, of type `kind`."""
         cdef PlacedRows rows = cls()
         if not issubclass(kind, tuple) or len(kind._fields) != 5:
             raise TypeError("a named tuple of five is needed")
@@ -1280,7 +1278,7 @@ cdef class FileEnd:
 
 
 cdef enum:
-    # What becomes of a record in `settle`.
+    # Results for a record in `settle`.
     LEFT = 0
     RIGHT
     WRITTEN
@@ -1292,8 +1290,8 @@ cdef int64_t settled_batches = 0
 def settle(RecordColumns columns not None, uint8_t[::1] chosen not None, bint append):
     """Take the records out of `chosen` whose unit is in its place, and those whose unit is the next one and is written now.
 
-    `columns.topics.ends` has what is known of the queues.  The records of a queue are settled if they follow each other, up to
-    the first whose unit differs or has no place in the file that is known; it and all after it are left to the caller.
+    `columns.topics.ends` has the known ends of queues.  The records of a queue are settled if they are consecutive, up to the
+    first whose unit differs or has no place in the known file; it and all after it are left to the caller.
 
     Parameters
     ----------
@@ -1305,7 +1303,7 @@ def settle(RecordColumns columns not None, uint8_t[::1] chosen not None, bint ap
     Returns
     -------
     (int, int, int)
-        How many records are left, how many units were written, and the phy offset of the first of these; -1 for none.
+        The numbers of records left and of units written, and the phy offset of the first of these or -1.
     """
     global settled_batches
     cdef int64_t n = columns.count, i, left = 0, written = 0, first = -1
@@ -1353,21 +1351,20 @@ cdef class Appender:
     batch : RowBatch
         Used for the one row.
     kind, result : type
-        What a plain message is an instance of, exactly; named tuple of (phy_offset, queue_offset, msg_id, store_timestamp,
-        size).
+        The exact type of a plain message; named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size).
     clock : callable or None
-        Returns the store time, ms since epoch; asked when nothing else can stop a put any more.  None = the system's.
+        Returns the store time, ms since epoch; called when nothing else can stop the put.  None = the system clock.
     after_put : callable
-        Called without the lock with the end of the log and what was put, where a reader or a flush waits for it.
+        Called without the lock, with the end of the log and the result, if a reader or a flush waits for it.
     indexed, index_tags : bool
-        Whether keys, and tags, are indexed.
+        Index keys; index tags.
 
     Attributes
     ----------
     writing : bool
-        A put began to write and did not come to its end.
+        A put began to write and did not finish.
     asked : int or None
-        What `clock` returned for a put that was then left to the caller, who takes it away: a clock is asked once for each.
+        The result of `clock` for a put that was left to the caller, which clears it: a clock is called once a put.
     """
 
     cdef readonly bint writing

@@ -1,7 +1,4 @@
-"""What completion offers of an object: the names for its users, not those for the package's own parts.
-
-Owns one decorator.  Nothing is taken away: who asks for another name gets it.
-"""
+"""Limit tab completion to public names.  All other attributes still work."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def shows(*names: str) -> Callable[[type[_T]], type[_T]]:
-    """A decorator of a class: ``dir()`` of its instances, and so completion, has these names and the private ones."""
+    """Decorate a class so that ``dir()`` of its instances, and so completion, has these names and the private ones."""
     shown = frozenset(names)
 
     def decorate(kind: type[_T]) -> type[_T]:

@@ -16,7 +16,7 @@ COMPILED = tuple(
 
 
 def explain(name: str) -> str:
-    """str: why the compiled module `name` is not here, and what to do."""
+    """Return the reason why the compiled module `name` is missing, and what to do."""
     here = os.path.dirname(os.path.abspath(__file__))
     top = os.path.dirname(here)
     text = (

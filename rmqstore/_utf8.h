@@ -37,7 +37,7 @@ static inline int rmq_is_utf8_by_byte(const unsigned char *p, int64_t n) {
 #include <tmmintrin.h>
 #define RMQ_SSSE3 __attribute__((target("ssse3")))
 
-/* Faults of two bytes that follow each other; the last bit is none by itself: of a third or fourth byte it has to be set. */
+/* Faults of two adjacent bytes; the last bit is no fault by itself: for a third or fourth byte it must be set. */
 enum {
     RMQ_SHORT = 1, RMQ_LONG = 2, RMQ_OVERLONG_3 = 4, RMQ_LARGE = 8, RMQ_SURROGATE = 16, RMQ_OVERLONG_2 = 32,
     RMQ_OVERLONG_4 = 64, RMQ_CONTINUED = 128, RMQ_ANY_LOW = RMQ_SHORT | RMQ_LONG | RMQ_CONTINUED

@@ -16,17 +16,17 @@ DEFAULT_LOG_BYTES = 1 << 30
 """The greatest part of the log that is scanned for a question, unless it states another."""
 
 Recovery = Literal["strict", "truncate", "skip"]
-"""What opening does where the log is damaged in front of whole records, see `MessageStore.open`."""
+"""The treatment of a log that is damaged before whole records, see `MessageStore.open`."""
 
 IndexType = Literal["U", "K", "T"]
-"""What of a message is looked for: its unique key, its keys, or its tag."""
+"""The kind of a key: unique key, key, or tag of a message."""
 
 Boundary = Literal["lower", "upper"]
-"""Which side of a store time a queue offset belongs to, see `MessageStore.offset_by_time`."""
+"""The side of a store time, see `MessageStore.offset_by_time`."""
 
 
 KEY_BITS = {None: 3, "U": 1, "K": 2, "T": 4}
-"""What a key is compared with for an `IndexType`: bits, as `_columns.ArrowColumns.fill_matching` takes them."""
+"""The bits of each `IndexType` for `_columns.ArrowColumns.fill_matching`."""
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -119,7 +119,7 @@ def shown(value: object) -> str:
 
 
 def _bound(number: int | None) -> str:
-    # As a reader knows it: 2**31 - 1 is easier to see than its digits.
+    # 2**31 - 1 is easier to read than its digits.
     for bits in (30, 31, 63):
         for power, text in ((2**bits, f"2**{bits}"), (2**bits - 1, f"2**{bits} - 1"), (-(2**bits), f"-2**{bits}")):
             if number == power:

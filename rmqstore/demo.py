@@ -1,7 +1,7 @@
-"""The demo: the main job on a real broker's store, then a million messages in a store of our own, every answer checked.
+"""The demo: verify, rebuild and search a real broker's store, then write and read a million messages.
 
-Each step compares its result with the broker's files, the producers' account of what they sent, or the formula that made a
-message; a difference ends the demo with exit code 1.  ``--unpack`` copies the sample store (`rmqstore/sample`).
+Each step compares its result with the broker's files, the messages that the producers sent, or the formula of a message; a
+difference ends the demo with exit code 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqstore.store.message_store import MessageStore
 
 __all__ = ["main"]
 
-# The sample store's delay levels: the one option of its broker that no file of a store contains.
+# The delay levels of the sample store's broker, which no file of a store records.
 SAMPLE_DELAY_LEVEL = "1s 2s 30m 1h"
 SAMPLE = Path(__file__).resolve().parent / "sample"
 TOPIC = "Orders"
@@ -46,12 +46,12 @@ BATCH = 1000
 def check(holds: bool, what: str) -> None:
     """Raise a click error unless `holds`."""
     if not holds:
-        raise click.ClickException(f"this does not hold: {escape(what)}")
+        raise click.ClickException(f"check failed: {escape(what)}")
 
 
 @dataclass
 class Step:
-    """How many things were handled, and in how many seconds."""
+    """A count, and the seconds that it took."""
 
     count: int = 0
     seconds: float = 0.0
@@ -66,7 +66,7 @@ class Step:
 
 @contextlib.contextmanager
 def step(name: str, unit: str) -> Iterator[Step]:
-    """Print a line with the rate of the block, or of the parts of it that are timed."""
+    """Print a line with the rate of the block, or of its timed parts."""
     row, started = Step(), time.perf_counter()
     yield row
     seconds = row.seconds or time.perf_counter() - started
@@ -78,7 +78,6 @@ def step(name: str, unit: str) -> Iterator[Step]:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    # SHA-256 of every file, by relative path.
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
@@ -97,11 +96,11 @@ def _as_sent(message: MessageExt, sent: dict[str, Any]) -> bool:
 
 
 def unpack_sample(target: Path) -> None:
-    """Unpack the sample store as `target`, which exists only once all of it is there."""
+    """Unpack the sample store as `target`, which appears only when it is complete."""
     if target.exists() or target.is_symlink():
-        raise CannotOpenError(f"{escape(str(target))} exists already", "Give the name of a folder that does not exist.")
+        raise CannotOpenError(f"{escape(str(target))} already exists", "Give the name of a new folder.")
     if not target.parent.is_dir():
-        raise CannotOpenError(f"there is no folder {escape(str(target.parent))}", "Make it, or give another name.")
+        raise CannotOpenError(f"no such folder: {escape(str(target.parent))}", "Create it, or give another name.")
     with tempfile.TemporaryDirectory(prefix=".rmqstore-sample-", dir=target.parent) as beside:
         with tarfile.open(SAMPLE / "store.tar.xz", "r:xz") as tar:
             if hasattr(tarfile, "data_filter"):
@@ -119,10 +118,10 @@ def broker_store(root: Path) -> None:
         row.count = len(_digests(root))
     config = StoreConfig.infer(root, message_delay_level=SAMPLE_DELAY_LEVEL)
     with step("verify it, CRCs included", "bytes") as row:
-        # Without the libraries of compression, verify names the bodies that it did not check.
+        # Without the compression libraries, verify does not check all bodies.
         findings = [each for each in verify(root, config) if each.kind != "not_checked"]
         row.count = sum(path.stat().st_size for path in (root / "commitlog").iterdir())
-        check(not findings, f"the broker's store has no finding, but: {findings[:3]}")
+        check(not findings, f"the broker's store has no findings, but: {findings[:3]}")
     with step("rebuild its lost index and queues", "records") as row:
         log, queues, index = (_digests(root / folder) for folder in ("commitlog", "consumequeue", "index"))
         check(len(queues) > 20 and len(index) == 5, "the sample has queues and five index files")
@@ -133,7 +132,7 @@ def broker_store(root: Path) -> None:
     with step("compare them with the broker's", "files") as row:
         row.count = len(queues) + len(index)
         check(_digests(root / "consumequeue") == queues, "rebuilt queue files equal the broker's")
-        # The names of index files are the times at which they were made; their order is what counts.
+        # The names of index files are creation times, which differ.
         check([*_digests(root / "index").values()] == [*index.values()], "rebuilt index files equal the broker's")
         check(_digests(root / "commitlog") == log, "the commit log was not touched")
     with lzma.open(SAMPLE / "sent.jsonl.xz", "rt", encoding="utf-8") as file:
@@ -151,13 +150,12 @@ def broker_store(root: Path) -> None:
             check(hit is not None and _as_sent(hit, each), f"the message {each['msg_id']} is found as it was sent")
 
 
-# ------------------------------------------------------------------------------------------------- a store of our own
+# ------------------------------------------------------------------------------------------------------- a new store
 
 
 def order_of(number: int) -> Message:
     """Return message `number`; three of them are one order, with one key and in one queue."""
     order, event = divmod(number, 3)
-    # A cheap mixer, so that neighbours differ and the same number always gives the same order.
     mixed = (order * 2654435761 + 40503) % 2**32
     tag = ("created", "paid", "shipped")[event]
     key = f"ORD-{order:08d}"
@@ -191,7 +189,7 @@ def own_store(root: Path, messages: int) -> None:
                 check(found == [each.body for each in wanted], f"the key of message {number} finds its order")
     with MessageStore.open(root, config=StoreConfig()) as again:
         report = again.recovery_report
-        check(report is not None and report.clean, f"the store was closed in order: {report}")
+        check(report is not None and report.clean, f"the store was shut down cleanly: {report}")
         total = sum(again.max_queue_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
         check(total == messages, f"the reopened store has {messages} messages, not {total}")
 
@@ -221,27 +219,29 @@ def _read_back(store: MessageStore, messages: int) -> None:
     "--dir",
     "directory",
     type=click.Path(exists=True, file_okay=False),
-    help="Work below this directory (default: that of the system for temporary files).",
+    help="Directory for temporary files; by default that of the operating system.",
 )
 @click.option(
     "--unpack",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Only unpack the sample store, as FOLDER, to try the other commands on.",
+    help="Only unpack the sample store to FOLDER, to try the other commands on it.",
 )
-@click.option("--messages", type=click.IntRange(min=100), default=1_000_000, show_default=True, help="How many to put.")
+@click.option(
+    "--messages", type=click.IntRange(min=100), default=1_000_000, show_default=True, help="Number of messages to put."
+)
 def main(directory: str | None, unpack: Path | None, messages: int) -> None:
-    """Run the main job on a real broker's store, with checks and rates.
+    """Verify, rebuild and read a real broker's store, and measure the speed.
 
-    Rebuilds index and queues of a store that RocketMQ 5.5.0 wrote and compares them byte for byte, finds its orders, then
-    fills a store of its own and reads it. Every answer is checked; one that is wrong ends it with exit code 1.
+    Rebuilds the index and queues of a store written by RocketMQ 5.5.0, compares them byte for byte, and finds its orders;
+    then fills a new store and reads it back. Every result is checked, and the exit code is 1 if one is wrong.
 
-    The store comes with the package; with --unpack it stays, and nothing else is done.
+    The sample store is part of the package. With --unpack it is kept, and nothing else is done.
     """
     if unpack is not None:
         unpack_sample(unpack)
         name = shlex.quote(str(unpack))
-        click.echo(f"a RocketMQ 5.5.0 broker's store of a shop's orders is in {escape(str(unpack))}; now try:")
+        click.echo(f"unpacked the store of a RocketMQ 5.5.0 broker with a shop's orders to {escape(str(unpack))}; now try:")
         for command in (f"info {name}", f"query {name} Orders ORD-102499", f"serve {name}"):
             click.echo(f"  rmqstore {escape(command)}")
         return
@@ -249,11 +249,11 @@ def main(directory: str | None, unpack: Path | None, messages: int) -> None:
         with tempfile.TemporaryDirectory(prefix="rmqstore-demo-", dir=directory) as work:
             click.echo("A real broker's store:")
             broker_store(Path(work) / "broker")
-            click.echo("A store of our own:")
+            click.echo("A new store:")
             own_store(Path(work) / "own", messages)
     except StoreError as error:
         raise click.ClickException(f"{type(error).__name__}: {escape(str(error))}") from None
-    click.echo("Everything that was checked holds.")
+    click.echo("All checks passed.")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,17 @@ Python, `rmqstore.cli.errors` for the command line.
 from __future__ import annotations
 
 import enum
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = [
     "ChecksumError", "CorruptionError", "DiskFullError", "Finding", "FlushDiskTimeoutError", "GeometryError",
     "IndexFileError", "InvalidMessageError", "LostLogError", "MissingDependencyError", "OffsetOutOfRangeError",
-    "ReadOnlyError", "StoreChangedError", "StoreClosedError", "StoreError", "StoreLockedError", "StorePoisonedError",
-    "UnsupportedFormatError",
+    "ReadOnlyError", "StoreChangedError", "StoreClosedError", "StoreError", "StoreLockedError", "StoreNotFoundError",
+    "StorePoisonedError", "UnsupportedFormatError",
 ]  # fmt: skip
 
 
@@ -33,9 +35,9 @@ class Finding:
     kind : str
         A short name, stable between releases.
     detail : str
-        What is there, and what should be; of several the first.
+        The bytes found, and those expected; of several the first.
     num : int
-        How many things of this kind stand here one after the other, from `pos` on.
+        The number of things of this kind in a row, beginning at `pos`.
     """
 
     path: str
@@ -46,7 +48,7 @@ class Finding:
 
 
 def finding_of(error: StoreError | OSError, kind: str, path: str, what: str = "") -> Finding:
-    """Finding: `error` after `what`, about `path` where it names none; an error of the operating system is of kind "file"."""
+    """Return `error` as a finding, after `what`; about `path` if the error names none; an OSError is of kind "file"."""
     if isinstance(error, StoreError):
         return Finding(error.path or path, error.pos or 0, kind, f"{what}{error.message}" if what else error.message)
     named = path if error.filename is None else os.fsdecode(error.filename)
@@ -92,7 +94,7 @@ class Recover(Remedy):
 
 @dataclass(frozen=True)
 class DropUnits(Remedy):
-    """Drop for good the `num` units and entries that lead outside the log, by a recovery or in the call that failed."""
+    """Drop the `num` units and entries that point outside the log, by a recovery or in the call that failed."""
 
     num: int
     recovery: bool
@@ -217,14 +219,12 @@ class ChecksumError(CorruptionError):
 
 
 class LostLogError(StoreError):
-    """Queue units or index entries lead outside the commit log, so that cutting or replacing them loses what they are about.
-
-    Nothing was changed on disk.
+    """Queue units or index entries point outside the commit log, and would be lost; nothing was changed on disk.
 
     Attributes
     ----------
     num : int
-        How many there are: the number to give as ``drop_units`` where they may go.
+        Their number: give it as ``drop_units`` to drop them.
     """
 
     def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None, num: int = 0):
@@ -249,15 +249,26 @@ class ReadOnlyError(StoreError):
 
 
 class StoreChangedError(StoreError):
-    """What a reader saw of a store was cut or replaced by its writer; open it again."""
+    """The writer cut or replaced files that a reader used; open the store again."""
 
 
 class FlushDiskTimeoutError(StoreError, TimeoutError):
     """A message is stored, but whether it is on the disk was not known in time (RocketMQ's FLUSH_DISK_TIMEOUT)."""
 
 
-class DiskFullError(StoreError):
-    """The disk is used above `disk_space_warning_level_ratio`; no writes until it falls below; reads go on."""
+class StoreNotFoundError(StoreError):
+    """There is no store at the path yet: no such directory, or one without files of a store."""
+
+
+class DiskFullError(StoreError, OSError):
+    """The disk is full, or used above `disk_space_warning_level_ratio`; no writes until there is space; reads continue."""
+
+    def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None):
+        super().__init__(message, path, pos)
+        self.errno, self.strerror, self.filename = errno.ENOSPC, str(message), self.path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.path, self.pos)
 
 
 class StoreLockedError(StoreError):
@@ -269,7 +280,7 @@ class StorePoisonedError(StoreError):
 
 
 class IndexFileError(StoreError):
-    """An index file could not be created after all tries; the store takes no more writes that need it."""
+    """An index file could not be created after all tries; the store refuses writes that need it."""
 
 
 class OffsetOutOfRangeError(StoreError, IndexError):

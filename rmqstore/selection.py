@@ -1,7 +1,7 @@
-"""Which messages a question asks for.
+"""The conditions of a question about messages: `Selection`.
 
-`Selection` is made from keyword arguments, options, console parameters and predicates, and travels whole to the place where records
-are compared with it. Tags are parsed and hashed here and nowhere else. It knows no store.
+It is made from keyword arguments, options, console parameters and predicates, and passed on whole to the place where records are
+compared with it.  Tags are parsed and hashed here and nowhere else.  It knows no store.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _OFFSETS = ("begin_phy_offset", "end_phy_offset", "begin_queue_offset", "end_que
 
 
 def _compared(code: Any) -> Any:
-    # What RocketMQ 5.5.0 compares of a tags code, or of an array of them.
+    # The part of a tags code, or of an array of them, that RocketMQ 5.5.0 compares.
     return code & 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which messages; every condition must hold, and None is no condition.
+    """The conditions that a message must meet, all of them; None is no condition.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Selection:
     tags : tuple of str or None
         Given as one tag, as ``"a || b"``, or as several; ``""`` and ``"*"`` are no condition (RocketMQ 5.5.0 SubscriptionData).
     keys : tuple of str or None
-        Messages that have one of these, as `index_type` says.
+        Messages that have one of these; see `index_type`.
     begin, end : int, datetime or None
         Store time, both inclusive: ms since epoch, or a `datetime` (aware, or naive as local time).
     begin_phy_offset, end_phy_offset : int or None
@@ -65,9 +65,9 @@ class Selection:
         Likewise for the place in the queue.  These, and light queues (``%LMQ%...``), whose messages have other topics, are
         read through queues.
     index_type : {None, "U", "K", "T"}
-        What `keys` are: unique keys or keys, unique keys, keys, or tags.
+        The kind of `keys`: unique keys or keys, unique keys, keys, or tags.
     max_num : int or None
-        The greatest number of messages to give.
+        The greatest number of messages.
 
     Raises
     ------
@@ -115,7 +115,7 @@ class Selection:
 
     @property
     def by_queue_offset(self) -> bool:
-        """bool: a range of queue offsets is asked for."""
+        """bool: there is a range of queue offsets."""
         return self.begin_queue_offset is not None or self.end_queue_offset is not None
 
     @functools.cached_property
@@ -125,32 +125,32 @@ class Selection:
 
     @property
     def by_queue(self) -> bool:
-        """bool: queues lead to the messages: a range of queue offsets is asked for, or a light queue."""
+        """bool: the messages are read through queues: there is a range of queue offsets, or a light queue."""
         return self.by_queue_offset or self.has_light_queue
 
     # ------------------------------------------------------------------------------------- questions about one of each
 
     @property
     def topic(self) -> str:
-        """str: the topic of a question that is about one."""
+        """str: the only topic."""
         assert self.topics is not None
         return self.topics[0]
 
     @property
     def queue_id(self) -> int:
-        """int: the queue of a question that is about one."""
+        """int: the only queue id."""
         assert self.queue_ids is not None
         return self.queue_ids[0]
 
     @property
     def key(self) -> str:
-        """str: the key of a question that is about one."""
+        """str: the only key."""
         assert self.keys is not None
         return self.keys[0]
 
     @property
     def index_text(self) -> str:
-        """str: what follows ``topic#`` in the index (RocketMQ 5.4.0 and later mark tags)."""
+        """str: the key after ``topic#`` in the index (RocketMQ 5.4.0 and later mark tags)."""
         return "T#" + self.key if self.index_type == "T" else self.key
 
     def at_any_time(self) -> Selection:
@@ -158,7 +158,7 @@ class Selection:
         return self if self.begin is None and self.end is None else replace(self, begin=None, end=None)
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
-        """Return whether messages of this queue are asked for."""
+        """Return True if the selection includes this queue."""
         return (self.topics is None or topic in self.topics) and (self.queue_ids is None or queue_id in self.queue_ids)
 
     # ------------------------------------------------------------------------------------------------------- compiled
@@ -166,7 +166,7 @@ class Selection:
     @functools.cached_property
     def times(self) -> tuple[int, int]:
         """(int, int): whole milliseconds of store time, both inclusive; (1, 0) where no time is between them."""
-        # What lies between two milliseconds is rounded inwards.
+        # Times between two milliseconds are rounded inwards.
         begin = None if self.begin is None else exact_milliseconds(self.begin, "begin", up=True)
         end = None if self.end is None else exact_milliseconds(self.end, "end")
         if (begin is not None and begin > INT64_MAX) or (end is not None and end < INT64_MIN):
@@ -181,14 +181,11 @@ class Selection:
         return None if self.tags is None else frozenset(_compared(tags_code(name)) for name in self.tags)
 
     def may_have_code(self, code: int | None) -> bool:
-        """Return whether a unit with this tags code may lead to a message that is asked for; None is a code that is lost."""
+        """Return True if the message of a unit with this tags code may have one of the tags; None is a lost code."""
         return self.tag_codes is None or code is None or _compared(code) in self.tag_codes
 
     def may_have_codes(self, codes: np.ndarray) -> np.ndarray:
-        """Return, as an array of bool, which units may lead to a message that is asked for.
-
-        A code that is an address in the extension, or that is lost, may.
-        """
+        """Return as an array of bool whose messages may have one of the tags; lost codes and addresses in the extension may."""
         if self.tag_codes is None:
             return np.ones(len(codes), bool)
         wanted = np.array(sorted(self.tag_codes), np.int64)
@@ -209,7 +206,7 @@ class Selection:
         )
 
     def has(self, message: MessageExt) -> bool:
-        """Return whether this message is asked for."""
+        """Return True if this message meets all conditions."""
         low, high = self.times
         return (
             any(self._has_place(*place) for place in self._places_of(message))

@@ -19,7 +19,7 @@ from rmqstore.selection import INT64_MAX, Selection
 from rmqstore.spans import Span
 
 if TYPE_CHECKING:
-    # A name that is not here when the program runs: Python 3.15 looks up what a field is annotated with.
+    # Not imported at run time: Python 3.15 evaluates the annotations of fields.
     from numpy import ndarray
 
     from rmqstore.message import MessageExt
@@ -48,13 +48,13 @@ MAX_REGIONS = 64
 """The number of files that the core takes in one call."""
 
 EXPIRED = "expired"
-"""The kind of a `Finding` about what went since it was listed while nothing older is there: retention, and no damage."""
+"""The kind of a `Finding` about a file that is gone since it was listed, with all older ones: retention, and no damage."""
 
 logger = logging.getLogger(__name__)
 
 
 class DamagePolicy:
-    """What a reading does at a place that it cannot read; sources and readers take it whole.
+    """The rule for places that cannot be read; sources and readers take it whole.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class DamagePolicy:
     Attributes
     ----------
     findings : list of Finding
-        What was left out, with "report".
+        The places that were left out, with "report".
     """
 
     def __init__(self, mode: str = "fail", advice: str = "restore the file from a copy, or read around it (damage)"):
@@ -77,26 +77,26 @@ class DamagePolicy:
         self.warned_of: set[str] = set()
 
     def finding(self, finding: Finding) -> None:
-        """Take a place of tiered storage; what retention took meanwhile is a warning, once for each file."""
+        """Apply the rule to a place of tiered storage; warn of a file that retention deleted, once for each."""
         if finding.kind != EXPIRED:
             if self.mode == "fail":
                 raise CorruptionError(f"{finding.detail}; {self.advice}", finding.path, finding.pos)
             self.leave_out(finding)
         elif finding.path not in self.warned_of:
             self.warned_of.add(finding.path)
-            logger.warning("%s: %s; what lay there is left out (retention)", finding.path, finding.detail)
+            logger.warning("%s: %s; its messages are left out (retention)", finding.path, finding.detail)
 
     def leave_out(self, finding: Finding) -> None:
-        """Take a place that is left out."""
+        """Add a place that is left out to `findings`, if these are wanted."""
         if self.mode == "report":
             self.findings.append(finding)
 
     def units(self, queue: Any, begin: int, end: int) -> None:
-        """Take queue offsets of a consume queue that had a unit when they were chosen, and have none (any more)."""
+        """Apply the rule to queue offsets that had units when they were chosen, and have none now."""
         raise NotImplementedError
 
     def stretch(self, begin: int, end: int, verdict: Verdict | None) -> None:
-        """Take phy offsets of the commit log at which the record that is wanted is not; None where no segment is there."""
+        """Apply the rule to phy offsets of the commit log without the record that a unit points to; None is a missing segment."""
         raise NotImplementedError
 
 
@@ -250,7 +250,7 @@ class Joined:
         """Yield the parts from queue offset `begin` up to but not including `end`, cut to these."""
         at = max(begin, self.bounds[0])
         for part in self.parts:
-            # What is put in the meantime comes after the last part.
+            # New messages come after the last part.
             until = end if part.goes_on and part is self.parts[-1] else min(part.end, end)
             if until <= at or part.begin >= part.end:
                 continue

@@ -1,7 +1,4 @@
-"""Spans: parts of a range of numbers, as offsets of the log or of a queue, each from its first to before its last.
-
-Owns what is left of a range, and how parts become one.  It knows neither what the numbers count nor any file.
-"""
+"""Spans: ranges of numbers, as offsets of the log or of a queue, each without its end."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ Span = tuple[int, int]
 
 
 def without(begin: int, end: int, spans: Iterable[Span]) -> list[Span]:
-    """list of (int, int): what of the numbers from `begin` to before `end` is in none of `spans`, ascending."""
+    """Return the parts of the range from `begin` to `end` that are in none of `spans`, ascending."""
     left = []
     for first, last in sorted(spans):
         if first > begin:
@@ -25,7 +22,7 @@ def without(begin: int, end: int, spans: Iterable[Span]) -> list[Span]:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """list of (int, int): the same numbers in as few spans as can be, ascending and apart; none is empty."""
+    """Return the same numbers in the fewest spans, ascending and apart; no span is empty."""
     found: list[Span] = []
     for first, last in sorted(span for span in spans if span[0] < span[1]):
         if found and first <= found[-1][1]:

@@ -29,7 +29,7 @@ _NOT_MS = re.compile("[12][0-9]{9}|(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[
 
 
 def escape(text: str) -> str:
-    """str: `text` on one line, with what a terminal could obey or hide (control, format, surrogates) as \\x.. or \\u...."""
+    """Return `text` on one line, with control and format characters and surrogates as \\x.. or \\u...."""
     if text.isprintable():
         return text
     return "".join(
@@ -37,12 +37,12 @@ def escape(text: str) -> str:
     )
 
 
-# Spreadsheets take the wide forms, and what comes after white space of a line, for the same.
+# Spreadsheets also accept wide forms, and formulas after white space.
 _FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
 def harmless_cell(text: str) -> str:
-    """str: a cell of CSV that no spreadsheet runs as a formula; an apostrophe before `text` where it would."""
+    """Return a CSV cell that no spreadsheet runs as a formula: an apostrophe comes before a formula."""
     return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
@@ -53,7 +53,7 @@ def _escaped(char: str) -> str:
 
 
 def format_time(timestamp: int | None) -> str:
-    """str: ms since epoch as ISO 8601 in the local zone; the bare number where no calendar reaches."""
+    """Return ms since epoch as ISO 8601 in the local zone; the bare number for years beyond the calendar."""
     if timestamp is None:
         return "-"
     try:
@@ -85,7 +85,7 @@ def short_time(timestamp: int | None, now: datetime.datetime | None = None, time
 
 
 def format_size(size: int) -> str:
-    """str: bytes for people, in units of 1024."""
+    """Return a number of bytes for people, in units of 1024."""
     number = float(size)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(number) < 1024 or unit == "TiB":
@@ -94,12 +94,12 @@ def format_size(size: int) -> str:
     raise AssertionError
 
 
-# Characters of a cell, and bytes of a body, that people get to see at once.
+# The most characters of a cell, and bytes of a body, that are shown.
 _SHOWN = 80
 
 
 def _cell(value: object) -> str:
-    # Cut before anything is done with it: it may be long, and from whoever wrote the store.
+    # Cut first: a text from a store may be long.
     text = str(value)
     return _safe(text[:_SHOWN]) + ("…" if len(text) > _SHOWN else "")
 
@@ -112,7 +112,7 @@ def _safe(text: str) -> str:
 
 
 def preview(data: bytes) -> str:
-    """str: the first bytes of a body as text where they are UTF-8, in hexadecimal otherwise, and how many there are."""
+    """Return the first bytes of a body, as text if they are UTF-8, else in hexadecimal, and its size if it is cut."""
     first = data[:_SHOWN]
     text = None
     # A cut may go through a character.
@@ -160,7 +160,7 @@ def parse_time(text: str, *, end: bool = False) -> int:
     if ago and ago[2] in _AGO_SIZES:
         back = float(ago[1]) * _AGO_SIZES[ago[2]]
         if back >= 2**63:
-            raise ValueError(f"{escape(text[:40])!r} is not a time: it is longer ago than 64 bits of ms can say")
+            raise ValueError(f"{escape(text[:40])!r} is not a time: it does not fit 64 bits of ms")
         return time.time_ns() // 1_000_000 - round(back)
     try:
         day = _day(text)

@@ -1,4 +1,4 @@
-"""What rmqstore writes to the golden stores of older brokers, which their own version then reads.
+"""Messages that rmqstore appends to the golden stores of older brokers, for their own version to read.
 
 Owns the messages and their times, so that `ci/golden_versions.sh`, which shows the result to the real broker, and the
 test that compares with what that read do the same.  Run as a program it appends to a store in place:

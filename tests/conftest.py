@@ -129,7 +129,7 @@ def memory():
 
 @pytest.fixture
 def tmp_path(request, tmp_path):
-    """A folder of the test's own; for modules that force stores to disk again and again it lies in memory, where there is some.
+    """Make a folder for the test; in memory, if possible, for modules that sync stores often.
 
     On a disk that others write to such a test waits for their bytes.
     """

@@ -314,7 +314,7 @@ def grow(disk: Disk, after: Disk) -> None:
 
 
 class Harm(NamedTuple):
-    """What was done to a disk.
+    """A change that was made to a disk.
 
     Attributes
     ----------

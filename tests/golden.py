@@ -66,7 +66,7 @@ _LINES = {
     "broker": DATA / "rocketmq-broker" / "store.jsonl.xz",
     "broker.killed": DATA / "rocketmq-broker" / "store.killed.jsonl.xz",
     **{name: _VERSIONS / f"{name}.jsonl.xz" for name in VERSION_STORES},
-    # What the versions read after `appended.append` had written to their stores.
+    # The messages that the versions read after `appended.append` had written to their stores.
     **{f"{name}.appended": _VERSIONS / f"{name}.appended.jsonl.xz" for name in VERSION_STORES},
 }
 

@@ -1,4 +1,4 @@
-"""What this process has mapped, for tests that count it."""
+"""Count the mappings of this process."""
 
 from __future__ import annotations
 

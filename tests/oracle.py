@@ -207,7 +207,7 @@ def property_crc_tail(record_before_tail: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Record:
-    """A commit-log record as it stands in the log. Times are ms since epoch, hosts `ip:port`."""
+    """A commit-log record with the fields of the log. Times are ms since epoch, hosts `ip:port`."""
 
     phy_offset: int  # where it was found; `physical_offset` is what it says itself
     size: int
@@ -1154,7 +1154,7 @@ def java_recovered_index(
     """Return the index as Java has it after opening `files` (sections 4.6 and 6.5).
 
     After a clean exit that is what is on disk. After an unclean one (`abort` is there) index files that end later than
-    the checkpoint's index time are deleted, and every record from the start segment on is dispatched again; a record
+    the checkpoint's index time are deleted, and every record since the start segment is dispatched again; a record
     that is the last one in a kept file is then indexed twice. `recover_max_num` is 5.5.0's commitLogRecoverMaxNum.
     """
     geo = geometry(geo)

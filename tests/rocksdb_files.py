@@ -63,7 +63,7 @@ def write(path: Path, families: Mapping[str, Mapping[bytes, bytes]]) -> Path:
         family.flush()
         del family
     database.close()
-    # What only rocksdict knows is no part of a broker's database.
+    # Files that only rocksdict makes are no part of a broker's database.
     (path / "rocksdict-config.json").unlink(missing_ok=True)
     return path
 

@@ -44,7 +44,7 @@ def unpack(name: str, folder: Path) -> Path:
 
 
 def lines(name: str, *types: str) -> Iterator[dict[str, Any]]:
-    """What the real `RocksDBMessageStore` answers on a store, of these types."""
+    """Return the answers of the real `RocksDBMessageStore` on a store, of these types."""
     for text in lzma.open(DATA / _LINES[name]):
         line = json.loads(text)
         if line["type"] in types:

@@ -1,4 +1,4 @@
-"""Where tests put stores that need a special place: in memory, or where every user of the machine reaches them."""
+"""Folders for stores that need a special place: in memory, or readable by every user of the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-# Stores that are forced to disk again and again lie in memory where there is some, so that nobody waits.
+# Stores that are synced often are kept in memory if there is a file system for it: no waiting for the disk.
 SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

@@ -99,7 +99,7 @@ class Tiered:
         return sorted(each for each in found if each[0] != "rmq_sys_INDEX")
 
     def stream(self, topic: str, queue_id: int, kind: str) -> tuple[int, bytes]:
-        """Where the bytes begin, and they."""
+        """The position of the bytes, and the bytes."""
         paths = sorted((self.base / topic / str(queue_id) / kind).iterdir(), key=lambda path: path.name[8:])
         data, first = b"", int(paths[0].name[8:])
         for path in paths:

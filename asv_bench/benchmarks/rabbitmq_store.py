@@ -10,6 +10,7 @@ import numpy as np
 
 from rmqstore._core import Region
 from rmqstore.rabbitmq import _messages
+from rmqstore.rabbitmq.clean_state import index_rows
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore, scan_file
 
@@ -100,13 +101,13 @@ class Table:
         self.table.refer(self.ids)
         for row, msg_id in enumerate(self.ids[: n // 10]):
             self.table.put(msg_id.tobytes(), 1, 0, 300 * row, 300)
-        self.items = self.table.ets_items()
+        self.items, _ = index_rows(self.table)
 
     def time_refer(self, n):
         _messages.LocationTable().refer(self.ids)
 
-    def time_ets_items(self, n):
-        self.table.ets_items()
+    def time_index_rows(self, n):
+        index_rows(self.table)
 
     def time_load_ets_items(self, n):
         assert _messages.LocationTable(n // 10).load_ets_items(self.items, 0)[0] == n // 10

@@ -95,7 +95,7 @@ def print_table(results: list[dict[str, Any]], quick: bool) -> None:
     "--document",
     "documented",
     is_flag=True,
-    help="Put the tables into docs/benchmarks.md and the plot beside it; not with --quick.",
+    help="Put the tables into asv_bench/FIGURES.md and the plot into docs/images; not with --quick.",
 )
 def main(
     only: tuple[str, ...],

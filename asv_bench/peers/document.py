@@ -1,4 +1,4 @@
-"""Tables in docs/benchmarks.md and docs/why-not.md, and a plot: ``python -m asv_bench.peers.document [result.json]``.
+"""Tables in asv_bench/FIGURES.md and docs/why-not.md, and a plot: ``python -m asv_bench.peers.document [result.json]``.
 
 Owns their text, all of which follows from the result that is kept beside them (docs/peers.json); nobody edits it.
 """
@@ -33,13 +33,15 @@ OURS = {
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Command, machine and tables of each part, a narrow table a work, and what we lose.
+    """Return command, machine and tables of each part, a narrow table a work, and the works at which we are slower.
 
-    A part is of one run on one machine; parts may be of different ones, as a ratio is taken within a run.
+    A part is of one run on one machine; parts may be of different ones, as a ratio is taken within a run.  A machine is named
+    once for the parts in a row that ran on it.
     """
     runs = {each["part"]: each["run"] for each in result["results"]}
     lines: list[str] = []
     all_rows = list(rounds.rows(result["results"]))
+    last_machine: list[str] = []
     for part in dict.fromkeys(row.part for row in all_rows):
         run = runs[part]
         lines += [
@@ -49,25 +51,23 @@ def markdown(result: Mapping[str, Any]) -> str:
                 f"`{run['command']}` on {run['date']}, commit {run['commit']}, {run['rounds']} rounds that count"
                 + (f", memory {run['memory']}." if "memory" in run else ".")
             ),
-            *wrapped(f"Machine: {described(run['machine'])}; {versions(run['versions'])}."),
-            "",
         ]
+        machine = wrapped(f"Machine: {described(run['machine'])}; {versions(run['versions'])}.")
+        if machine != last_machine:
+            lines += machine
+            last_machine = machine
+        lines.append("")
         for work in dict.fromkeys(row.work for row in all_rows if row.part == part):
             chosen = [row for row in all_rows if row.part == part and row.work == work]
-            lines += [
-                f"**{work}**, {chosen[0].unit}/s:",
-                "",
-                "| | rate | lowest – highest | ratio | lowest – highest | goal | |",
-            ]
-            lines += ["|---" * 7 + "|"]
+            lines.append(f"| {work}, {chosen[0].unit}/s | rate | lowest – highest | ratio | lowest – highest | goal | |")
+            lines.append("|---" * 7 + "|")
             for row in chosen:
                 _, who, rate, *rest = rounds.cells(row)
                 lines.append("| " + " | ".join([who, rate.removesuffix(f" {row.unit}/s"), *rest]) + " |")
             lines.append("")
-    lines += ["### Where a goal is missed", ""]
+    lines += ["### Slower than the peer", ""]
     slower = [row for row in all_rows if row.ours and row.ratio and row.ratio.median < 1]
-    missed = [row for row in all_rows if rounds.verdict(row) == "missed"]
-    lines += ["Slower than the peer:", "", *listed(slower), "", "Goal missed:", "", *listed(missed), ""]
+    lines += [*listed(slower), ""]
     return "\n".join(re.sub(r"(?<=\S)  +", " ", line).rstrip() for line in lines)
 
 
@@ -111,7 +111,7 @@ def key_stores(result: Mapping[str, Any]) -> str:
         *(f"| {who} | {' | '.join(both)} |" for who, both in rates.items() if len(both) == 2),
         "",
         f"On {run['date']}, {machine['processor']}, {machine['cores']} cores. How it was measured, and the rest:",
-        "[benchmarks](benchmarks.md#beside-the-peers-in-one-run).",
+        "[benchmarks](benchmarks.md#next-to-the-peers-in-one-run).",
     ]
     return "\n".join(lines) + "\n"
 

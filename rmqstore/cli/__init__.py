@@ -1,19 +1,14 @@
-"""The command line: a diagnostic instrument for a store on disk.
+"""The command line.  Each command is a module here and a line in `_COMMANDS`, and is loaded when it is used.
 
-Owns the list of commands; each lies in a module of its own, which is loaded when the command is used.  Every answer comes
-from the package's public functions.  Invariants:
+- Only ``import``, ``rebuild``, ``recover``, ``offsets set`` and ``rabbitmq import`` write to a store (and ``demo``, to its
+  own); all other commands open it read-only.
+- Exit codes: 0 success, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
+- Control and other invisible characters from a store are escaped before they reach the terminal.
+- ``--json`` prints one object a line on stdout and nothing else; notes, progress and errors go to stderr.
 
-- Only ``import``, ``rebuild``, ``recover``, ``offsets set`` and ``rabbitmq import`` write into a store (and ``demo``, into
-  one of its own); every other command opens read-only.
-- Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
-- Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
-- ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
-
-Shared by all commands: `group` (exit codes, lazy commands, examples of each help), `errors` (how they read, with the options
-of the command line), `terminal` (how an answer looks), `options`, `paths` (what a wrong PATH is, and completion), `messages`
-(a message as a line or an object).
-
-A new command is a module here and a line in `_COMMANDS`.
+Commands share `group` (exit codes, lazy loading, examples), `errors` (messages with the options of the command line),
+`terminal` (tables, JSON lines, progress), `options`, `paths` (checks of PATH, and completion) and `messages` (messages as
+lines or objects).
 """
 
 from __future__ import annotations
@@ -28,67 +23,72 @@ from rmqstore.cli.group import StoreGroup
 
 __all__ = ["main"]
 
-# By name: module, attribute, and the first sentence of its help (a test holds it equal), so that a list of commands loads none.
+# By name: module, attribute, and the first sentence of the help (a test compares them), to list commands without loading them.
 _COMMANDS = {
+    "backup": (
+        "rmqstore.cli.backup",
+        "backup_command",
+        "Back up a store into a folder, also while a broker or a program writes to it.",
+    ),
     "completion": (
         "rmqstore.cli.paths",
         "completion",
-        "Print the script that makes a shell complete commands, options, paths and topics.",
+        "Print a shell script that completes commands, options, paths and topics.",
     ),
-    "demo": ("rmqstore.demo", "main", "Run the main job on a real broker's store, with checks and rates."),
-    "dump": ("rmqstore.cli.dump", "dump", "Print a store's structures as they lie on disk, damage included."),
+    "demo": ("rmqstore.demo", "main", "Verify, rebuild and read a real broker's store, and measure the speed."),
+    "dump": ("rmqstore.cli.dump", "dump", "Print the structures on disk, including damaged ones."),
     "export": (
         "rmqstore.cli.transfer",
         "export_command",
-        "Write messages to a file: JSON lines, CSV, Arrow, Parquet, or a file for each body.",
+        "Export messages as JSON lines, CSV, Arrow, Parquet, or one file per body.",
     ),
-    "get": ("rmqstore.cli.query", "get", "Read messages of a queue in order."),
+    "get": ("rmqstore.cli.query", "get", "Read the messages of a queue in order."),
     "import": (
         "rmqstore.cli.transfer",
         "import_command",
-        "Put the messages of files into a store, after those that are there; a new store is made.",
+        "Append messages from files to a store, which is created if it does not exist.",
     ),
     "info": ("rmqstore.cli.info", "info", "Describe a store: geometry, log, queues, index, checkpoint."),
     "metrics": (
         "rmqstore.cli.metrics",
         "metrics_command",
-        "Print the metrics of stores for Prometheus: queues, consumer lag, disk, index, checkpoint.",
+        "Print metrics for Prometheus: queues, consumer lag, disk, index, checkpoint.",
     ),
     "offsets": (
         "rmqstore.cli.offsets",
         "offsets",
-        "Progress of consumer groups: what is next for each, and its lag.",
+        "Show and set the progress of consumer groups.",
     ),
     "pending": (
         "rmqstore.cli.pending",
         "pending_command",
-        "List what still waits: delayed and timer messages, transactions, retries, dead letters.",
+        "List pending messages: delayed, timer, transactions, retries, dead letters.",
     ),
     "query": (
         "rmqstore.cli.query",
         "query",
-        "Find messages by key in the index, newest first, each checked against its message.",
+        "Find messages by key, id or phy offset, newest first.",
     ),
     "queues": (
         "rmqstore.cli.info",
         "queues",
-        "List the queues: queue offsets, messages, files, and the store times of the first and the last.",
+        "List the queues with their offsets, messages, files, and first and last store times.",
     ),
     "rabbitmq": (
         "rmqstore.cli.rabbitmq",
         "main",
-        "Look into RabbitMQ's classic queues on disk, repair them, and carry messages out and in.",
+        "Inspect, repair, export and import RabbitMQ's classic queues on disk.",
     ),
-    "rebuild": ("rmqstore.cli.rebuild", "rebuild_command", "Rebuild index and consume queues from the commit log."),
+    "rebuild": ("rmqstore.cli.rebuild", "rebuild_command", "Rebuild the index and the consume queues from the commit log."),
     "recover": (
         "rmqstore.cli.rebuild",
         "recover_command",
-        "Do what a start after a crash does, say what it was, and close the store in order.",
+        "Recover a store after a crash, as a broker does at startup, and shut it down cleanly.",
     ),
     "serve": (
         "rmqstore.cli.serve",
         "serve",
-        "Serve a web console over a store: pages, a JSON API and metrics; read-only.",
+        "Serve a read-only web console with a JSON API and metrics.",
     ),
     "settings": (
         "rmqstore.cli.settings",
@@ -98,18 +98,18 @@ _COMMANDS = {
     "sql": (
         "rmqstore.cli.sql",
         "sql",
-        "Ask a store in SQL: the tables are messages, queues, index_entries and consumers.",
+        "Query a store in SQL; the tables are messages, queues, index_entries and consumers.",
     ),
-    "tail": ("rmqstore.cli.tail", "tail", "Show the newest messages, oldest first, and with -f those that come."),
+    "tail": ("rmqstore.cli.tail", "tail", "Show the newest messages, and follow new ones with -f."),
     "topics": (
         "rmqstore.cli.info",
         "topics",
-        "List the topics: queues, messages, and the store times of the first and the last.",
+        "List the topics with their queues, messages, and first and last store times.",
     ),
     "verify": (
         "rmqstore.cli.verify",
         "verify_command",
-        "Look for everything that is wrong in a store; exit code 1 if anything is.",
+        "Check a store for damage and inconsistencies.",
     ),
 }
 
@@ -129,39 +129,39 @@ class _MainGroup(StoreGroup):
 @click.version_option(__version__, prog_name="rmqstore")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Look into, check and repair the on-disk store of Apache RocketMQ.
+    """Inspect, check and repair the on-disk store of Apache RocketMQ.
 
-    PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). Commands marked [writes],
-    offsets set and rabbitmq import write into a store; every other opens it read-only, locks nothing and works beside a
-    running broker.
+    PATH is the root of the store (RocketMQ's storePathRootDir), the folder that contains commitlog/. Commands marked
+    [writes], offsets set and rabbitmq import write to the store. All other commands are read-only, take no lock, and can
+    run while the broker is running.
 
-    Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened.
+    Exit codes: 0 success, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
     """
     if context.invoked_subcommand is None:
         click.echo(_welcome(main.list_commands(context)))
 
 
 def _welcome(commands: list[str]) -> str:
-    # For somebody who knows no command yet: the first steps, with the store in this folder if there is one.
+    # The path is that of a store in this folder, if there is one.
     path = next((each for each in (".", "store") if os.path.isdir(os.path.join(each, "commitlog"))), "PATH")
     lines = [
-        f"rmqstore {__version__}: look into, check and repair the on-disk store of Apache RocketMQ.",
+        f"rmqstore {__version__}: inspect, check and repair the on-disk store of Apache RocketMQ.",
         "",
-        "PATH is a store's root, the folder that holds commitlog/ (a broker's ~/store).",
+        "PATH is the root of a store, the folder that contains commitlog/ (a broker's ~/store).",
         "",
         "First steps:",
-        f"  rmqstore info {path:<22} what the store is: geometry, log, queues, index",
-        f"  rmqstore topics {path:<20} what it holds",
-        f"  rmqstore tail -f {path:<19} the newest messages, and those that come",
-        f"  rmqstore query {path} --key KEY{'':<{11 - len(path)}} messages by key, of all topics",
-        f"  rmqstore verify {path:<20} what is wrong with it",
-        f"  rmqstore serve {path:<21} all of it in a browser",
-        f"  rmqstore rabbitmq info {'PATH':<13} the same for RabbitMQ's classic queues",
-        f"  rmqstore demo {'--unpack store':<22} no store at hand? This brings one along",
+        f"  rmqstore info {path:<22} describe the store: geometry, log, queues, index",
+        f"  rmqstore topics {path:<20} list its topics",
+        f"  rmqstore tail -f {path:<19} show the newest messages, and follow new ones",
+        f"  rmqstore query {path} --key KEY{'':<{11 - len(path)}} find messages by key",
+        f"  rmqstore verify {path:<20} check it for damage",
+        f"  rmqstore serve {path:<21} open it in a browser",
+        f"  rmqstore rabbitmq info {'PATH':<13} describe RabbitMQ's classic queues",
+        f"  rmqstore demo {'--unpack store':<22} unpack a sample store to try this on",
         "",
         "Commands:",
         textwrap.fill(" ".join(commands), 100, initial_indent="  ", subsequent_indent="  "),
         "",
-        "rmqstore --help says more about them, rmqstore COMMAND --help everything about one, with examples.",
+        "Run rmqstore --help for a summary of each, and rmqstore COMMAND --help for options and examples.",
     ]
     return "\n".join(lines)

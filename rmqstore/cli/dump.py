@@ -1,7 +1,6 @@
-"""rmqstore dump: structures as they lie on disk, of a store or of one file alone.
+"""rmqstore dump: the structures on disk, of a store or of a single file.
 
-Owns which lines stand for a record, a unit, an entry or a slot.  It reads only, and compares no file with another, as
-`verify` does.  Invariant: damage in the log is a line with its position, and the dump goes on.
+Unlike `verify` it compares no files.  Damage in the log is a line with its position, and the dump continues.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import click
 
 from rmqstore._core import IndexLayout
-from rmqstore.cli.group import nothing
+from rmqstore.cli.group import exit_not_found
 from rmqstore.cli.messages import about_queues
 from rmqstore.cli.options import Given, path_argument, selecting, store_options
 from rmqstore.cli.paths import complete_topic
@@ -40,33 +39,33 @@ _UNIT_HEAD = f"{'queue offset':>14}  {'phy offset':>14}  {'size':>9}  {'tags cod
 @click.command()
 @path_argument
 @click.option(
-    "--what", type=click.Choice(["log", "queue", "index"]), help="Of a store, by default log; a file tells itself."
+    "--what", type=click.Choice(["log", "queue", "index"]), help="Part of the store to dump.  [default: log]"
 )
-@click.option("--begin-phy-offset", type=click.IntRange(min=0), help="Begin with this phy offset.")
+@click.option("--begin-phy-offset", type=click.IntRange(min=0), help="Start at this phy offset.")
 @click.option("--end-phy-offset", type=click.IntRange(min=0), help="Stop before this phy offset.")
-@click.option("--topic", help="Only this topic; a queue dump needs it.", shell_complete=complete_topic)
-@click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue of the topic.")
+@click.option("--topic", help="Only this topic; required by --what queue.", shell_complete=complete_topic)
+@click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue; requires --topic.")
 @store_options
 @selecting("begin_phy_offset", "end_phy_offset", "topic", "queue_id")
 def dump(path: str, what: str | None, selection: Selection, given: Given) -> None:
-    """Print a store's structures as they lie on disk, damage included.
+    """Print the structures on disk, including damaged ones.
 
-    log: one line a record, blank or damaged stretch. queue: the units of a topic's queues. index: header, entries and
-    slots (with the lengths of their chains) of every index file. PATH may also be one file alone, wherever it lies: a
-    segment, a file of a queue or of the index, or the checkpoint.
+    log: a line for each record, blank and damaged part. queue: the units of a topic's queues. index: the header, entries
+    and slots (with chain lengths) of every index file. PATH may also be a single file, anywhere: a segment, a queue file,
+    an index file, or the checkpoint.
     """
     if os.path.isfile(path):
         if what is not None or selection.topics is not None or selection.queue_ids is not None:
-            raise click.UsageError("--what, --topic and --queue are for a store; one file is dumped as what it is")
+            raise click.UsageError("--what, --topic and --queue require the path of a store, not of a file")
         _dump_file(Printer(given.as_json), path, selection, given)
         return
     what = what or "log"
     if what == "queue" and selection.topics is None:
-        raise click.UsageError("a queue dump needs --topic")
+        raise click.UsageError("--what queue requires --topic")
     if what == "index" and selection.topics is not None:
-        raise click.UsageError("the index holds hashes and no topics; leave --topic out")
+        raise click.UsageError("omit --topic: the index contains hashes, and no topics")
     if selection.queue_ids is not None and selection.topics is None:
-        raise click.UsageError("--queue needs --topic")
+        raise click.UsageError("--queue requires --topic")
     printer = Printer(given.as_json)
     with given.open(path) as store:
         if what == "log":
@@ -77,11 +76,11 @@ def dump(path: str, what: str | None, selection: Selection, given: Given) -> Non
             shown = _dump_index(printer, store, selection)
         if not shown:
             about = "" if selection.topics is None else about_queues(store, selection.topic, selection.queue_ids or ())
-            nothing(f"there is nothing of that kind to dump{about}")
+            exit_not_found(f"nothing to dump{about}")
 
 
 def _dump_progress(what: str, unit: str) -> contextlib.AbstractContextManager[Progress | None]:
-    # A bar below scrolling lines on one terminal would only be in the way.
+    # No bar between the lines on a terminal.
     return contextlib.nullcontext() if sys.stdout.isatty() else Progress(what, unit)
 
 
@@ -90,12 +89,12 @@ def _dump_log(printer: Printer, store: MessageStore, selection: Selection) -> in
     log = store.commit_log
     first = max(log.min_offset, begin or 0)
     last = log.max_offset if end is None else min(end, log.max_offset)
-    # After damage in the newest segment more records may follow; the store itself stops before it.
+    # The store stops at damage in its newest segment; more records may follow.
     if end is None or end > log.max_offset:
         last = log.find_end_behind_damage()
         log.set_end(last)
         last = last if end is None else min(end, last)
-    # Begins the walk where a record is known to begin, so that the middle of one is not taken for damage.
+    # Start at the beginning of a record: the middle of one would look like damage.
     start = first if log.look_up(first) is not None else max(first - first % log.segment_size, log.min_offset)
     return _print_log(printer, log.entries(start, last), selection, start, last)[0]
 
@@ -103,7 +102,7 @@ def _dump_log(printer: Printer, store: MessageStore, selection: Selection) -> in
 def _print_log(
     printer: Printer, entries: Iterable[MessageExt | Blank | Damage], selection: Selection, begin: int, end: int
 ) -> tuple[int, int]:
-    """Print what was asked for of a log from `begin` to `end`; how many lines, and how many of them are damage."""
+    """Print the selected entries; return the number of lines, and of those with damage."""
     shown = damaged = 0
     with _dump_progress("dumping the log", "bytes") as progress:
         for number, entry in enumerate(entries):
@@ -155,11 +154,11 @@ def _preview(message: MessageExt) -> str:
     try:
         raw = message.body
     except StoreError:
-        return f"({len(message.body_stored)} bytes that cannot be decoded)"
+        return f"({len(message.body_stored)} bytes that cannot be decompressed)"
     text = escape(raw[: 4 * _PREVIEW].decode("utf-8", "backslashreplace"))
     if len(text) <= _PREVIEW and len(raw) <= 4 * _PREVIEW:
         return text
-    # No half of an escape at the end.
+    # Drop an incomplete escape at the end.
     cut = re.sub(r"\\(x[0-9a-f]?|u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?$", "", text[:_PREVIEW])
     return f"{cut}... ({len(raw)} bytes)"
 
@@ -193,13 +192,13 @@ def _dump_queues(printer: Printer, store: MessageStore, selection: Selection) ->
                     )
                 else:
                     printer.line(_unit_line(unit.queue_offset, unit.phy_offset, unit.size, unit.tags_code, unit.num))
-            # Nothing was read where a file is missing, or where only pre-fill units lie.
+            # A file is missing, or contains only pre-fill units.
             at = following if following > at else max(queue.next_file_offset(at), at + 1)
     return shown
 
 
 def _is_within(selection: Selection, phy_offset: int, size: int = 1) -> bool:
-    """bool: some of the `size` bytes from `phy_offset` are in the part of the log that is asked for."""
+    # True if some of the bytes are in the selected part of the log.
     begin, end = selection.begin_phy_offset, selection.end_phy_offset
     return phy_offset + size > (begin or 0) and (end is None or phy_offset < end)
 
@@ -226,7 +225,7 @@ def _dump_index_file(printer: Printer, index: IndexFile, selection: Selection) -
     if printer.as_json:
         printer.json_line({"type": "index_chains", "file": index.name, "slots_used": used, "longest_chain": longest})
     else:
-        printer.line(f"slots used {used} of {index.slot_num}; the longest chain has {longest} entries")
+        printer.line(f"{used} of {index.slot_num} slots used; the longest chain has {longest} entries")
 
 
 def _dump_index_header(printer: Printer, index: IndexFile) -> None:
@@ -244,7 +243,7 @@ def _dump_index_header(printer: Printer, index: IndexFile) -> None:
 def _dump_entries(
     printer: Printer, index: IndexFile, selection: Selection, progress: Progress | None
 ) -> array[int]:
-    """Print the entries; the number of entries in the chain from each one down, -1 where it does not decrease."""
+    """Print the entries; return the length of the chain from each one down, -1 if it does not decrease."""
     count = min(index.index_count, index.index_num)
     depths = array("i", bytes(4 * max(count, 1)))
     start = index.header.begin_timestamp
@@ -255,7 +254,7 @@ def _dump_entries(
         if 0 < previous < number:
             depths[number] = depths[previous] + 1 if depths[previous] > 0 else -1
         else:
-            # RocketMQ ends a chain at 0; anything else that does not lead down is damage.
+            # A chain ends at 0; any other entry that is not older is damage.
             depths[number] = 1 if previous == 0 else -1
         if progress is not None and number % 4096 == 0:
             progress(number, count)
@@ -271,7 +270,7 @@ def _dump_entries(
                 }
             )  # fmt: skip
         else:
-            damage = "  DAMAGE: the chain does not lead down" if depths[number] < 0 else ""
+            damage = "  DAMAGE: the previous entry is not older" if depths[number] < 0 else ""
             printer.line(
                 f"{number:>10}  {slot:>10}  {key_hash:>11}  {phy_offset:>14}  {seconds:>8}  {previous:>10}{damage}"
             )
@@ -279,7 +278,7 @@ def _dump_entries(
 
 
 def _dump_slots(printer: Printer, index: IndexFile, depths: array[int]) -> tuple[int, int]:
-    """Print the used slots with their newest entry and the length of the chain; (longest chain, used slots)."""
+    """Print the used slots with their newest entry and chain length; return the longest chain and the number of used slots."""
     longest = used = 0
     if not printer.as_json:
         printer.line(f"{'slot':>10}  {'newest entry':>12}  {'chain':>6}")
@@ -296,7 +295,7 @@ def _dump_slots(printer: Printer, index: IndexFile, depths: array[int]) -> tuple
                 {"type": "index_slot", "file": index.name, "slot": slot, "pos": pos, "newest": newest, "chain": chain}
             )
         else:
-            damage = "  DAMAGE: leads to no entry" if chain < 0 else ""
+            damage = "  DAMAGE: no such entry" if chain < 0 else ""
             printer.line(f"{slot:>10}  {newest:>12}  {chain:>6}{damage}")
     return longest, used
 
@@ -305,7 +304,7 @@ def _dump_slots(printer: Printer, index: IndexFile, depths: array[int]) -> tuple
 
 
 def _dump_file(printer: Printer, path: str, selection: Selection, given: Given) -> None:
-    """Print what one file holds; damage in it, or nothing in it, makes the exit code that of findings."""
+    """Print the content of a file; exit with the code of findings if it is damaged or empty."""
     file = identify(path)
     if printer.as_json:
         printer.json_line({"type": "file", **dataclasses.asdict(file)})
@@ -333,9 +332,9 @@ def _dump_file(printer: Printer, path: str, selection: Selection, given: Given) 
     else:
         shown = _dump_unit_file(printer, file, selection)
     if damaged:
-        nothing(f"{damaged} damaged stretches or records")
+        exit_not_found(f"{damaged} damaged records or parts")
     if not shown:
-        nothing("nothing is written in it" if selection == Selection() else "nothing of that is written in it")
+        exit_not_found("the file is empty" if selection == Selection() else "the file contains nothing in this range")
 
 
 def _file_text(file: StoreFile) -> str:
@@ -345,7 +344,7 @@ def _file_text(file: StoreFile) -> str:
     if file.base is None:
         return text
     first = {"segment": "phy offset", "queue": "queue offset"}.get(file.kind)
-    return text if first is None else f"{text}, from {first} {file.base} on"
+    return text if first is None else f"{text}, first {first} {file.base}"
 
 
 def _dump_unit_file(printer: Printer, file: StoreFile, selection: Selection) -> int:

@@ -1,7 +1,6 @@
-"""Errors, findings and warnings as a person at a shell reads them, and the exit code of a store that cannot be read.
+"""Errors, findings and warnings in the words of the command line, and the exit code of a store that cannot be read.
 
-Owns the command line's spelling of remedies and verdicts, which come as data from `rmqstore.errors`, and which known name is
-near a wrong one. Programs that ask for JSON get Python's.
+Remedies and verdicts, which come as data from `rmqstore.errors`, become commands and options.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ CANNOT_OPEN = 3
 
 
 class CannotOpenError(click.ClickException):
-    """Shown without a traceback, `hint` on a line of its own; exit code 3."""
+    """An error with exit code 3; `hint` is printed on a line of its own."""
 
     exit_code = CANNOT_OPEN
 
@@ -48,7 +47,7 @@ class CannotOpenError(click.ClickException):
         self.hint = hint
 
     def show(self, file: Any = None) -> None:
-        # What was printed before it comes first where both streams go to one place.
+        # Keep the order if both streams go to one place.
         try:
             sys.stdout.flush()
         except OSError:
@@ -65,7 +64,7 @@ class CannotOpenError(click.ClickException):
 
 @contextlib.contextmanager
 def as_usage() -> Iterator[None]:
-    """Turn a ValueError, which is about an argument, into wrong usage."""
+    """Turn a ValueError about an argument into a UsageError."""
     try:
         yield
     except StoreError:
@@ -75,34 +74,34 @@ def as_usage() -> Iterator[None]:
 
 
 def of_error(error: Exception) -> CannotOpenError:
-    """Return the error of the command line for one of the store or of the operating system, with what to do there."""
-    # A checkpoint has one length, which no option changes.
+    """Return the error of the command line for one of the store or of the operating system, with a hint."""
+    # No option changes the length of a checkpoint.
     if isinstance(error, GeometryError) and os.path.basename(error.path or "") != "checkpoint":
         return CannotOpenError(
-            error_text(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
+            error_text(error), "Give options as -o NAME=VALUE, or all of them with --config broker.conf."
         )
     if isinstance(error, OSError) and error.filename is not None:
         return CannotOpenError(
             placed(error.strerror or type(error).__name__, from_here(os.fsdecode(error.filename)), None),
-            "Run the command as a user who may, such as the one that the broker runs as." if is_denied(error) else "",
+            "Run the command as a user with access, for example the broker's user." if is_denied(error) else "",
         )
     if isinstance(error, MemoryError):
-        return CannotOpenError("there is not enough memory", "Ask for less at once, or run it where more memory is free.")
+        return CannotOpenError("out of memory", "Request less at once, or run it on a machine with more free memory.")
     if is_full(error):
-        # Without a name it is most likely what the command prints.
-        return CannotOpenError(f"{error.strerror}, where the output goes", "Make room, or send the output elsewhere.")
+        # Without a file name this is most likely stdout.
+        return CannotOpenError(f"{error.strerror}: the output cannot be written", "Free space, or write to another disk.")
     return CannotOpenError(error_text(error))
 
 
 def error_text(error: Exception) -> str:
-    """Return what an error says, with the options of the command line."""
+    """Return the text of an error with the options of the command line."""
     if not isinstance(error, StoreError):
         return str(error)
     return placed(typed(error.message), None if error.path is None else from_here(error.path), error.pos)
 
 
 def warning_text(record: logging.LogRecord) -> str:
-    """Return what a warning of the package says, with the options of the command line."""
+    """Return the text of a warning with the options of the command line."""
     text = str(_as_typed(record.msg))
     args = record.args
     return text % tuple(map(_as_typed, args)) if isinstance(args, tuple) and args else text
@@ -115,7 +114,7 @@ def _as_typed(value: object) -> object:
 
 
 def from_here(path: str) -> str:
-    """Return a path below the working directory as it is typed there."""
+    """Return a path relative to the working directory, if it is below it."""
     try:
         here = os.path.join(os.getcwd(), "")
     except OSError:
@@ -124,7 +123,7 @@ def from_here(path: str) -> str:
 
 
 def typed(text: str) -> str:
-    """Return a text of the package with the options of the command line, and verdicts in words."""
+    """Return a text of the package with remedies as options of the command line, and verdicts in words."""
     return text.spelled(_typed_part) if isinstance(text, Sentence) else text
 
 
@@ -133,11 +132,11 @@ def _typed_part(part: object) -> str:
         case Verdict():
             return VERDICT_WORDS[part.name]
         case OpenReadOnly():
-            return "; commands that only read work all the same"
+            return "; read-only commands still work"
         case ChooseRecovery():
             return (
-                "; nothing was changed. rmqstore export --corrupt skip gets out what is whole; rmqstore recover --mode skip goes "
-                "on after the damage, --mode truncate cuts the log there as RocketMQ does, which deletes everything after it"
+                "; nothing was changed. rmqstore export --corrupt skip exports the undamaged messages; rmqstore recover --mode "
+                "skip keeps the messages after the damage; --mode truncate deletes them, as RocketMQ does"
             )
         case Recover(mode):
             return f"rmqstore recover --mode {mode}"
@@ -148,13 +147,13 @@ def _typed_part(part: object) -> str:
         case UseBrokerConf():
             return "--config broker.conf"
         case InferConfig():
-            return ", or without -o and --config, so that they are found from the files"
+            return ", or omit -o and --config to infer them from the files"
         case DeclareQueue():
             return "--declared"
     return str(part)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the question whether one of the `known` names was meant; "" where none is near."""
+    """Return a suggestion of similar `known` names, or ""."""
     near = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else ""

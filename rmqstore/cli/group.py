@@ -1,8 +1,6 @@
-"""Groups of commands: exit codes, how a command ends, commands that are loaded when they are used, examples of each help.
+"""Groups of commands: exit codes, signals, lazy loading, and the examples in the help.
 
-Owns the path from an exception to the end of the process, and the examples, which tests/cli/test_cli_examples.py runs one by
-one on a real broker's store.  Invariants: no traceback reaches a user, and the exit code is 0 fine, 1 findings or nothing
-found, 2 wrong usage, 3 the store cannot be opened or read.
+No traceback reaches a user.  tests/cli/test_cli_examples.py runs every example on a real broker's store.
 """
 
 from __future__ import annotations
@@ -27,21 +25,21 @@ from rmqstore.cli.terminal import discard, escape, note
 from rmqstore.errors import StoreError
 
 FOUND_NOTHING = 1
-# As a shell reports a program that these signals ended.
+# A shell's exit codes for SIGINT and SIGPIPE.
 INTERRUPTED = 128 + 2
 READER_GONE = 128 + 13
-# The signals that `orderly_end` is about, and Ctrl-C; so long (seconds) a library may go on after one.
+# The signals that end a command, and the seconds for which a library may continue after one.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE = 1.0
 _ENDED = tuple(128 + number for number in _ENDING)
 
 
 class StoreGroup(click.Group):
-    """Maps what goes wrong to exit codes, and loads commands of `lazy_commands` when they are used."""
+    """A group that maps errors to exit codes, and loads `lazy_commands` when they are used."""
 
     # By name: module, attribute, short help.
     lazy_commands: dict[str, tuple[str, str, str]] = {}
-    # Those of them that write into a store; a list of commands loads none.
+    # Those of them that write to a store.
     writing_commands: frozenset[str] = frozenset()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -54,7 +52,7 @@ class StoreGroup(click.Group):
         else:
             command = super().get_command(ctx, cmd_name)
         if command is not None and not command.epilog:
-            # The first word is the program, under whatever name it was started.
+            # The first word is the program, which may have any name.
             command.epilog = epilog_of(" ".join([*ctx.command_path.split()[1:], cmd_name]))
         return command
 
@@ -67,14 +65,14 @@ class StoreGroup(click.Group):
             if near:
                 advice = near[0].upper() + near[1:]
             elif os.path.exists(name):
-                advice = f"A path comes after the command: {ctx.command_path} COMMAND {name}"
+                advice = f"Give the path after the command: {ctx.command_path} COMMAND {name}"
             else:
                 advice = f"See {ctx.command_path} --help."
-            raise click.UsageError(escape(f"there is no command {name!r}. {advice}"), ctx)
+            raise click.UsageError(escape(f"no such command {name!r}. {advice}"), ctx)
         return super().resolve_command(ctx, args)
 
     def _short(self, ctx: click.Context, name: str) -> tuple[str, bool]:
-        # The help of a command in a line, and whether it writes; lazy commands are not loaded.
+        # The help of a command in a line, and whether it writes.
         if name in self.lazy_commands:
             return self.lazy_commands[name][2], name in self.writing_commands
         command = self.get_command(ctx, name)
@@ -95,14 +93,14 @@ class StoreGroup(click.Group):
             formatter.write_dl(rows)
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run a command; a disk below stdout or stderr that takes nothing ends it with an exit code, not with a trace."""
+        """Run a command; a full disk under stdout or stderr ends it with an exit code, without a traceback."""
         try:
             return super().main(*args, **extra)
         except OSError as error:
-            # Help, the version or an error of usage.
-            told = of_error(error)
-            told.show()
-            sys.exit(told.exit_code)
+            # While printing the help, the version or a usage error.
+            shown = of_error(error)
+            shown.show()
+            sys.exit(shown.exit_code)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -110,17 +108,17 @@ class StoreGroup(click.Group):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except KeyboardInterrupt:
-            # Before `invoke`, which says so of what comes later.
+            # `invoke` handles those that come later.
             note("interrupted")
             sys.exit(INTERRUPTED)
 
     def invoke(self, ctx: click.Context) -> Any:
         for name in ("stdin", "stdout", "stderr"):
-            # A shell closed it (>&-). The descriptor is taken before a file of a store could get it.
+            # If a shell closed it (>&-), take its descriptor before a file of a store could get it.
             if getattr(sys, name) is None:
                 setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
         for stream in (sys.stdout, sys.stderr):
-            # What the terminal's encoding lacks is escaped instead of failing half-way.
+            # Escape characters that the terminal's encoding lacks.
             with contextlib.suppress(AttributeError, ValueError):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
@@ -128,26 +126,25 @@ class StoreGroup(click.Group):
                 try:
                     result = super().invoke(ctx)
                 except click.exceptions.Exit:
-                    # An answer that ends with findings must have been printed too.
                     sys.stdout.flush()
                     raise
             sys.stdout.flush()
             return result
         except BrokenPipeError:
-            # The reader (head, a pager) has seen enough.
+            # For example head or a pager has exited.
             discard(sys.stdout)
             ctx.exit(READER_GONE)
         except KeyboardInterrupt:
             note("interrupted")
             ctx.exit(INTERRUPTED)
         except click.Abort as error:
-            # A question that was answered by Ctrl-C, or by nothing: the end of the input.
+            # Ctrl-C or the end of input at a prompt.
             if isinstance(error.__context__, KeyboardInterrupt):
                 click.echo(err=True)
                 note("interrupted")
                 ctx.exit(INTERRUPTED)
             click.echo(err=True)
-            nothing("nothing was changed")
+            exit_not_found("nothing was changed")
         except click.UsageError as error:
             hint = _where_output_goes(error)
             if hint:
@@ -158,11 +155,11 @@ class StoreGroup(click.Group):
 
 
 def _where_output_goes(error: click.UsageError) -> str:
-    # Many programs take the file to write as a second argument.  A group within a group comes here twice.
+    # Many programs take the output file as a second argument.  A group in a group calls this twice.
     if error.ctx is None or "unexpected extra argument (" not in error.message or "--output" in error.message:
         return ""
     takes = [each for each in error.ctx.command.params if "--output" in each.opts]
-    return ". What is to be written is named by --output" if takes else ""
+    return ". Give the output file with --output" if takes else ""
 
 
 class _NoteHandler(logging.Handler):
@@ -175,9 +172,9 @@ class _NoteHandler(logging.Handler):
 
 @contextlib.contextmanager
 def orderly_end(clear_away: Callable[[], object] | None = None) -> Iterator[None]:
-    """Lets a kill or a closed terminal end a command as Ctrl-C does, so that what is half done is cleared away.
+    """End the block on SIGTERM or SIGHUP like on Ctrl-C, so that it removes unfinished files.
 
-    No handler runs while a library works, be it for minutes: then another thread calls `clear_away`, and ends the process.
+    No handler runs during a long call of a library: a thread then calls `clear_away` and ends the process.
     """
 
     def end(number: int, frame: object) -> None:
@@ -185,7 +182,7 @@ def orderly_end(clear_away: Callable[[], object] | None = None) -> Iterator[None
 
     before = {}
     for name in ("SIGTERM", "SIGHUP"):
-        # Only the main thread may.
+        # Fails outside the main thread.
         with contextlib.suppress(ValueError):
             number = getattr(signal, name)
             before[number] = signal.signal(number, end)
@@ -199,18 +196,18 @@ def orderly_end(clear_away: Callable[[], object] | None = None) -> Iterator[None
 
 @contextlib.contextmanager
 def _watched(clear_away: Callable[[], object]) -> Iterator[None]:
-    # Python's own part of a handler tells of a signal at once, in whatever the main thread is.
+    # Python writes signals to the wakeup descriptor at once, whatever the main thread does.
     over = threading.Event()
-    told, teller = socket.socketpair()
-    teller.setblocking(False)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
 
     def watch() -> None:
-        for number in iter(lambda: told.recv(1), b""):
+        for number in iter(lambda: reader.recv(1), b""):
             if number[0] in _ENDING and not over.wait(_PATIENCE):
                 clear_away()
                 os._exit(128 + number[0])
 
-    before = signal.set_wakeup_fd(teller.fileno(), warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     watcher = threading.Thread(target=watch, name="rmqstore-signals", daemon=True)
     watcher.start()
     try:
@@ -218,19 +215,19 @@ def _watched(clear_away: Callable[[], object]) -> Iterator[None]:
     finally:
         over.set()
         signal.set_wakeup_fd(before)
-        teller.close()
+        writer.close()
         watcher.join()
-        told.close()
+        reader.close()
 
 
 @contextlib.contextmanager
 def _no_interrupt_lost() -> Iterator[None]:
-    """What ends a command ends it also where it comes while an object is being cleared away, which Python only prints."""
+    """Repeat a signal that arrives during an object's finalizer, where Python would only print it."""
 
     over = threading.Event()
 
     def again(number: int) -> None:
-        # Not within the hook, where it would be lost once more, and not where a library has noticed the first one too.
+        # Wait for the end of the hook, and for a library that may have noticed the first signal.
         if not over.wait(_PATIENCE):
             os.kill(os.getpid(), number)
 
@@ -253,10 +250,10 @@ def _no_interrupt_lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logging_escaped() -> Iterator[None]:
-    """Warnings of the package become notes: Python's own way out would write names from a store to the terminal raw."""
+    """Print warnings of the package as notes; Python's default handler would not escape names from a store."""
     log = logging.getLogger("rmqstore")
     if log.hasHandlers():
-        # Somebody who runs a command inside of a program has set up logging; or this is a group in a group.
+        # A program that runs the command has set up logging, or this is a group in a group.
         yield
         return
     handler = _NoteHandler(logging.WARNING)
@@ -267,13 +264,12 @@ def _logging_escaped() -> Iterator[None]:
         log.removeHandler(handler)
 
 
-def nothing(text: str) -> NoReturn:
-    """Say so on stderr and end with the exit code of findings, or of nothing found."""
+def exit_not_found(text: str) -> NoReturn:
+    """Print the text on stderr and exit with the code of findings, or of nothing found."""
     note(text)
     click.get_current_context().exit(FOUND_NOTHING)
 
 
-# By command: each line may have several shell commands.
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "completion": ('eval "$(rmqstore completion bash)"',),
     "demo": ("rmqstore demo --unpack sample", "rmqstore demo", "rmqstore demo --messages 100000 --dir /tmp"),
@@ -370,9 +366,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog_of(command: str) -> str | None:
-    """str or None: the section of `command` (words of the command line after ``rmqstore``), as click prints it."""
+    """Return the examples of `command` (the words after ``rmqstore``) for its help, if there are any."""
     lines = EXAMPLES.get(command)
     if lines is None:
         return None
-    # The mark keeps click from filling the lines into a paragraph.
+    # \b keeps click from rewrapping the lines.
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""rmqstore info, topics and queues: what a store is, and what it contains of each topic and queue."""
+"""rmqstore info, topics and queues: the geometry and content of a store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rmqstore.cli.group import nothing
+from rmqstore.cli.group import exit_not_found
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
@@ -18,21 +18,20 @@ from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.offline.describe import StoreDescription, describe, queue_rows
 from rmqstore.store.message_store import MessageStore
 
-# Damaged files that are listed one by one.
 _DAMAGED_SHOWN = 20
-# Of more queues the table has their topics.
+# With more queues the table has a row for each topic.
 _QUEUES_SHOWN = 500
 
 
 @click.command()
 @path_argument
 @tiered_option
-@click.option("--all", "every_queue", is_flag=True, help=f"Every queue, also of more than {_QUEUES_SHOWN}.")
+@click.option("--all", "every_queue", is_flag=True, help=f"List every queue, even if there are more than {_QUEUES_SHOWN}.")
 @store_options
 def info(path: str, every_queue: bool, given: Given) -> None:
     """Describe a store: geometry, log, queues, index, checkpoint.
 
-    Of many queues the table has their sums by topic; --json always has every queue.
+    With many queues the table has a row for each topic; --json always lists every queue.
     """
     description = describe(path, given.config(path, read_only=True))
     tiered, cluster = None, ""
@@ -100,7 +99,7 @@ def _print_tiered(printer: Printer, tiered: dict[str, Any], cluster: str) -> Non
     )  # fmt: skip
     printer.table(
         "index files of tiered storage",
-        ("name", "kind", "made", "newest item", "items"),
+        ("name", "kind", "created", "newest item", "items"),
         [
             (
                 os.path.basename(index["path"]), "compacted" if index["compacted"] else "unsealed",
@@ -113,7 +112,7 @@ def _print_tiered(printer: Printer, tiered: dict[str, Any], cluster: str) -> Non
 
 
 def _progress_rows(description: StoreDescription) -> list[tuple[str, str, int, int, int | None]]:
-    """(group, topic, queue id, offset, messages that are left or None for a queue that is not there)."""
+    # Group, topic, queue id, offset, and lag (None if there is no such queue).
     ends = {(queue.topic, queue.queue_id): queue.max_queue_offset for queue in description.queues}
     rows: list[tuple[str, str, int, int, int | None]] = []
     for (group, topic), queues in sorted(description.consumer_offsets.items()):
@@ -156,7 +155,7 @@ def _print_info(printer: Printer, description: StoreDescription, every_queue: bo
     printer.fields(
         [
             ("store", description.path),
-            ("state", "clean" if description.clean else "in use, or not closed in order (there is an abort file)"),
+            ("state", "clean" if description.clean else "in use, or not shut down cleanly (there is an abort file)"),
             ("commit log", f"{printer.number(size)} bytes ({format_size(size)})"),
             ("  phy offsets", f"{log.min_offset} to {log.max_offset}"),
             (
@@ -178,7 +177,7 @@ def _print_info(printer: Printer, description: StoreDescription, every_queue: bo
             ("assumed", ", ".join(config.assumed) or "nothing"),
             *([("not dispatched", _undispatched_text(description))] if description.undispatched else []),
             *([("queues in RocksDB", text) for text in _queue_database_texts(description)]),
-            ("kept in", "; ".join(f"{name}: {where}" for name, where in description.layout.items()) or "nothing is there yet"),
+            ("kept in", "; ".join(f"{name}: {where}" for name, where in description.layout.items()) or "no files yet"),
             *_damaged_fields(description),
             *[("not read", escape(str(part))) for part in description.unread],
         ]
@@ -232,18 +231,18 @@ def _print_queues(printer: Printer, description: StoreDescription, every_queue: 
         ("topic", "queues", "messages", "files"),
         [(topic, *numbers) for topic, numbers in sums.items()],
     )
-    note(f"there are {len(description.queues)} queues; --all and rmqstore queues list each")
+    note(f"there are {len(description.queues)} queues; list each with --all or rmqstore queues")
 
 
 def _undispatched_text(description: StoreDescription) -> str:
     assert description.undispatched is not None
     begin, end = description.undispatched
     if description.unseen_queues:
-        return "which part of the log is in no queue is not known: folders of queues cannot be looked into"
-    text = f"{end - begin} bytes from phy offset {begin} on are in no queue on disk"
+        return "unknown, because folders of queues cannot be read"
+    text = f"{end - begin} bytes from phy offset {begin} are in no queue on disk"
     if description.unserved is None:
-        return f"{text}; read from the log here"
-    return f"{text}; here queues end at phy offset {description.unserved[0]}: rmqstore rebuild --what consumequeue"
+        return f"{text}; read from the log"
+    return f"{text}; queues end at phy offset {description.unserved[0]}: run rmqstore rebuild --what consumequeue"
 
 
 def _queue_database_texts(description: StoreDescription) -> list[str]:
@@ -251,10 +250,10 @@ def _queue_database_texts(description: StoreDescription) -> list[str]:
     if state is None:
         return []
     folder = escape(os.path.relpath(state.path, description.path))
-    end = "nothing was flushed to it" if state.checkpoint is None else f"up to phy offset {state.checkpoint}"
+    end = "never flushed" if state.checkpoint is None else f"up to phy offset {state.checkpoint}"
     texts = [f"{folder}/: {state.queues} queues, {end}"]
     texts += [
-        f"units from phy offset {begin} to {end} were lost or are damaged; read from the log here"
+        f"units from phy offset {begin} to {end} are missing or damaged; read from the log"
         for begin, end in state.completed
     ]
     return texts + [f"damaged: {escape(text)}" for text in state.damage]
@@ -262,9 +261,9 @@ def _queue_database_texts(description: StoreDescription) -> list[str]:
 
 def _damaged_fields(description: StoreDescription) -> list[tuple[str, str]]:
     damaged = description.damaged_files
-    found = [("not read, or damaged", f"{escape(path)}: {escape(detail)}") for path, detail in damaged[:_DAMAGED_SHOWN]]
+    found = [("unreadable or damaged", f"{escape(path)}: {escape(detail)}") for path, detail in damaged[:_DAMAGED_SHOWN]]
     if len(damaged) > _DAMAGED_SHOWN:
-        found.append(("", f"and {len(damaged) - _DAMAGED_SHOWN} more; --json has all"))
+        found.append(("", f"and {len(damaged) - _DAMAGED_SHOWN} more, see --json"))
     return found
 
 
@@ -272,7 +271,7 @@ bytes_option = click.option(
     "--bytes",
     "with_bytes",
     is_flag=True,
-    help="Also the bytes of its records in the log, which every unit of every queue is read for.",
+    help="Add the bytes of the records in the log; reads every unit of every queue.",
 )
 
 
@@ -289,11 +288,11 @@ _TIMES = ("first_store_timestamp", "last_store_timestamp")
     type=click.Choice(_SORTS),
     default="name",
     show_default=True,
-    help="Which come first: most messages, most bytes (which adds --bytes), or newest last message.",
+    help="Sort by name, or put the most messages, most bytes (implies --bytes), or newest message first.",
 )
 @store_options
 def topics(path: str, topic: str | None, with_bytes: bool, sort: str, given: Given) -> None:
-    """List the topics: queues, messages, and the store times of the first and the last."""
+    """List the topics with their queues, messages, and first and last store times."""
     with_bytes |= sort == "bytes"
     printer = Printer(given.as_json)
     with given.open(path) as store:
@@ -303,8 +302,8 @@ def topics(path: str, topic: str | None, with_bytes: bool, sort: str, given: Giv
     if not values:
         _check_seen(store)
         if topic is not None:
-            nothing(f"topic {topic} has no queue here{advice}")
-        nothing("the store has no queues, so that no topic is known (rebuild makes them from the commit log)")
+            exit_not_found(f"topic {topic} has no queue{advice}")
+        exit_not_found("the store has no queues, and so no known topics; build them with rmqstore rebuild")
     values = _sorted(values, sort)
     if given.as_json:
         for value in values:
@@ -318,7 +317,6 @@ def topics(path: str, topic: str | None, with_bytes: bool, sort: str, given: Giv
         [
             (
                 value["topic"],
-                # The total has none.
                 *(printer.time(value[name]) if name in value else "" for name in _TIMES),
                 value["queues"],
                 value["messages"],
@@ -342,7 +340,7 @@ def _topic_sums(topic: str, queues: list[dict[str, Any]], with_bytes: bool) -> d
 
 
 def _sorted(values: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    # Those that are equal in it by name.
+    # The second order is by name.
     values.sort(key=lambda value: str(value["topic"]))
     if sort != "name":
         name = {"messages": "messages", "bytes": "size", "time": "last_store_timestamp"}[sort]
@@ -361,7 +359,7 @@ def _total(values: list[dict[str, Any]]) -> dict[str, Any]:
 @bytes_option
 @store_options
 def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None:
-    """List the queues: queue offsets, messages, files, and the store times of the first and the last."""
+    """List the queues with their offsets, messages, files, and first and last store times."""
     printer = Printer(given.as_json)
     with given.open(path) as store:
         rows = _queue_objects(store, topic, with_bytes)
@@ -369,13 +367,13 @@ def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None
     if not rows:
         _check_seen(store)
         if topic is None:
-            nothing("the store has no queues (rebuild makes them from the commit log)")
-        nothing(f"there is no queue of topic {topic}{advice}")
+            exit_not_found("the store has no queues; build them with rmqstore rebuild")
+        exit_not_found(f"topic {topic} has no queue{advice}")
     if given.as_json:
         for row in rows:
             printer.json_line({"type": "queue", **row})
         return
-    # A terminal has room for what differs.
+    # Save room on a terminal.
     with_kind = not printer.terminal or {row["kind"] for row in rows} != {"SimpleCQ"}
     printer.table(
         "queues",
@@ -401,19 +399,19 @@ def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None
 
 
 def _check_seen(store: MessageStore) -> None:
-    # What could not be looked at was named; nobody knows that it is not there.
+    # A warning has named the unreadable parts.
     if store.queues.unseen or store.queues.unread:
-        nothing("no queue could be read")
+        exit_not_found("no queue could be read")
 
 
 def _queue_objects(store: MessageStore, topic: str | None, with_bytes: bool) -> list[dict[str, Any]]:
     with Progress("reading the queues", "queues") as progress:
         rows = list(queue_rows(store, topic, with_bytes=with_bytes, progress=progress))
-    advice = "rmqstore rebuild --what consumequeue makes queues"
+    advice = "build queues with rmqstore rebuild --what consumequeue"
     if store.queues.unseen:
-        note("messages whose queues cannot be looked into are not counted here; export, sql and query read them")
+        note("messages of unreadable queues are not counted; export, sql and query read them")
     elif store.unserved is not None:
-        note(f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted here; {advice}")
+        note(f"messages after phy offset {store.unserved[0]} are not in a queue, and not counted; {advice}")
     elif rows and store.queue_database is None and not any(row["files"] for row in rows):
-        note(f"no queue of consumequeue/ has a file: the queues are shown as the log tells; {advice}")
+        note(f"consumequeue/ has no queue files, and the queues are computed from the log; {advice}")
     return rows

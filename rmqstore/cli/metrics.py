@@ -1,4 +1,4 @@
-"""rmqstore metrics: the numbers of stores as text for Prometheus; a file for the node exporter is replaced as a whole."""
+"""rmqstore metrics: the metrics of stores in Prometheus's text format; an output file is replaced atomically."""
 
 from __future__ import annotations
 
@@ -25,42 +25,43 @@ from rmqstore.offline.metrics import TOP, Findings, collect, text
     "--output",
     default="-",
     metavar="FILE",
-    help="Replace this file, at once and as a whole, as node_exporter's textfile collector wants it; - is standard output.",
+    help="Replace this file atomically, as node_exporter's textfile collector requires; - is standard output.",
 )
-@click.option("--cluster", help="The label cluster; by default brokerClusterName of --config.")
-@click.option("--broker", help="The label broker; by default brokerName of --config.")
+@click.option("--cluster", help="Value of the label cluster; by default brokerClusterName in --config.")
+@click.option("--broker", help="Value of the label broker; by default brokerName in --config.")
 @click.option(
     "--findings",
     "findings_file",
     type=FILE_THERE,
-    help="What 'rmqstore verify --json' printed of this store; its findings become metrics.",
+    help="Add the findings in this output of 'rmqstore verify --json'.",
 )
-@click.option("--pending", "with_pending", is_flag=True, help="Also what still waits, which is read for that.")
+@click.option("--pending", "with_pending", is_flag=True, help="Add pending messages; reads them.")
 @topics_option
 @click.option(
     "--top",
     type=click.IntRange(min=0),
     default=TOP,
     show_default=True,
-    help="Limit the topics, and the pairs of group and topic, with series to those with the largest lag.",
+    help="Maximum number of topics, and of pairs of group and topic, with series: those with the largest lag.",
 )
 @store_options
 def metrics_command(
     paths: tuple[str, ...], output: str, cluster: str | None, broker: str | None, findings_file: str | None,
     with_pending: bool, topics: tuple[str, ...], top: int, given: Given,
 ) -> None:  # fmt: skip
-    """Print the metrics of stores for Prometheus: queues, consumer lag, disk, index, checkpoint.
+    """Print metrics for Prometheus: queues, consumer lag, disk, index, checkpoint.
 
-    The names are those of rocketmq-exporter where the meaning is the same. With several PATHs each series has the label store.
+    Metrics with the same meaning have the same names as in rocketmq-exporter. With several PATHs each series has the label
+    store.
     """
     if findings_file is not None and len(paths) > 1:
-        raise click.UsageError("--findings belongs to one store: give one PATH")
+        raise click.UsageError("--findings requires a single PATH")
     made = None if output == "-" else OutputFile(output, force=True, outside=paths)
     if made is not None and made.is_link:
-        # Nobody said --force: what the link leads to may be anything.
-        raise StoreError("the output is a symbolic link; give the name of the file itself", output)
+        # There is no --force, and the target may be any file.
+        raise StoreError("the output is a symbolic link; give the file itself", output)
     if len(paths) > 1 and (given.options or given.config_file is not None):
-        raise click.UsageError("-o and --config belong to one store: give one PATH")
+        raise click.UsageError("-o and --config require a single PATH")
     names = {name: value for name, value, _ in given.broker_conf}
     families = collect(
         paths[0] if len(paths) == 1 else paths,
@@ -79,7 +80,7 @@ def metrics_command(
         return
     found = text(families)
     if made is None and sys.stdout.isatty():
-        # Names of a store may hold what a terminal obeys; to Prometheus they go as they are.
+        # Names from a store may contain control characters; Prometheus gets them unchanged.
         for line in found.decode().split("\n")[:-1]:
             click.echo(escape(line))
         return
@@ -111,7 +112,5 @@ def _findings(path: str) -> Findings:
         when = os.fstat(file.fileno()).st_mtime
     kinds = summary.get("kinds") if summary is not None else None
     if not isinstance(kinds, dict) or not all(type(number) is int for number in kinds.values()):
-        raise StoreError(
-            "this is not the whole output of 'rmqstore verify --json': its last line, the summary, is missing", path
-        )
+        raise StoreError("this is not the complete output of 'rmqstore verify --json': the summary is missing", path)
     return Findings(kinds, round(when * 1000))

@@ -1,6 +1,6 @@
-"""rmqstore offsets: consumer progress, shown and set.
+"""rmqstore offsets: show and set consumer progress.
 
-`set` writes the file of progress alone, under the lock of the store: all queues that were asked for at once, or none.
+`set` writes only the file of progress, under the store's lock: all requested queues at once, or none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from rmqstore.cli.errors import as_usage, did_you_mean
-from rmqstore.cli.group import StoreGroup, nothing
+from rmqstore.cli.group import StoreGroup, exit_not_found
 from rmqstore.cli.messages import about_queues, about_topic
 from rmqstore.cli.options import Given, gathered, path_argument, queues_option, store_options
 from rmqstore.cli.paths import complete_group, complete_topic
@@ -23,15 +23,15 @@ from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.errors import ReadOnlyError
 from rmqstore.files.store_lock import StoreLock
-from rmqstore.offline.describe import consumer_places, consumer_rows, group_sums
+from rmqstore.offline.describe import consumer_columns, consumer_places, group_sums, rows_of
 from rmqstore.store.message_store import MessageStore
 
-# Of more rows the sums of each group are shown alone.
+# With more rows only the sums of groups are shown.
 _ROWS_SHOWN = 500
 
 
 class _OffsetsGroup(StoreGroup):
-    """Takes a path in place of a command for what `show` shows."""
+    """A group whose default command is `show`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -43,9 +43,9 @@ class _OffsetsGroup(StoreGroup):
 
 @click.group(cls=_OffsetsGroup)
 def offsets() -> None:
-    """Progress of consumer groups: what is next for each, and its lag.
+    """Show and set the progress of consumer groups.
 
-    `rmqstore offsets PATH` is `rmqstore offsets show PATH`.
+    `rmqstore offsets PATH` is short for `rmqstore offsets show PATH`.
     """
 
 
@@ -53,31 +53,31 @@ def offsets() -> None:
 @path_argument
 @click.option("--group", help="Only this consumer group.", shell_complete=complete_group)
 @click.option("--topic", help="Only this topic.", shell_complete=complete_topic)
-@click.option("--all", "every_queue", is_flag=True, help=f"Every queue, also of more than {_ROWS_SHOWN}.")
+@click.option("--all", "every_queue", is_flag=True, help=f"List every queue, even if there are more than {_ROWS_SHOWN}.")
 @store_options
 def offsets_show(path: str, group: str | None, topic: str | None, every_queue: bool, given: Given) -> None:
-    """Show the progress of every group, its lag in every queue, and the sum of each group.
+    """Show the progress and lag of consumer groups in every queue, and the sums of each group.
 
-    `waiting since` is when the oldest message was stored that is next for the group. `kind` marks what is RocketMQ's
-    own: system groups and topics, retry topics, and those of dead letters (dlq). Of many queues the table has the sums
-    alone, unless --group, --topic or --all is given; --json always has every queue.
+    `waiting since` is the store time of the oldest message that the group has not consumed. `kind` marks RocketMQ's own
+    groups and topics: system, retry, and dead letters (dlq). With many queues only the sums are shown, unless --group,
+    --topic or --all is given; --json always lists every queue.
     """
     printer = Printer(given.as_json)
     with given.open(path) as store:
-        rows = list(consumer_rows(store, consumer_places(store, group, topic)))
-        known = [] if rows else sorted(store.consumer_offsets.list())
-    sums = group_sums(rows)
+        places = consumer_places(store, group, topic)
+        columns = consumer_columns(store, places)
+        known = [] if places else sorted(store.consumer_offsets.list())
+    sums = group_sums(columns)
     if given.as_json:
-        for row in rows:
+        for row in rows_of(columns):
             printer.json_line({"type": "progress", **row})
         for each in sums:
             printer.json_line({"type": "group", **each})
-    elif rows:
-        if every_queue or group is not None or topic is not None or len(rows) <= _ROWS_SHOWN:
-            _print_progress(printer, rows)
+    elif places:
+        if every_queue or group is not None or topic is not None or len(places) <= _ROWS_SHOWN:
+            _print_progress(printer, rows_of(columns))
         else:
-            note(f"there are {len(rows)} queues of groups; --all lists each, --group and --topic those of one")
-        # Nobody waits for the lag of RocketMQ's own groups.
+            note(f"there are {len(places)} rows; list them with --all, --group or --topic")
         printer.table(
             "sums",
             ("group", "kind", "topics", "queues", "lag", "waiting since"),
@@ -91,8 +91,8 @@ def offsets_show(path: str, group: str | None, topic: str | None, every_queue: b
             left=2,
             optional="kind",
         )  # fmt: skip
-    if not rows:
-        nothing(_no_progress(known, group, topic))
+    if not places:
+        exit_not_found(_no_progress(known, group, topic))
 
 
 def _print_progress(printer: Printer, rows: list[dict[str, Any]]) -> None:
@@ -116,25 +116,25 @@ def _print_progress(printer: Printer, rows: list[dict[str, Any]]) -> None:
 def _sum_text(each: dict[str, Any]) -> int | str:
     if not each["unknown"]:
         return int(each["lag"])
-    return "unknown" if each["unknown"] == each["queues"] else f"{each['lag']} and unknown"
+    return "unknown" if each["unknown"] == each["queues"] else f"{each['lag']} + unknown"
 
 
 def _no_progress(known: list[tuple[str, str]], group: str | None, topic: str | None) -> str:
     groups = sorted({name for name, _ in known})
     if not known:
-        return "no consumer group has progress in this store"
+        return "the store has no consumer progress"
     if group is not None and group not in groups:
-        near = did_you_mean(group, groups) or f"groups that have any: {', '.join(groups[:20])}"
+        near = did_you_mean(group, groups) or f"groups with progress: {', '.join(groups[:20])}"
         return f"consumer group {group} has no progress in this store; {near}"
     topics = sorted({name for its_group, name in known if group in (None, its_group)})
-    near = did_you_mean(topic or "", topics) or f"there is some in: {', '.join(topics[:20])}"
+    near = did_you_mean(topic or "", topics) or f"topics with progress: {', '.join(topics[:20])}"
     whose = "no consumer group" if group is None else f"consumer group {group}"
     return f"{whose} has {'' if group is None else 'no '}progress in topic {topic}; {near}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """Whose progress is set, in which queues, and to what."""
+    """A change of the progress of a group in some queues of a topic."""
 
     group: str
     topic: str
@@ -145,7 +145,7 @@ class _Change:
     queue_offset: int | None
 
     def place(self, store: MessageStore, queue_id: int) -> int:
-        """Return the queue offset that is next after the change."""
+        """Return the new queue offset."""
         if self.timestamp is not None:
             return store.offset_by_time(self.topic, queue_id, self.timestamp)
         if self.queue_offset is not None:
@@ -155,7 +155,7 @@ class _Change:
 
 @contextlib.contextmanager
 def _quiet_about_going_back() -> Iterator[None]:
-    # Going back is what was asked for; each change is shown with what was before.
+    # Each change is printed with the offset before it.
     log = logging.getLogger("rmqstore.consumer.consumer_offset")
     was, log.disabled = log.disabled, True
     try:
@@ -169,22 +169,22 @@ def _quiet_about_going_back() -> Iterator[None]:
 @click.option("--group", required=True, help="The consumer group.", shell_complete=complete_group)
 @click.option("--topic", required=True, help="The topic.", shell_complete=complete_topic)
 @queues_option
-@click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time.")
-@click.option("--earliest", is_flag=True, help="The oldest message that is there.")
-@click.option("--latest", is_flag=True, help="After the newest message.")
-@click.option("--queue-offset", "queue_offset", type=click.IntRange(min=0, max=2**63 - 1), help="This queue offset.")
+@click.option("--time", "timestamp", type=TIME, help="Set to the first message stored at or after this time.")
+@click.option("--earliest", is_flag=True, help="Set to the oldest message.")
+@click.option("--latest", is_flag=True, help="Set to the end of the queue, after the newest message.")
+@click.option("--queue-offset", "queue_offset", type=click.IntRange(min=0, max=2**63 - 1), help="Set to this queue offset.")
 @store_options
 @gathered(_Change, "change")
 def offsets_set(path: str, change: _Change, given: Given) -> None:
-    """Set the progress of a group in a topic to an offset, a time, or an end.
+    """Set the progress of a group in a topic to an offset, a time, or either end.
 
-    THIS COMMAND WRITES config/consumerOffset.json, or lmqConsumerOffset.json with enableLmq (the one before stays as
-    .bak), and nothing else. The broker must not run: it keeps progress in memory and would overwrite the file. Where the
-    store does not tell which of the two files the broker uses, nothing is written: give -o enableLmq=true or false.
+    THIS COMMAND WRITES config/consumerOffset.json (with enableLmq, lmqConsumerOffset.json) and keeps the previous file as
+    .bak. Stop the broker first: it keeps progress in memory and would overwrite the file. If it is unclear which of the
+    two files the broker uses, nothing is written: give -o enableLmq=true or false.
     """
     places = (change.queue_offset is not None, change.timestamp is not None, change.earliest, change.latest)
     if sum(places) != 1:
-        raise click.UsageError("give one of --queue-offset, --time, --earliest and --latest")
+        raise click.UsageError("give exactly one of --queue-offset, --time, --earliest and --latest")
     group, topic = change.group, change.topic
     printer = Printer(given.as_json)
     config = given.config(path)
@@ -201,17 +201,17 @@ def offsets_set(path: str, change: _Change, given: Given) -> None:
         known = store.queue_ids(topic)
         chosen = list(dict.fromkeys(change.queue_ids)) or known
         if not chosen:
-            nothing(f"which queues {topic} has is not known; give them with --queue{about_topic(store, topic)}")
+            exit_not_found(f"the queues of {topic} are unknown; give them with --queue{about_topic(store, topic)}")
         changes = []
         for each in chosen:
             low, high = store.min_queue_offset(topic, each), store.max_queue_offset(topic, each)
             if each not in known:
-                note(f"note: the store has no queue {each} of {topic}{about_queues(store, topic, [each])}")
+                note(f"note: topic {topic} has no queue {each}{about_queues(store, topic, [each])}")
             after = change.place(store, each)
             if change.queue_offset is not None and each in known and not low <= after <= high:
-                note(f"note: queue {each} of {topic} holds the queue offsets {low} to {high}, and not {after}")
+                note(f"note: queue {each} of {topic} has queue offsets {low} to {high}; {after} is outside")
             changes.append((each, progress.get(group, topic, each), after))
-        # A name that the file cannot hold is wrong usage.
+        # The file cannot contain every name.
         with as_usage(), _quiet_about_going_back():
             for each, _, after in changes:
                 progress.commit(group, topic, each, after)

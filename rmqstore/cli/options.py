@@ -1,9 +1,7 @@
-"""Options that several commands share: the config of a store, which messages, where an answer goes.
+"""Options that several commands share: the config of a store, the selection of messages, the output file.
 
-Owns how a name of RocketMQ's becomes a field of `StoreConfig`, in each of its spellings, and which source counts: an
-option, then the file of --config, then what the store's own files tell.  It decides no default.  A command gets options that
-belong together as one argument (`gathered`), those that say which messages as one `Selection`.  Invariant: `Given.open` opens
-read-only.
+The config comes from ``-o``, else from the file of ``--config``, else from the store's own files.  A command gets options that
+belong together as one argument (`gathered`), and the selection of messages as one `Selection`.
 """
 
 from __future__ import annotations
@@ -61,36 +59,36 @@ _OPTIONS |= {
 
 
 def _option_value(name: str, text: str) -> tuple[str, Any]:
-    """(field of StoreConfig, value) of a name in either spelling."""
+    # The field of StoreConfig, and its value.
     item = _OPTIONS.get(_plain(name))
     if item is None:
         near = did_you_mean(_plain(name), _OPTIONS)
         for plain, each in _OPTIONS.items():
             near = near.replace(plain, each.name)
         advice = near or "see the fields of rmqstore.StoreConfig"
-        raise click.BadParameter(escape(f"there is no option {name!r}; {advice}"), param_hint="-o")
+        raise click.BadParameter(escape(f"no such option {name!r}; {advice}"), param_hint="-o")
     text = text.strip()
     if item.type == "bool":
         if text.lower() not in ("true", "false"):
-            raise click.BadParameter(f"{name} is {text!r}: write true or false", param_hint="-o")
+            raise click.BadParameter(f"{name} is {text!r}; give true or false", param_hint="-o")
         return item.name, text.lower() == "true"
     if item.type == "int":
         if not re.fullmatch("[+-]?[0-9]{1,19}", text):
-            raise click.BadParameter(f"{name} is {text!r}: write a whole number", param_hint="-o")
+            raise click.BadParameter(f"{name} is {text!r}; give a whole number", param_hint="-o")
         return item.name, int(text)
     return item.name, text
 
 
 def note_assumed(config: StoreConfig, names: Iterable[str]) -> None:
-    """Say on stderr which of the options `names` the store does not tell."""
+    """Print a note for each of the options `names` that the store does not record."""
     for name in names:
         if name in config.assumed:
-            note(f"note: the store does not tell {name}; {getattr(config, name)!r} is assumed (give -o {name}=...)")
+            note(f"note: the store does not record {name}; assuming {getattr(config, name)!r} (set it with -o {name}=...)")
 
 
 @dataclasses.dataclass
 class Given:
-    """The options that every command on a store has."""
+    """The options of every command on a store."""
 
     config_file: str | None
     options: tuple[str, ...]
@@ -99,10 +97,7 @@ class Given:
 
     @functools.cached_property
     def broker_conf(self) -> list[tuple[str, str, int]]:
-        """Name, value and line number of each option in the file of ``--config``; none without it.
-
-        It is read once: a pipe, as of a shell's ``<(...)``, has nothing more for whoever comes again.
-        """
+        """The name, value and line number of each option in the file of ``--config``, read once because it may be a pipe."""
         if self.config_file is None:
             return []
         try:
@@ -111,33 +106,31 @@ class Given:
             raise click.BadParameter(escape(str(error)), param_hint="--config") from None
 
     @functools.cached_property
-    def _told(self) -> dict[str, Any]:
-        # The fields of StoreConfig that the broker.conf says.
+    def _of_file(self) -> dict[str, Any]:
         if self.config_file is None:
             return {}
         try:
-            told = values_of_lines(StoreConfig, self.broker_conf, self.config_file, {})
-            StoreConfig(**told)
+            found = values_of_lines(StoreConfig, self.broker_conf, self.config_file, {})
+            StoreConfig(**found)
         except ValueError as error:
             raise click.BadParameter(escape(str(error)), param_hint="--config") from None
-        return told
+        return found
 
     def overrides(self) -> dict[str, Any]:
-        """dict: the fields of StoreConfig that the options say, of the broker.conf and of each ``-o``."""
-        values = dict(self._told)
+        """Return the fields of StoreConfig in the file of ``--config`` and in each ``-o``."""
+        values = dict(self._of_file)
         for option in self.options:
             name, separator, text = option.partition("=")
             if not separator:
-                raise click.BadParameter(f"{option!r} has no '=': write NAME=VALUE", param_hint="-o")
+                raise click.BadParameter(f"{option!r} has no '='; give NAME=VALUE", param_hint="-o")
             field, value = _option_value(name.strip(), text)
             values[field] = value
         return values
 
     def config(self, path: str, *, read_only: bool = False) -> StoreConfig:
-        """StoreConfig: what the files of the store say, overridden by the broker.conf and then by the options.
+        """Infer the config from the files of the store, overridden by broker.conf and then by ``-o``.
 
-        Readers get one also where the index does not tell its own.  With tiered storage, which may have all messages, there
-        need be no local log.
+        With tiered storage, which may have all messages, a local log is optional.
         """
         overrides = self.overrides()
         refuse_other_log(path, overrides.get("unknown", {}))
@@ -147,8 +140,7 @@ class Given:
         with as_usage():
             config = StoreConfig.infer(path, read_only=read_only, **overrides)
         if self.config_file is not None:
-            # An option that neither the files nor broker.conf have gets RocketMQ's default, as in a broker. The default of
-            # enable_lmq would drop light queues from a rebuild.
+            # As in a broker, other options have RocketMQ's defaults; that of enable_lmq would drop light queues from a rebuild.
             kept = ("index_tags", "enable_lmq")
             rocketmq = StoreConfig.from_properties({})
             config = config.replace(**{name: getattr(rocketmq, name) for name in config.assumed if name not in kept})
@@ -167,7 +159,7 @@ class Given:
 
 
 def gathered(kind: Callable[..., object], argument: str, *names: str) -> Callable[[_Command], _Command]:
-    """Have the command get several options, by default the fields of the dataclass `kind`, as one argument made by `kind`."""
+    """Pass several options, by default the fields of the dataclass `kind`, to the command as one argument."""
     taken = names or tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
 
     def decorated(function: _Command) -> _Command:
@@ -189,11 +181,11 @@ def optioned(function: _Command, *options: Callable[[_Command], _Command]) -> _C
     return function
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
 
 def store_options(function: _Command) -> _Command:
-    """Add ``--config``, ``-o`` and ``--json``; the command gets them, and ``--tiered``, as one argument `given`."""
+    """Add ``--config``, ``-o`` and ``--json``, and pass them, and ``--tiered``, as one argument `given`."""
     return optioned(gathered(Given, "given")(function), *GIVEN_OPTIONS)
 
 
@@ -204,7 +196,7 @@ GIVEN_OPTIONS = (
         "options",
         multiple=True,
         metavar="NAME=VALUE",
-        help="An option of the store, spelled as in StoreConfig or in RocketMQ; repeatable.",
+        help="Set an option of the store, named as in StoreConfig or RocketMQ; repeatable.",
         shell_complete=complete_option,
     ),
     json_option,
@@ -213,7 +205,7 @@ tiered_option = click.option(
     "--tiered",
     type=FOLDER_THERE,
     metavar="DIR",
-    help="The broker's tieredStoreFilePath: also what the local log no longer has.",
+    help="Also read tiered storage: the broker's tieredStoreFilePath.",
 )
 path_argument = click.argument("path", type=STORE_PATH, shell_complete=complete_path)
 topic_argument = click.argument("topic", shell_complete=complete_topic)
@@ -224,7 +216,7 @@ optional_topic_argument = click.argument("topic", required=False, shell_complete
 
 begin_option = click.option("--begin", type=TIME, help=BEGIN_HELP)
 end_option = click.option("--end", type=END_TIME, help=END_HELP)
-tags_option = click.option("--tags", help="Only these tags: 'a || b'.")
+tags_option = click.option("--tags", help="Only messages with one of these tags: 'a || b'.")
 queues_option = click.option(
     "--queue", "queue_ids", type=click.IntRange(0, 2**31 - 1), multiple=True, help="Only this queue; repeatable."
 )
@@ -234,7 +226,7 @@ topics_option = click.option(
 
 
 def selecting(*names: str) -> Callable[[_Command], _Command]:
-    """Have the command get options as one `Selection`; each is named like a field of it, in the singular where it is given once."""
+    """Pass options as one `Selection`; each is named like a field, in the singular if it is given once."""
     return gathered(_selection, "selection", *names)
 
 
@@ -246,7 +238,7 @@ def _selection(**values: Any) -> Selection:
     for name, value in values.items():
         if name in _SINGULAR and value is not None:
             value = (value,)
-        # An option that can be repeated and was not given is no condition.
+        # A repeatable option that is missing is no condition.
         fields[_SINGULAR.get(name, name)] = None if value == () else value
     with as_usage():
         return Selection(**fields)
@@ -256,29 +248,29 @@ def _selection(**values: Any) -> Selection:
 
 force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 safe_csv_option = click.option(
-    "--safe-csv", is_flag=True, help="In CSV, put ' before each text that a spreadsheet would run as a formula."
+    "--safe-csv", is_flag=True, help="In CSV, put ' before text that a spreadsheet would run as a formula."
 )
 _TABLE_FORMATS = ("parquet", "arrow", "csv", "jsonl")
 
 
 @dataclasses.dataclass(frozen=True)
 class TableFile:
-    """The file that an answer is written to, if any."""
+    """The output file, if any."""
 
     output: str | None
     force: bool
     safe_csv: bool
 
     def kind(self) -> str | None:
-        """Return the format that the file's name says, None without a file; UsageError where it says none."""
+        """Return the format of the file by its name, None without a file; raise UsageError for other names."""
         kind, compression = (None, None) if self.output is None else format_of(self.output)
         if self.output is not None and (kind not in _TABLE_FORMATS or compression is not None):
-            raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
+            raise click.UsageError("--output FILE must end with .parquet, .arrow, .csv or .jsonl")
         check_safe_csv(self.safe_csv, kind)
         return kind
 
     def make(self, store: str) -> OutputFile | None:
-        """Return the file that will be made, None without one; it must not be in the store."""
+        """Return the output file, which must not be in the store; None without one."""
         return None if self.output is None else OutputFile(self.output, force=self.force, outside=[store])
 
     def write_rows(self, file: IO[bytes], kind: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -297,7 +289,7 @@ class TableFile:
 
 
 def table_file_options(help_text: str) -> Callable[[_Command], _Command]:
-    """Add ``--output``, ``--force`` and ``--safe-csv``; the command gets them as one argument `file`."""
+    """Add ``--output``, ``--force`` and ``--safe-csv``, and pass them as one argument `file`."""
 
     def decorated(function: _Command) -> _Command:
         output = click.option("-O", "--output", metavar="FILE", help=help_text)
@@ -307,6 +299,6 @@ def table_file_options(help_text: str) -> Callable[[_Command], _Command]:
 
 
 def check_safe_csv(safe_csv: bool, kind: str | None) -> None:
-    """UsageError where --safe-csv is given for another format."""
+    """Raise UsageError if --safe-csv is given for another format."""
     if safe_csv and kind != "csv":
-        raise click.UsageError("--safe-csv is for CSV: give --output FILE.csv")
+        raise click.UsageError("--safe-csv requires CSV; give --output FILE.csv")

@@ -1,8 +1,4 @@
-"""rmqstore pending: what of a store still waits, and for what.
-
-Owns the tables and the files that show it; what waits is `rmqstore.offline.pending`'s answer.  It reads only.
-Invariant: an output file is whole or not there, and none is replaced without --force.
-"""
+"""rmqstore pending: the messages of a store that wait for a time, a commit, a retry or an operator."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 
 import click
 
-from rmqstore.cli.group import FOUND_NOTHING, nothing, orderly_end
+from rmqstore.cli.group import FOUND_NOTHING, exit_not_found, orderly_end
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, TableFile, gathered, path_argument, store_options, table_file_options
 from rmqstore.cli.terminal import TIME, Printer, format_number, format_size, note
@@ -24,7 +20,7 @@ _TEXT_SHOWN = 60
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """What is listed, and when it counts as overdue."""
+    """The messages to list, and the time before which they are overdue."""
 
     kinds: tuple[str, ...]
     topic: str | None
@@ -36,20 +32,20 @@ class _Asked:
 @click.command(name="pending")
 @path_argument
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this kind; repeatable.")
-@click.option("--topic", help="Only what goes to this topic, or came from it.")
-@click.option("--overdue", is_flag=True, help="Only what was due before now.")
-@click.option("--now", type=TIME, help="The time before which is overdue, by default now.")
+@click.option("--topic", help="Only messages to or from this topic.")
+@click.option("--overdue", is_flag=True, help="Only messages that were due before now.")
+@click.option("--now", type=TIME, help="Time to use as now, instead of the clock's.")
 @click.option(
-    "--max-num", type=click.IntRange(0), default=50, show_default=True, help="Messages listed; 0 for the totals alone."
+    "--max-num", type=click.IntRange(0), default=50, show_default=True, help="Maximum number of messages; 0 for totals only."
 )
-@table_file_options("Write all to this .parquet, .arrow, .csv or .jsonl file.")
+@table_file_options("Write all messages to this .parquet, .arrow, .csv or .jsonl file.")
 @store_options
 @gathered(_Asked, "asked")
 def pending_command(path: str, asked: _Asked, file: TableFile, given: Given) -> None:
-    """List what still waits: delayed and timer messages, transactions, retries, dead letters.
+    """List pending messages: delayed, timer, transactions, retries, dead letters.
 
-    Also on the store of a broker that runs or was killed. The exit code is 1 where something could not be read, which is named on
-    stderr, or where nothing waits.
+    Works on the store of a running or killed broker. The exit code is 1 if nothing is pending, or if some files could not
+    be read, which are named on stderr.
     """
     kind, made = file.kind(), file.make(path)
     with given.open(path) as store:
@@ -68,11 +64,11 @@ def pending_command(path: str, asked: _Asked, file: TableFile, given: Given) -> 
     for text in found.notes:
         note(f"note: {text}")
     for problem in found.problems:
-        note(f"not read, or damaged: {problem}")
+        note(f"unreadable or damaged: {problem}")
     if found.problems:
         click.get_current_context().exit(FOUND_NOTHING)
     if not len(found):
-        nothing(f"nothing is pending{about}")
+        exit_not_found(f"no messages are pending{about}")
 
 
 def _show(found: Pending, printer: Printer, max_num: int) -> None:
@@ -91,7 +87,7 @@ def _show(found: Pending, printer: Printer, max_num: int) -> None:
     if len(found):
         printer.table(
             "pending",
-            ("kind", "topic", "oldest made", "first due", "last due", "messages", "overdue"),
+            ("kind", "topic", "oldest", "first due", "last due", "messages", "overdue"),
             [
                 (
                     total.kind,
@@ -110,8 +106,8 @@ def _show(found: Pending, printer: Printer, max_num: int) -> None:
         _show_messages(found, printer, max_num)
     if found.sources:
         printer.table(
-            "looked at",
-            ("kind", "place", "waiting from", "pending", "came out", "recalled"),
+            "sources",
+            ("kind", "source", "read from", "pending", "delivered", "recalled"),
             [
                 (each.kind, each.name, each.begin, each.pending, each.came_out, each.recalled)
                 for each in found.sources
@@ -146,12 +142,12 @@ def _show_messages(found: Pending, printer: Printer, max_num: int) -> None:
         )
     printer.table(
         "messages",
-        ("kind", "topic", "keys", "made", "due", "what", "queue offset", "phy offset"),
+        ("kind", "topic", "keys", "born", "due", "details", "queue offset", "phy offset"),
         rows,
         left=6,
     )
     if len(found) > max_num:
-        note(f"there are {format_number(len(found))}; --max-num, --json and -O FILE give more")
+        note(f"there are {format_number(len(found))} messages; give --max-num, --json or -O FILE for more")
 
 
 def _short(text: str) -> str:
@@ -159,7 +155,6 @@ def _short(text: str) -> str:
 
 
 def _write(found: Pending, made: OutputFile, kind: str, table: TableFile) -> int:
-    # The bytes that were written.
     with orderly_end(), made as file:
         if kind == "parquet":
             import pyarrow.parquet

@@ -1,8 +1,4 @@
-"""rmqstore query and get: messages by key, by place and by queue.
-
-Owns what KEY, a message id and a time on the command line mean.  It reads only.  Invariant: an answer that was cut by
---max-num, or that no index file covers, says so on stderr.
-"""
+"""rmqstore query and get: messages by key, id, phy offset and queue.  A note on stderr reports an incomplete answer."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ import click
 
 from rmqstore.arguments import DEFAULT_LOG_BYTES
 from rmqstore.cli.errors import error_text
-from rmqstore.cli.group import FOUND_NOTHING, nothing
+from rmqstore.cli.group import FOUND_NOTHING, exit_not_found
 from rmqstore.cli.messages import MessageForm, about_queues, about_topic, form_options, print_message, uncovered_text
 from rmqstore.cli.options import (
     Given,
@@ -38,25 +34,25 @@ from rmqstore.cli.options import (
 )
 from rmqstore.cli.terminal import BEGIN_HELP, TIME, Progress, escape, note
 from rmqstore.consumequeue.unit_queue import Unit
+from rmqstore.consumer.settings_sources import settings_sources, take_settings
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError, StoreError
 from rmqstore.flatfile.flat_files import METADATA_FILE
 from rmqstore.message import MessageExt
-from rmqstore.offline.settings import settings
 from rmqstore.selection import Selection
 from rmqstore.spans import without
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.querying import LogLook
+from rmqstore.store.querying import LogSearch
 from rmqstore.store.results import GetMessageResult, QueryResult
 
 _KEY_TYPES = {"key": "K", "unique": "U", "tag": "T"}
 _KEY_TYPE_NAMES = {None: "key", "K": "key", "U": "unique", "T": "tag"}
-# So many units that lead to no message are looked for at most.
+# The most units without a message that are looked for.
 _UNREADABLE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """What is asked for: keys, or a place."""
+    """Keys, a message id, or a phy offset."""
 
     more_keys: tuple[str, ...]
     keys: tuple[str, ...]
@@ -75,28 +71,28 @@ class _Asked:
         return len(self.more_keys) + len(self.keys) > 1 or self.keys_from is not None
 
     def check(self, topic: str | None) -> None:
-        """Raise UsageError where something else than keys or one place is asked for."""
+        """Raise UsageError unless there are keys, an id, or a phy offset."""
         by_key = bool(self.more_keys or self.keys) or self.keys_from is not None
         if topic is not None and not by_key and not self.by_place:
             raise click.UsageError(
-                f"give a KEY of topic {escape(topic)}, or --key {escape(topic)} if that is a key and its topic is not known"
+                f"KEY is missing: give a KEY of topic {escape(topic)}, or --key {escape(topic)} if that is the key"
             )
-        ways = (self.msg_id is not None) + (self.phy_offset is not None) + by_key
-        if ways != 1 or (topic is not None and self.phy_offset is not None):
-            raise click.UsageError("give TOPIC and KEY, or --key alone, or --id (and maybe TOPIC), or --phy-offset")
+        number = (self.msg_id is not None) + (self.phy_offset is not None) + by_key
+        if number != 1 or (topic is not None and self.phy_offset is not None):
+            raise click.UsageError("give TOPIC and KEY, or --key, or --id (with or without TOPIC), or --phy-offset")
         if topic is None and self.compat:
-            raise click.UsageError("--compat needs TOPIC: RocketMQ asks for one")
+            raise click.UsageError("--compat requires TOPIC")
 
     def texts(self) -> Iterator[str | None]:
-        """Yield the keys; a line of a file that is no text is named on stderr, and is None."""
+        """Yield the keys; a line that is not UTF-8 is reported on stderr, and is None."""
         yield from (*self.more_keys, *self.keys)
         for number, line in enumerate(self.keys_from or (), 1):
             try:
-                # Editors of Windows begin a file with a mark.
+                # Windows editors begin a file with a byte order mark.
                 key = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 assert self.keys_from is not None
-                note(f"{self.keys_from.name}, line {number}: this is no UTF-8 text, and was not asked for")
+                note(f"{self.keys_from.name}, line {number}: not UTF-8 text; skipped")
                 yield None
                 continue
             if key:
@@ -107,38 +103,38 @@ class _Asked:
 @path_argument
 @optional_topic_argument
 @click.argument("more_keys", metavar="[KEY]...", nargs=-1)
-@click.option("--key", "keys", multiple=True, help="A key, of all topics where TOPIC is not given; repeatable.")
-@click.option("--keys-from", type=click.File("rb"), help="More keys, one a line of this file; - is stdin.")
+@click.option("--key", "keys", multiple=True, help="Find this key, in all topics unless TOPIC is given; repeatable.")
+@click.option("--keys-from", type=click.File("rb"), help="Read keys from this file, one a line; - is stdin.")
 @click.option(
     "--type",
     "index_type",
     type=click.Choice(list(_KEY_TYPES)),
     callback=lambda ctx, param, value: None if value is None else _KEY_TYPES[value],
-    help="What KEY is; by default a key or unique key.",
+    help="Type of KEY; by default a key or unique key.",
 )
 @begin_option
 @end_option
-@click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many.")
-@click.option("--compat", is_flag=True, help="Answer as RocketMQ's queryMessage does, quirks included.")
+@click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum number of messages.")
+@click.option("--compat", is_flag=True, help="Return what RocketMQ's queryMessage returns, including its quirks.")
 @click.option(
     "--max-log-bytes",
     type=click.IntRange(min=0),
     default=DEFAULT_LOG_BYTES,
     show_default=True,
-    help="Search at most so many bytes of the log that the index does not cover.",
+    help="Maximum number of bytes to search in the part of the log that is not indexed.",
 )
-@click.option("--id", "msg_id", help="Instead of KEY: an offset message id, or a producer's id, of TOPIC or any.")
-@click.option("--phy-offset", "phy_offset", type=int, help="Instead of TOPIC and KEY: a phy offset.")
+@click.option("--id", "msg_id", help="Find this offset message id or unique key, instead of KEY.")
+@click.option("--phy-offset", "phy_offset", type=int, help="Show the message at this phy offset, instead of TOPIC and KEY.")
 @form_options
 @tiered_option
 @store_options
 @gathered(_Asked, "asked")
 @selecting("topic", "index_type", "begin", "end", "max_num")
 def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, given: Given) -> None:
-    """Find messages by key in the index, newest first, each checked against its message.
+    """Find messages by key, id or phy offset, newest first.
 
-    Of several keys each is asked for in turn.  What the index does not cover is searched in the log.  Without TOPIC
-    every topic is asked.
+    Several keys are looked up one after the other. The part of the log that is not indexed is searched too. Without
+    TOPIC, all topics are searched.
     """
     topic, max_num = None if selection.topics is None else selection.topic, selection.max_num or 0
     asked.check(topic)
@@ -148,7 +144,7 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
             message = _message_at(store, asked, topic)
             print_message(printer, message, form)
             if message.corrupt:
-                nothing(f"the message is CORRUPT ({message.damage}); {_next_step(path)}")
+                exit_not_found(f"the message is CORRUPT ({message.damage}); {_next_step(path)}")
             return
         if selection.index_type == "T":
             note_assumed(store.config, ("index_tags",))
@@ -162,7 +158,7 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
                     continue
                 if topic is None:
                     question = dataclasses.replace(selection, keys=(key,))
-                    found = _in_all_topics(store, question, LogLook(asked.max_log_bytes, progress), every)
+                    found = _in_all_topics(store, question, LogSearch(asked.max_log_bytes, progress), every)
                 else:
                     found = store.query_message(
                         topic, key, max_num, selection.begin, selection.end, index_type=selection.index_type,
@@ -175,26 +171,27 @@ def query(path: str, asked: _Asked, selection: Selection, form: MessageForm, giv
                 if not found:
                     absent += 1
                     about = "" if topic is None else about_topic(store, topic)
-                    where = " in what was searched" if uncovered else about
+                    where = " in the part of the log that was searched" if uncovered else about
                     what = "any topic" if topic is None else f"topic {topic}"
                     note(f"no message of {what} has {_KEY_TYPE_NAMES[selection.index_type]} {key}{where}")
                 if found.truncated:
-                    of_key = f" of {key}" if asked.several else ""
+                    of_key = f" with {key}" if asked.several else ""
                     note(f"there are more than {max_num}{of_key}; give --max-num or a time range")
         if store.older.one_log and os.path.exists(os.path.join(path, METADATA_FILE)):
             note("older messages of this store are in tiered storage, which was not searched: give --tiered DIR")
         if uncovered and given.as_json:
             printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})
-        # Lost parts are named below.
+        # Missing parts are reported below.
         uncovered = tuple(part for each in uncovered for part in without(*each, store.lost_log))
         if uncovered:
-            nothing(uncovered_text(store, uncovered, "give --max-log-bytes, or rmqstore rebuild --what index"))
+            exit_not_found(uncovered_text(store, uncovered, "give --max-log-bytes, or rmqstore rebuild --what index"))
         damage = () if store.index_service is None else store.index_service.log_damage
         damage = tuple(sorted({*damage, *store.lost_log}))
         if damage:
             size, places = sum(end - begin for begin, end in damage), _places_text([begin for begin, _ in damage])
             note(
-                f"{size} bytes of the log at phy offset {places} cannot be read, and may hold more; {_next_step(path)}"
+                f"{size} bytes of the log at phy offset {places} cannot be read and may contain more messages; "
+                f"{_next_step(path)}"
             )
         if corrupt:
             note(f"{_corrupt_text(corrupt)}; {_next_step(path)}")
@@ -206,11 +203,12 @@ def _topics_to_ask(store: MessageStore) -> list[str]:
     # Topics that have a queue, and those that the broker's settings name.
     names = set(store.topics())
     with contextlib.suppress(StoreError, OSError):
-        names.update(settings(store.path).topics)
+        topics = take_settings(settings_sources(store.path, "topics", quiet=True))
+        names.update(topics.tables.get("topicConfigTable", {}))
     return sorted(names)
 
 
-def _in_all_topics(store: MessageStore, selection: Selection, look: LogLook, topics: list[str]) -> QueryResult:
+def _in_all_topics(store: MessageStore, selection: Selection, look: LogSearch, topics: list[str]) -> QueryResult:
     # The index holds a hash of topic and key together, so it is asked once for each topic.
     max_num = selection.max_num or 0
     if store.index_service is None or (store.queues.unseen and store.older.one_log):
@@ -231,7 +229,7 @@ def _in_all_topics(store: MessageStore, selection: Selection, look: LogLook, top
     return QueryResult(messages[:max_num], truncated, found[-1].uncovered if found else ())
 
 
-def _in_log(store: MessageStore, selection: Selection, look: LogLook) -> QueryResult:
+def _in_log(store: MessageStore, selection: Selection, look: LogSearch) -> QueryResult:
     log, max_num, (max_log_bytes, progress) = store.commit_log, selection.max_num or 0, look
     low, high = log.min_offset, log.max_offset
     # Whole segments, the newest ones: a record is known to begin where a segment does.
@@ -269,7 +267,7 @@ def _message_at(store: MessageStore, asked: _Asked, topic: str | None) -> Messag
         assert phy_offset is not None
         return store.message_at(phy_offset)
     except ChecksumError:
-        # It is shown, and said to be corrupt.
+        # Show it as corrupt.
         if msg_id is not None:
             phy_offset = store.phy_offset_by_id(msg_id.strip(), topic)
         assert phy_offset is not None
@@ -278,7 +276,7 @@ def _message_at(store: MessageStore, asked: _Asked, topic: str | None) -> Messag
             raise
         return message
     except (InvalidMessageError, OffsetOutOfRangeError, CorruptionError) as error:
-        nothing(error_text(error))
+        exit_not_found(error_text(error))
 
 
 @click.command()
@@ -286,18 +284,18 @@ def _message_at(store: MessageStore, asked: _Asked, topic: str | None) -> Messag
 @topic_argument
 @click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0))
 @click.option(
-    "--begin-queue-offset", "begin_queue_offset", type=int, help="Queue offset to begin with; by default the first there is."
+    "--begin-queue-offset", "begin_queue_offset", type=int, help="First queue offset; by default the first in the queue."
 )
 @click.option("--begin", "--time", "begin", type=TIME, help=BEGIN_HELP)
 @end_option
-@click.option("--max-num", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many.")
+@click.option("--max-num", type=click.IntRange(min=1), default=32, show_default=True, help="Maximum number of messages.")
 @tags_option
 @form_options
 @tiered_option
 @store_options
 @selecting("topic", "queue_id", "begin_queue_offset", "begin", "end", "max_num", "tags")
 def get(path: str, selection: Selection, form: MessageForm, given: Given) -> None:
-    """Read messages of a queue in order."""
+    """Read the messages of a queue in order."""
     topic, queue_id, queue_offset = selection.topic, selection.queue_id, selection.begin_queue_offset
     begin, end, max_num = selection.begin, selection.end, selection.max_num or 0
     if queue_offset is not None and begin is not None:
@@ -309,22 +307,21 @@ def get(path: str, selection: Selection, form: MessageForm, given: Given) -> Non
         elif queue_offset is None:
             queue_offset = store.min_queue_offset(topic, queue_id)
         first = queue_offset
-        # Times fall where the clock of a broker went back: between these places each message is compared as well.
+        # Times are not monotonic if a broker's clock went back, so each message is compared as well.
         stop = None if end is None else store.offset_by_time(topic, queue_id, end, "upper") + 1
         in_time = Selection(begin=begin, end=end)
         shown = corrupt = 0
         unreadable: list[Unit] = []
         while True:
-            # A get ends with its queue file, and one with tags may pass over all that it examines.
+            # A get ends with its queue file, and may skip all messages because of their tags.
             result = store.get_message(topic, queue_id, queue_offset, max_num - shown, selection.tags)
             messages = [each for each in result.messages if in_time.has(each)]
             for message in messages:
                 print_message(printer, message, form)
                 corrupt += message.corrupt
             shown += len(messages)
-            passed_over = len(result.messages) < result.next_queue_offset - queue_offset
-            # Where each place had a sound message, none of them is to be looked at again.
-            if len(unreadable) <= _UNREADABLE and (passed_over or any(each.corrupt for each in result.messages)):
+            skipped = len(result.messages) < result.next_queue_offset - queue_offset
+            if len(unreadable) <= _UNREADABLE and (skipped or any(each.corrupt for each in result.messages)):
                 reached = result.next_queue_offset if stop is None else min(result.next_queue_offset, stop)
                 unreadable += _unreadable(store, selection, queue_offset, reached)
             high = result.max_queue_offset if stop is None else min(stop, result.max_queue_offset)
@@ -333,13 +330,13 @@ def get(path: str, selection: Selection, form: MessageForm, given: Given) -> Non
             queue_offset = result.next_queue_offset
         if store.unserved is not None and not store.queues.unseen:
             note(
-                f"messages from phy offset {store.unserved[0]} on are in no queue; rmqstore rebuild --what consumequeue"
+                f"messages after phy offset {store.unserved[0]} are not in a queue; run rmqstore rebuild --what consumequeue"
             )
         if unreadable:
             rest = " or more" if len(unreadable) > _UNREADABLE else ""
-            lead = "queue offset of {} leads" if len(unreadable) == 1 else "queue offsets of {} lead"
+            units = "unit of {} points" if len(unreadable) == 1 else "units of {} point"
             note(
-                f"{len(unreadable)}{rest} {lead.format(f'{topic}/{queue_id}')} to no whole message: queue offset "
+                f"{len(unreadable)}{rest} {units.format(f'{topic}/{queue_id}')} to missing or damaged messages: queue offset "
                 f"{_places_text([unit.queue_offset for unit in unreadable])} (phy offset "
                 f"{_places_text([unit.phy_offset for unit in unreadable])}); {_next_step(path)}"
             )
@@ -347,20 +344,20 @@ def get(path: str, selection: Selection, form: MessageForm, given: Given) -> Non
             note(f"{_corrupt_text(corrupt)}; {_next_step(path)}")
         if not shown and not unreadable:
             if queue_id not in store.queue_ids(topic):
-                nothing(f"there is no queue {topic}/{queue_id}{about_queues(store, topic, [queue_id])}")
-            nothing(_nothing_text(selection, first, stop, result))
+                exit_not_found(f"no such queue {topic}/{queue_id}{about_queues(store, topic, [queue_id])}")
+            exit_not_found(_nothing_text(selection, first, stop, result))
         following = result.next_queue_offset
         if begin is not None:
             # Without a begin the last message before `high` is one of them.
             following = _next_in_time(store, selection, following, high)
         if following < high:
-            note(f"there are more: go on with --begin-queue-offset {following}")
+            note(f"there are more messages; continue with --begin-queue-offset {following}")
         if corrupt or unreadable:
             click.get_current_context().exit(FOUND_NOTHING)
 
 
 def _next_in_time(store: MessageStore, selection: Selection, at: int, high: int) -> int:
-    """Return the queue offset of the next message stored in this time, at or after `at`, whatever its tags; `high` for none."""
+    """Return the queue offset of the next message in this time range, at or after `at`, whatever its tags; or `high`."""
     in_time = Selection(begin=selection.begin, end=selection.end)
     while at < high:
         result = store.get_message(selection.topic, selection.queue_id, at)
@@ -372,7 +369,7 @@ def _next_in_time(store: MessageStore, selection: Selection, at: int, high: int)
 
 
 def _unreadable(store: MessageStore, selection: Selection, begin: int, end: int) -> Iterator[Unit]:
-    """Units from `begin` to `end` whose record the log should have and has not, which a get passes over without a word."""
+    """Yield the units from `begin` to `end` whose record is missing in the log, which a get skips silently."""
     queue = store.queues.find(selection.topic, selection.queue_id)
     log = store.commit_log
     at = begin
@@ -392,13 +389,12 @@ def _unreadable(store: MessageStore, selection: Selection, begin: int, end: int)
 
 
 def _nothing_text(selection: Selection, first: int, stop: int | None, result: GetMessageResult) -> str:
-    """str: why there is nothing, with what the queue holds."""
     queue, tags = f"{selection.topic}/{selection.queue_id}", " || ".join(selection.tags or ())
     low, high = result.min_queue_offset, result.max_queue_offset
     if low >= high:
         return f"queue {queue} is empty; the next message gets queue offset {high}"
     if stop is not None and (stop <= first or not tags):
-        return f"no message of queue {queue} was stored in this time; it holds the queue offsets {low} to {high - 1}"
+        return f"no message of queue {queue} was stored in this time range; it has queue offsets {low} to {high - 1}"
     if first < high and tags:
-        return f"no message of queue {queue} from queue offset {first} on has tags {tags}"
-    return f"nothing at queue offset {first} of {queue}, which holds {low} to {high - 1}"
+        return f"no message of queue {queue} at or after queue offset {first} has tags {tags}"
+    return f"queue {queue} has no queue offset {first}, only {low} to {high - 1}"

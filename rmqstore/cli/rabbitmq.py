@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import click
 
 from rmqstore.cli.errors import CannotOpenError, did_you_mean
-from rmqstore.cli.group import FOUND_NOTHING, StoreGroup, nothing, orderly_end
+from rmqstore.cli.group import FOUND_NOTHING, StoreGroup, exit_not_found, orderly_end
 from rmqstore.cli.options import force_option, gathered, json_option, optioned
 from rmqstore.cli.paths import STORE_PATH, check_vhost_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
@@ -97,19 +97,19 @@ class _Given:
 
 @dataclasses.dataclass(frozen=True)
 class _Chosen:
-    """Which messages: of these queues of a vhost, or those that no index has."""
+    """The selected messages: of these queues of a vhost, or those in no index."""
 
     queue_names: tuple[str, ...]
     vhost_name: str | None
     unreferenced: bool
 
     def check(self, path: str) -> None:
-        """Raise UsageError where queues are given for messages that are of none."""
+        """Raise UsageError if queues are given for messages without a queue."""
         if (self.unreferenced or is_message_file(path)) and self.queue_names:
             raise click.UsageError("messages without an index are of no queue: give no --queue")
 
     def queues(self, vhost: Vhost) -> list[Queue]:
-        """The queues of these names, by default all; the error says which name is near."""
+        """Return the queues of these names, by default all; the error suggests a similar name."""
         found = []
         for name in self.queue_names:
             try:
@@ -131,7 +131,7 @@ _unreferenced_option = click.option(
 
 
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of every command, which gets them as one argument `given`."""
+    """Add the options of every command, as one argument `given`."""
     return optioned(
         gathered(_Given, "given")(function),
         click.option(
@@ -144,7 +144,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note_surroundings(path: str) -> None:
-    """Name a process that has files of `path` open, and what a node has besides classic queues."""
+    """Note a process that has files of `path` open, and the parts of a node that are not read."""
     pid = node_process(path)
     if pid is not None:
         note(f"process {pid} has files of this directory open: what is shown may be half-written; stop the node first")
@@ -157,7 +157,7 @@ def _note_surroundings(path: str) -> None:
 
 @click.group(cls=StoreGroup, name="rabbitmq")
 def main() -> None:
-    """Look into RabbitMQ's classic queues on disk, repair them, and carry messages out and in.
+    """Inspect, repair, export and import RabbitMQ's classic queues on disk.
 
     PATH is a vhost's directory (<data>/msg_stores/vhosts/<hash>) or the node's data directory. Stop the node first.
     """
@@ -167,9 +167,9 @@ def main() -> None:
 
 
 class _Missing:
-    """What an answer lacks: lost messages, and files of an index behind whose damage messages may be.
+    """Gaps of an answer: lost messages, and damaged files that may hide messages.
 
-    Lost messages are named in their turn on stdout, with `shown` False on stderr; files on stderr at the end.
+    Lost messages are printed in their order on stdout, with `shown` False on stderr; files on stderr at the end.
     """
 
     def __init__(self, printer: Printer, *, shown: bool = True):
@@ -199,7 +199,7 @@ class _Missing:
         self.printer.line(escape(text)) if self.shown else note(text)
 
     def look(self, vhost: Vhost, queues: list[Queue], *, all_queues: bool) -> None:
-        """Note where the indexes of queues, and the vhost with `all_queues`, are incomplete."""
+        """Collect problems of queues, and of the vhost with `all_queues`, that may hide messages."""
         for problem in vhost.incomplete if all_queues else ():
             self.on_incomplete(problem)
         for queue in queues:
@@ -207,7 +207,7 @@ class _Missing:
                 self.on_incomplete(problem)
 
     def look_at_stores(self, vhost: Vhost) -> None:
-        """Note what cannot be read of the message stores."""
+        """Collect unreadable parts of the message stores."""
         for persistent in (True, False):
             store = vhost.open_store(persistent)
             if isinstance(store, OSError):
@@ -218,7 +218,7 @@ class _Missing:
                     self.on_incomplete(problem)
 
     def end(self) -> None:
-        """Say each reason why an answer lacks something, and end with the exit code of findings if there is one."""
+        """Print each reason for a gap, and exit with the code of findings if there is one."""
         if self.number > _NAMED and not (self.printer.as_json and self.shown):
             cannot = " or cannot be read" if self.unreadable else ""
             self._line(f"and {self.number - _NAMED} more are lost{cannot}")
@@ -248,7 +248,7 @@ class _Missing:
         for each in sentences[:-1]:
             note(each)
         if sentences:
-            nothing(sentences[-1])
+            exit_not_found(sentences[-1])
 
 
 def _messages(number: int) -> str:
@@ -362,7 +362,7 @@ def queues(path: str, given: _Given) -> None:
             printer.table(f"vhost {escape(vhost.name)}", columns, rows, left=3)
     missing.end()
     if not any_queue:
-        nothing("no queue has a directory here")
+        exit_not_found("no queue has a directory here")
 
 
 # ------------------------------------------------------------------------------------------------------------- dumping
@@ -400,7 +400,7 @@ def _found_line(found: FoundMessage) -> str:
 @_queue_option
 @_vhost_option
 @_unreferenced_option
-@click.option("--max-num", type=click.IntRange(min=1), help="At most so many messages a queue.")
+@click.option("--max-num", type=click.IntRange(min=1), help="At most this many messages a queue.")
 @_options
 @gathered(_Chosen, "wanted")
 def dump(path: str, wanted: _Chosen, max_num: int | None, given: _Given) -> None:
@@ -428,7 +428,7 @@ def dump(path: str, wanted: _Chosen, max_num: int | None, given: _Given) -> None
                 shown = sum(_dump_queue(queue, printer, max_num, missing) for queue in chosen)
     missing.end()
     if not shown:
-        nothing("there are no such messages" if wanted.unreferenced or is_message_file(path) else "there are no messages")
+        exit_not_found("there are no such messages" if wanted.unreferenced or is_message_file(path) else "there are no messages")
 
 
 def _dump_found(messages: Iterator[FoundMessage], printer: Printer, max_num: int | None) -> int:
@@ -575,9 +575,7 @@ def repair_command(path: str, output: str, vhost_name: str | None, given: _Given
 @force_option
 @_options
 @gathered(_Chosen, "wanted")
-def export_command(
-    path: str, wanted: _Chosen, output: str, kind: str | None, force: bool, given: _Given
-) -> None:
+def export_command(path: str, wanted: _Chosen, output: str, kind: str | None, force: bool, given: _Given) -> None:
     """Write the live messages to one file: JSON lines, Arrow or Parquet.
 
     PATH can be one message file too (N.rdq, N.rdt, N.qs): all whole messages of it are written.

@@ -1,8 +1,6 @@
 """rmqstore rebuild and recover: the commands that repair a store.
 
-Owns the questions before something is replaced or deleted, and the words of what was done; the work is
-`rmqstore.offline.rebuild`'s and the store's own recovery.  Invariant: nothing is replaced or deleted before the user
-has agreed, by an answer or by --yes.
+They replace or delete nothing without a confirmation, on the terminal or by --yes.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import click
 
 from rmqstore.arguments import Recovery
 from rmqstore.cli.errors import error_text, of_error, typed
-from rmqstore.cli.group import FOUND_NOTHING, nothing, orderly_end
+from rmqstore.cli.group import FOUND_NOTHING, exit_not_found, orderly_end
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
@@ -38,44 +36,44 @@ drop_units_option = click.option(
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Drop for good the N queue units and index entries that lead outside the commit log; the refusal says how many.",
+    help="Permanently drop the N queue units and index entries that point outside the commit log; the error names N.",
 )
 
 
 @click.command(name="rebuild")
 @path_argument
 @click.option(
-    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to rebuild; by default both."
+    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="Structure to rebuild; by default both."
 )
-@click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
+@click.option("-O", "--output", type=click.Path(), help="Build in this directory, and do not change the store.")
 @click.option(
     "--rocksdb",
     is_flag=True,
-    help="Make the consume queues a RocksDB database, for a broker with storeType=defaultRocksDB, instead of files.",
+    help="Write the consume queues to a RocksDB database, for a broker with storeType=defaultRocksDB, instead of files.",
 )
 @drop_units_option
-@click.option("--yes", is_flag=True, help="Replace without asking.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @store_options
 def rebuild_command(
     path: str, what: tuple[str, ...], output: str | None, rocksdb: bool, drop_units: int, yes: bool, given: Given
 ) -> None:
-    """Rebuild index and consume queues from the commit log.
+    """Rebuild the index and the consume queues from the commit log.
 
-    THIS COMMAND WRITES. Without --output it replaces index/ and consumequeue/ of the store, after the new files are
-    complete and checked against the log; the commit log is never touched and the broker must not run. An interrupted
-    rebuild leaves the store as it was: run it again. Queues in RocksDB are kept under another name. Where segments are
-    missing that the old files lead to, nothing is replaced.
+    THIS COMMAND WRITES. Stop the broker first. Without --output it replaces index/ and consumequeue/ of the store when
+    the new files are complete and checked against the log; the commit log never changes. If it is interrupted, run the
+    same command again. Queues in RocksDB are kept under another name. Nothing is replaced if the old files refer to
+    missing segments.
     """
     kinds = what or (("consumequeue",) if rocksdb else ("index", "consumequeue"))
     if rocksdb and kinds != ("consumequeue",):
-        raise click.UsageError("--rocksdb is for --what consumequeue alone")
+        raise click.UsageError("--rocksdb requires --what consumequeue, and no other --what")
     config = given.config(path)
     if output is None and not rocksdb:
-        # Who is asked has then nothing left to give.
+        # Check the options before the confirmation.
         check_config(path, kinds, config, drop_units)
     if output is None and not yes:
-        replaced = f"{' and '.join(kinds)} of {path} will be replaced by what the commit log says."
-        _agree("this replaces files of the store", "give --yes (or --output DIR)", replaced)
+        note(f"This replaces {' and '.join(f'{kind}/' for kind in kinds)} in {path} with files built from the commit log.")
+        _agree("this replaces files of the store", "give --yes (or --output DIR)")
     is_new = output is not None and not os.path.lexists(output)
     try:
         with orderly_end(), Progress("rebuilding", "bytes") as progress:
@@ -86,30 +84,24 @@ def rebuild_command(
     except (KeyboardInterrupt, SystemExit):
         if output is not None:
             if is_new:
-                # It was made for what is not built.
                 with contextlib.suppress(OSError):
                     os.rmdir(output)
-            note(f"The store is as it was, and nothing was built in {output}.")
+            note(f"The store was not changed, and nothing was built in {output}.")
         elif os.path.isdir(os.path.join(path, REBUILD_DIRECTORY)):
-            note(
-                "The new files are complete, their exchange with the old ones is not: run the same command again, which ends it."
-            )
+            note("The new files are complete, but have not replaced the old ones yet: run the same command again to finish.")
         else:
-            note("The store is as it was.")
+            note("The store was not changed.")
         raise
     except CorruptionError as error:
-        nothing(error_text(error))
+        exit_not_found(error_text(error))
     _print(report, output or path, given)
 
 
-def _agree(does: str, otherwise: str, what: str = "") -> None:
-    # Ask on the terminal; a No ends the command.
+def _agree(does: str, otherwise: str) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{does}; without a terminal to ask on {otherwise}")
-    if what:
-        note(what)
-    if not click.confirm("Go on?", err=True):
-        nothing("nothing was changed")
+        raise click.UsageError(f"{does}, and there is no terminal to confirm it on: {otherwise}")
+    if not click.confirm("Continue?", err=True):
+        exit_not_found("nothing was changed")
 
 
 def _print(report: RebuildReport, target: str, given: Given) -> None:
@@ -121,15 +113,15 @@ def _print(report: RebuildReport, target: str, given: Given) -> None:
     else:
         for offset, size, verdict in report.damage:
             if verdict in ("BAD_BODY_CRC", "BAD_PROP_CRC"):
-                # Its lengths are whole, so it keeps its place, as the broker's own dispatch gives it.
-                what = f"the message of {size} bytes at phy offset {offset} is damaged and keeps its place"
+                # Its lengths are valid, so a broker would dispatch it.
+                what = f"the message of {size} bytes at phy offset {offset} is damaged, and keeps its queue offset"
             else:
-                what = f"nothing was built of {size} bytes at phy offset {offset}"
+                what = f"skipped {size} damaged bytes at phy offset {offset}"
             printer.line(f"{what}: {VERDICT_WORDS.get(verdict, verdict)}")
         if report.gone:
             note(f"note: {gone_text(report.gone)}")
         if report.resumed:
-            printer.line(f"finished the swap of an earlier rebuild: {' and '.join(report.what)} in {escape(target)}")
+            printer.line(f"finished an interrupted rebuild: {' and '.join(report.what)} in {escape(target)}")
         else:
             printer.line(f"rebuilt {' and '.join(report.what)} in {escape(target)}")
             printer.line(
@@ -139,14 +131,13 @@ def _print(report: RebuildReport, target: str, given: Given) -> None:
             if printer.terminal:
                 printer.line(f"{report.seconds:.2f} s")
         for folder in report.moved_aside:
-            printer.line(f"what held the queues is kept in {escape(folder)}")
+            printer.line(f"the old queues are kept in {escape(folder)}")
         if report.moved_aside:
-            # A rebuild of files moves nothing else aside than a database.
             there = queue_databases(target)
             needed = "storeType=defaultRocksDB" if there else "storeType=default"
             if there and os.path.basename(there[0]) == PLACES[1]:
                 needed += " and useSeparateStorePathForRocksdbCQ=true"
-            printer.line(f"the broker needs {needed} now")
+            printer.line(f"the broker now requires {needed}")
     if report.damage:
         click.get_current_context().exit(FOUND_NOTHING)
 
@@ -158,28 +149,28 @@ def _print(report: RebuildReport, target: str, given: Given) -> None:
     type=click.Choice(RECOVERY_MODES),
     default="strict",
     show_default=True,
-    help="Where the log is damaged in front of whole records: refuse; cut it there as RocketMQ does, which deletes "
-    "everything after it; or keep what is whole on both sides.",
+    help="If whole records follow damage in the log: fail (strict), truncate the log there as RocketMQ does, which deletes "
+    "everything after it, or skip the damage and keep the records after it.",
 )
 @drop_units_option
-@click.option("--yes", is_flag=True, help="Do not ask before --mode truncate deletes.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation before --mode truncate.")
 @store_options
 def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given: Given) -> None:
-    """Do what a start after a crash does, say what it was, and close the store in order.
+    """Recover a store after a crash, as a broker does at startup, and shut it down cleanly.
 
-    THIS COMMAND WRITES. The log is judged first; with --mode strict a store with damage in the middle of its log is
-    left exactly as it is, and what --mode truncate would delete is counted. What a crash left torn after the last whole
-    record is cut; queues and index are brought into line with the log. The broker must not run.
+    THIS COMMAND WRITES. Stop the broker first. Incomplete data after the last whole record is cut off; queues and index
+    are aligned with the log. With --mode strict a store with damage in the middle of its log is not changed, and the
+    messages that --mode truncate would delete are counted.
     """
     refuse_other_log(path, given.overrides().get("unknown", {}))
     check_store_path(path)
     if not os.path.isdir(os.path.join(path, "commitlog")):
         without_log(path)
-        raise of_error(StoreError("there is no commit log here, which recovery begins with; put commitlog/ back", path))
+        raise of_error(StoreError("there is no commit log; restore commitlog/", path))
     config = given.config(path)
     lost: dict[str, Any] | None = None
     try:
-        # Where nothing is to be cut or passed over, every mode does the same: only the first refusal says what is at stake.
+        # Without damage all modes are the same; with damage the first error names it.
         first: Recovery = "skip" if mode == "skip" else "strict"
         with MessageStore.open(path, config=config, recovery=first, drop_units=drop_units) as store:
             report = store.recovery_report
@@ -188,20 +179,20 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
         if mode == "skip" or (mode == "strict" and place is None):
             raise
         if place is None:
-            # Opening it says what else is wrong.
-            text = "--mode truncate deletes no message that the log has."
+            # Opening the store reports the rest.
+            text = "--mode truncate deletes no messages."
         else:
-            with Progress("counting what a cut deletes", "bytes") as progress:
+            with Progress("counting the messages after the damage", "bytes") as progress:
                 lost = messages_behind(path, config, place, progress)
             text = _lost_text(lost)
         if mode == "strict":
-            told = of_error(error)
-            told.hint = f"{told.hint} {text}".strip()
-            raise told from None
+            shown = of_error(error)
+            shown.hint = f"{shown.hint} {text}".strip()
+            raise shown from None
         note(typed(error.what))
         note(text)
         if not yes:
-            _agree("--mode truncate deletes that", "give --yes")
+            _agree("--mode truncate deletes these messages", "give --yes")
         with MessageStore.open(path, config=config, recovery=mode, drop_units=drop_units) as store:
             report = store.recovery_report
     assert report is not None
@@ -210,7 +201,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
         value = {"type": "recovery", "path": path, **report.as_dict(), "mode": mode}
         printer.json_line(value | ({} if lost is None else {"lost": lost}))
     else:
-        printer.line(f"{'closed in order' if report.clean else 'not closed in order'} before")
+        printer.line(f"last shutdown: {'clean' if report.clean else 'not clean'}")
         printer.line(f"scanned      {report.records} records, phy offsets {report.began_at} to {report.end}")
         printer.line(f"cut          {format_size(report.bytes_cut)}, {report.segments_deleted} segments of the log")
         printer.line(
@@ -228,7 +219,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
 
 
 def _place_of(error: CorruptionError) -> int | None:
-    # The phy offset at which a log was found damaged; None if the error is about something else.
+    # The phy offset of damage in the log, or None.
     if error.path is None or error.pos is None or os.path.basename(os.path.dirname(error.path)) != "commitlog":
         return None
     base = offset_of_name(os.path.basename(error.path))
@@ -237,7 +228,7 @@ def _place_of(error: CorruptionError) -> int | None:
 
 def _lost_text(lost: dict[str, Any]) -> str:
     if not lost["messages"]:
-        return f"--mode truncate deletes no whole message, and {format_size(lost['damaged_size'])} that are none."
+        return f"--mode truncate deletes no whole messages, only {format_size(lost['damaged_size'])} of damaged data."
     topics = [f"{topic} ({number})" for topic, number in lost["topics"].items()]
     rest = f" and {len(topics) - 8} more" if len(topics) > 8 else ""
     return (

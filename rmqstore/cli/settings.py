@@ -1,8 +1,4 @@
-"""rmqstore settings: a broker's topics, groups, offsets and pop records, wherever it keeps them.
-
-Owns the tables and the two forms of JSON; which source counts is `rmqstore.offline.settings`' answer.  It reads only,
-and needs no commit log.  Invariant: what cannot be read is named, and the rest is shown.
-"""
+"""rmqstore settings: a broker's topics, groups, offsets and pop records, from JSON files or RocksDB.  No log is needed."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import os
 import click
 
 from rmqstore.cli.errors import typed
-from rmqstore.cli.group import FOUND_NOTHING, nothing
+from rmqstore.cli.group import FOUND_NOTHING, exit_not_found
 from rmqstore.cli.options import json_option, path_argument
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, note
@@ -21,7 +17,7 @@ from rmqstore.offline.settings import Settings, settings
 _KINDS = {"topics": "topics", "subscriptionGroups": "subscription_groups", "consumerOffsets": "consumer_offsets"}
 _FORMS = {
     "json": "JSON file",
-    "separate": "RocksDB of its own",
+    "separate": "separate RocksDB",
     "single": "RocksDB for all settings",
     "v2": "RocksDB, configManagerVersion=v2",
     "kvStore": "RocksDB",
@@ -33,22 +29,22 @@ _FORMS = {
 @click.option(
     "--what",
     type=click.Choice([*_KINDS, "popRecords"]),
-    help="Only these.",
+    help="Only this list.",
 )
 @json_option
 def settings_command(path: str, what: str | None, as_json: bool) -> None:
     """Show a broker's topics, groups, consumer offsets and pop records.
 
-    They are read from the JSON files of config or from RocksDB, wherever the broker keeps them; where there are several, what
-    a broker takes at its start counts. With --json the objects are those of mqadmin rocksDBConfigToJson. Exit code 1 if
-    something cannot be read; the rest is shown.
+    They are read from the JSON files in config/ or from RocksDB; if there are several, from the one that a broker loads at
+    startup. The objects of --json are those of mqadmin rocksDBConfigToJson. The exit code is 1 if some files cannot be
+    read; the rest is shown.
     """
     if not any(os.path.isdir(os.path.join(path, name)) for name in ("config", "kvStore")):
         check_store_path(path)
     found = settings(path)
     printer = Printer(as_json)
     if not found.sources:
-        nothing("there are no settings: neither JSON files nor a RocksDB in config, and no kvStore")
+        exit_not_found("no settings: there are no JSON files and no RocksDB in config/, and there is no kvStore/")
     if as_json:
         _print_json(printer, found, what)
     else:
@@ -93,8 +89,8 @@ def _print_tables(printer: Printer, found: Settings, what: str | None) -> None:
                 printer.table(title, ("group", "topic", "queue", "offset"), rows, left=2)
     if found.pop_records and what in (None, "popRecords"):
         printer.table(
-            "pop records: handed out, not acknowledged",
-            ("group", "topic", "handed out", "visible again", "queue", "offset", "retry", "attempts"),
+            "pop records: delivered, not acknowledged",
+            ("group", "topic", "popped", "visible again", "queue", "offset", "retry", "attempts"),
             [
                 (
                     each.group, each.topic, printer.time(each.pop_time), printer.time(each.visible_time), str(each.queue_id),
@@ -107,8 +103,8 @@ def _print_tables(printer: Printer, found: Settings, what: str | None) -> None:
     kind = None if what is None else _KINDS.get(what, "pop_records")
     sources = [source for source in found.sources if kind in (None, source.kind)]
     printer.table(
-        "kept in",
-        ("what", "where", "form", "changed", "taken", "version", "entries"),
+        "sources",
+        ("settings", "source", "form", "written", "used", "version", "entries"),
         [
             (
                 source.kind, source.path, _FORMS[source.form], printer.time(source.timestamp),

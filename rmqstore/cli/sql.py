@@ -1,4 +1,4 @@
-"""rmqstore sql: questions to a store in SQL, by Polars over the tables of `rmqstore.polars`."""
+"""rmqstore sql: SQL queries by Polars over the tables of `rmqstore.polars`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rmqstore.cli.errors import CannotOpenError
-from rmqstore.cli.group import nothing, orderly_end
+from rmqstore.cli.group import exit_not_found, orderly_end
 from rmqstore.cli.options import (
     Given,
     TableFile,
@@ -30,14 +30,14 @@ from rmqstore.selection import Selection
 if TYPE_CHECKING:
     import polars as pl
 
-# Rows of a table on the terminal, and characters of a value there.
+# The most rows of a table, and characters of a value.
 _ROWS_SHOWN, _TEXT_SHOWN = 1000, 200
 # The first word of a statement, after comments and parentheses.
 _FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTALL)
 _ASKING = {"select", "with", "from", "values", "show", "explain", "table"}
-# How Polars before 2.0 begins what went wrong in a source.
+# The prefix of errors from a source in Polars before 2.0.
 _OF_SOURCE = re.compile(r"caught exception during execution of a Python source, exception: (?:\w+: )?")
-# How it ends what the operating system refused, be it called an error of a file's format.
+# The suffix of errors from the operating system.
 _OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
 
 
@@ -46,25 +46,25 @@ _OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
 @click.argument("query", metavar="QUERY")
 @begin_option
 @end_option
-@table_file_options("Write the answer to this .parquet, .arrow, .csv or .jsonl file.")
+@table_file_options("Write the result to this .parquet, .arrow, .csv or .jsonl file.")
 @store_options
 @selecting("begin", "end")
 def sql(path: str, query: str, selection: Selection, file: TableFile, given: Given) -> None:
-    """Ask a store in SQL: the tables are messages, queues, index_entries and consumers.
+    """Query a store in SQL; the tables are messages, queues, index_entries and consumers.
 
-    Only what QUERY needs is read: its columns, and of its conditions those on topic, queue_id, queue_offset,
-    phy_offset, keys ('k' = any(keys)), unique_key, tags and store_timestamp. Times in QUERY are UTC unless they name a
+    Only the columns in QUERY are read. Conditions on topic, queue_id, queue_offset, phy_offset, keys ('k' = any(keys)),
+    unique_key, tags and store_timestamp limit the messages that are read. Times in QUERY are UTC unless they have a time
     zone.
     """
     polars = import_polars("SQL needs", "sql")
     word = _FIRST_WORD.match(query)
     if word is None or word[1].lower() not in _ASKING:
-        raise click.UsageError("QUERY is not a question: a store is only read, begin with SELECT or WITH")
+        raise click.UsageError("QUERY must begin with SELECT or WITH: the store is read-only")
     kind, made = file.kind(), file.make(path)
     with given.open(path) as store:
         if store.unserved is not None and not store.queues.unseen and "queues" in query.lower():
             note(
-                f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted in the table queues"
+                f"messages after phy offset {store.unserved[0]} are not in a queue, and not counted in the table queues"
             )
         tables = scan_tables(store)
         for compare, time in ((polars.Expr.ge, selection.begin), (polars.Expr.le, selection.end)):
@@ -81,12 +81,12 @@ def sql(path: str, query: str, selection: Selection, file: TableFile, given: Giv
         except polars.exceptions.PolarsError as error:
             _refuse(error, sorted(tables))
     if not frame.height:
-        nothing("no row answers")
+        exit_not_found("no rows")
     _show(frame, Printer(given.as_json))
 
 
 def _refuse(error: Exception, tables: list[str]) -> NoReturn:
-    # What is wrong with a question, without Polars' own plan of it.
+    # Without Polars' query plan.
     text = str(error)
     of_source = _OF_SOURCE.match(text)
     if of_source is not None:
@@ -100,17 +100,16 @@ def _refuse(error: Exception, tables: list[str]) -> NoReturn:
         text += f"; the tables are {', '.join(tables)}"
     elif "Datetime(" in text and "comparison" in text:
         text = (
-            "a time of a store has a zone, and what it is compared with has none: write '2026-11-21 05:30:00' (UTC) or "
+            "store times have a time zone, the other side of the comparison has none: write '2026-11-21 05:30:00' (UTC) or "
             "'2026-11-21T05:30:00+01:00', or give --begin '2h ago'"
         )
     raise click.UsageError(escape(text)) from None
 
 
 def _write(answer: pl.LazyFrame, made: OutputFile, kind: str, table: TableFile) -> int:
-    # The bytes that were written.
     with orderly_end(made.abandon), made as file:
         if kind == "parquet":
-            # Row group by row group: the answer as a whole is never in memory.
+            # Row group by row group, never in memory as a whole.
             answer.sink_parquet(file)
         elif kind == "arrow":
             answer.sink_ipc(file)
@@ -135,14 +134,14 @@ def _show(frame: pl.DataFrame, printer: Printer) -> None:
         ]
         for row in _plain(frame.head(_ROWS_SHOWN)).iter_rows()
     ]
-    printer.table("answer", frame.columns, rows, left=left)
+    printer.table("result", frame.columns, rows, left=left)
     if frame.height > _ROWS_SHOWN:
-        note(f"there are {frame.height} rows; --json and -O FILE give all")
+        note(f"there are {frame.height} rows; give --json or -O FILE for all")
 
 
 def _plain(frame: pl.DataFrame) -> pl.DataFrame:
-    # Times and durations in ms, as other commands' JSON has them, dates as text: any producer may say when its message was born,
-    # and Polars ends the process where it makes a datetime of a year that Python's calendar does not reach.
+    # Times and durations in ms, as in the JSON of other commands, dates as text: born times may be any number, and Polars
+    # crashes the process at a year that Python's calendar lacks.
     import polars
 
     def nested(dtype: Any, leaf: Any) -> Any:
@@ -166,7 +165,7 @@ def _plain(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _value(value: Any) -> Any:
-    # As other commands' JSON: text for bytes that are text.
+    # As in the JSON of other commands.
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -176,13 +175,13 @@ def _value(value: Any) -> Any:
         return {name: _value(each) for name, each in value.items()}
     if isinstance(value, list):
         if value and all(isinstance(each, dict) and each.keys() == {"key", "value"} for each in value):
-            # A map, as Polars before 2.0 has it.
+            # A map in Polars before 2.0.
             return {each["key"]: _value(each["value"]) for each in value}
         return [_value(each) for each in value]
     if isinstance(value, decimal.Decimal):
         return float(value)
     if isinstance(value, float) and not math.isfinite(value):
-        # JSON has no word for it.
+        # JSON has no NaN and no infinity.
         return None
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 

@@ -1,10 +1,7 @@
-"""rmqstore tail: the newest messages, and those that come.
+"""rmqstore tail: the newest messages, and with --follow new ones.
 
-Owns the position up to which messages were shown.  It only reads, and keeps no lock.  Invariants:
-
-- What is shown is in the order of the log, each message once; what could not be shown (deleted by retention before it was
-  read, or damaged) is said on stderr with its place.
-- The end of the log is fixed before the newest messages are looked for, so that following begins exactly after them.
+Messages appear in the order of the log, each once; those that cannot be shown (damaged, or deleted by retention before they
+were read) are reported on stderr with their phy offset.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import click
 
 from rmqstore.cli.errors import CannotOpenError
-from rmqstore.cli.group import INTERRUPTED, nothing
+from rmqstore.cli.group import INTERRUPTED, exit_not_found
 from rmqstore.cli.messages import MessageForm, about_queues, form_options, print_message
 from rmqstore.cli.options import (
     Given,
@@ -43,21 +40,20 @@ from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 
-# How many of the last records are remembered, to go on after the newest that a writer's recovery left.
+# Records to remember, to continue after the newest one that a writer's recovery keeps.
 _REMEMBERED = 4096
 _REMEMBERED_AT_FIRST = 256
-# Bytes of the log that are read first when it is read back from its end.
+# Size of the first step back from the end of the log.
 _BACK = 1 << 16
-# How often --follow looks.
 _POLL_SECONDS = 0.2
-# Polls without progress before damage is looked for in front of a newer segment.
+# Polls without progress before the search for damage before a newer segment.
 _PATIENCE = 3
 
 
 @click.command()
 @path_argument
 @optional_topic_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow new messages until Ctrl-C.")
 @queues_option
 @tags_option
 @click.option("--key", help="Only messages with this key or unique key.")
@@ -67,26 +63,27 @@ _PATIENCE = 3
     type=click.IntRange(min=0, max=2**31 - 1),
     default=10,
     show_default=True,
-    help="Begin with so many of the newest.",
+    help="Number of newest messages to show first.",
 )
 @click.option(
     "--begin-phy-offset",
     type=click.IntRange(min=0),
-    help="Begin with this phy offset instead, and show all from there.",
+    help="Show all messages from this phy offset, instead of the newest.",
 )
 @form_options
 @store_options
 @selecting("topic", "queue_ids", "tags", "key", "max_num", "begin_phy_offset")
 def tail(path: str, selection: Selection, follow: bool, form: MessageForm, given: Given) -> None:
-    """Show the newest messages, oldest first, and with -f those that come.
+    """Show the newest messages, and follow new ones with -f.
 
-    Works on a store that a broker or another process is writing to, and takes part in nothing: no lock, no consumer
-    progress. Files that retention deletes, a log that recovery cuts and a store that is replaced are said and followed.
+    Messages are shown oldest first. A broker or another process may be writing to the store: tail takes no lock and
+    changes no consumer progress. It reports, and survives, files that retention deletes, a log that recovery truncates,
+    and a store that is replaced.
     """
     if selection.topics is None and selection.queue_ids:
-        raise click.UsageError("--queue needs TOPIC")
+        raise click.UsageError("--queue requires TOPIC")
     printer = form.printer(given.as_json)
-    # What comes later is shown wherever it is.
+    # New messages are shown wherever they are.
     begin, selection = selection.begin_phy_offset, replace(selection, begin_phy_offset=None)
 
     def show(message: MessageExt) -> None:
@@ -97,7 +94,7 @@ def tail(path: str, selection: Selection, follow: bool, form: MessageForm, given
             store = stack.enter_context(given.open(path))
             end = store.commit_log.max_offset
             shown = 0
-            # Read before anything is shown: what was shown is known to have been there then.
+            # Read first, so that every message shown is known to have existed then.
             before = _newest_of_moment(store, end, Selection(max_num=_REMEMBERED_AT_FIRST)) if follow else []
             if begin is not None:
                 newest: Iterable[MessageExt] = _from_offset(store, begin, end, selection)
@@ -109,13 +106,13 @@ def tail(path: str, selection: Selection, follow: bool, form: MessageForm, given
             if not follow:
                 if not shown and selection.max_num:
                     about = "" if selection.topics is None else about_queues(store, selection.topic, selection.queue_ids or ())
-                    nothing(f"there is no message {_described(selection)}{about}")
+                    exit_not_found(f"no message {_described(selection)}{about}")
                 return
             if selection.topics is not None and selection.topic not in store.topics():
                 note(f"topic {selection.topic} has no queue yet; waiting for its first message")
             _Follower(path, given, store, stack, end).run(before, selection, show)
     except KeyboardInterrupt:
-        # The usual end of following, of which nothing needs to be said.
+        # The usual end of --follow.
         sys.stdout.flush()
         click.get_current_context().exit(INTERRUPTED)
 
@@ -124,7 +121,6 @@ def tail(path: str, selection: Selection, follow: bool, form: MessageForm, given
 
 
 def _described(selection: Selection) -> str:
-    """str: what is asked for, after "no message"."""
     parts = [
         f"of topic {selection.topics[0]}" if selection.topics else "",
         f"in queue {', '.join(map(str, sorted(selection.queue_ids)))}" if selection.queue_ids else "",
@@ -147,18 +143,18 @@ def _messages(
 def _from_offset(store: MessageStore, begin: int, end: int, selection: Selection) -> Iterator[MessageExt]:
     log = store.commit_log
     first = max(begin, log.min_offset)
-    # Begins where a record is known to begin, so that the middle of one is not taken for damage.
+    # Start at the beginning of a record: the middle of one would look like damage.
     start = first if log.look_up(first) is not None else max(first - first % log.segment_size, log.min_offset)
     return (message for message in _messages(store, start, end, selection) if message.phy_offset >= begin)
 
 
 def _newest_of_moment(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:
-    """As `_newest`, also where retention deletes a file while it is being read."""
+    """Call `_newest` again if retention deletes a file while it is being read."""
     return ask_again(lambda: _newest(store, end, selection), store.refresh, (OffsetOutOfRangeError, FileNotFoundError))
 
 
 def _newest(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:
-    """The newest that are selected and begin before `end`, oldest first."""
+    """Return the newest selected messages that begin before `end`, oldest first."""
     max_num = selection.max_num or 0
     if max_num == 0:
         return []
@@ -169,7 +165,7 @@ def _newest(store: MessageStore, end: int, selection: Selection) -> list[Message
     if not by_key and (any_topic or store.queues.unseen or store.queues.unread):
         return _newest_of_log(store, end, selection)
     log = store.commit_log
-    # What no queue has yet (a broker dispatches a little later, a lost queue never) is read from the log.
+    # Read messages that are not in a queue yet from the log.
     dispatched = min(max(_dispatched_end(store), log.min_offset), end)
     with Progress("reading the log", "bytes") as progress:
         undispatched = deque(_messages(store, dispatched, end, selection, progress), maxlen=max_num)
@@ -193,12 +189,12 @@ def _dispatched_end(store: MessageStore) -> int:
 
 
 def _newest_of_log(store: MessageStore, end: int, selection: Selection) -> list[MessageExt]:
-    """Read the log back from `end`, in parts that begin with a record and grow; asks no queue."""
+    """Read the log backwards from `end`, in growing parts that begin with a record."""
     log = store.commit_log
     max_num = selection.max_num or 0
     found: list[MessageExt] = []
     begin, size = end, _BACK
-    with Progress("looking back", "bytes") as progress:
+    with Progress("reading backwards", "bytes") as progress:
         while len(found) < max_num and begin > log.min_offset:
             stop = begin
             begin = log.step_before(log.min_offset, max(stop - size, log.min_offset))
@@ -213,13 +209,16 @@ def _has_index(store: MessageStore) -> bool:
 
 
 def _units(store: MessageStore, queues: Iterable[AnyConsumeQueue]) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
-    """The units of the queues, those of the newest records first; one record may have several."""
-    chosen = [_newest_units(queue, store.commit_log.min_offset) for queue in queues]
-    return heapq.merge(*chosen, key=lambda each: -each[0].phy_offset)
+    """Yield the units of the queues, those of the newest records first; a record may have several."""
+
+    def newest_first(queue: AnyConsumeQueue) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
+        return ((unit, queue) for unit in queue.backward(*queue.bounds(store.commit_log.min_offset)))
+
+    return heapq.merge(*map(newest_first, queues), key=lambda each: -each[0].phy_offset)
 
 
 def _readable(store: MessageStore, selection: Selection) -> Iterator[AnyConsumeQueue]:
-    """The queues, without those that the system does not give out; of these there is a warning."""
+    """Yield the selected queues, and warn of unreadable ones."""
     for name, queue_id in store.queues.keys():
         if selection.has_queue(name, queue_id):
             try:
@@ -233,11 +232,6 @@ def _readable(store: MessageStore, selection: Selection) -> Iterator[AnyConsumeQ
                 continue
             if queue is not None:
                 yield queue
-
-
-def _newest_units(queue: AnyConsumeQueue, min_phy_offset: int) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
-    low, high = queue.bounds(min_phy_offset)
-    return ((unit, queue) for unit in queue.backward(low, high))
 
 
 def _by_queue(
@@ -256,7 +250,7 @@ def _by_queue(
 
 
 def _by_key(store: MessageStore, selection: Selection) -> list[MessageExt]:
-    """The newest with a key, by the index, newest first; of all topics if none is selected."""
+    """Return the newest messages with a key from the index, newest first."""
     max_num = selection.max_num or 0
     found = []
     for topic in store.topics() if selection.topics is None else selection.topics:
@@ -276,19 +270,19 @@ def _by_key(store: MessageStore, selection: Selection) -> list[MessageExt]:
 
 @dataclass(slots=True)
 class _Follower:
-    """What was shown of a log that grows, and what comes next."""
+    """The position in a growing log."""
 
     path: str
     given: Given
     store: MessageStore
     stack: contextlib.ExitStack
     position: int
-    # (phy offset, size, store time) of records that were passed, the newest last.
+    # (phy offset, size, store time) of previous records, the newest last.
     passed: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     idle: int = 0
 
     def run(self, before: list[MessageExt], selection: Selection, show: Callable[[MessageExt], None]) -> None:
-        """Show what comes after the messages `before`, forever."""
+        """Show new messages after `before`, forever."""
         for message in before:
             self._remember(message)
         pause = _Pause()
@@ -299,7 +293,7 @@ class _Follower:
                 self._begin_again()
                 continue
             except (OffsetOutOfRangeError, FileNotFoundError):
-                # A file was deleted while it was looked at; the next look has the new list of files.
+                # A file was deleted while it was read; the next poll lists the files again.
                 if not os.path.isdir(os.path.join(self.path, "commitlog")):
                     self._say_gone()
             sys.stdout.flush()
@@ -319,7 +313,7 @@ class _Follower:
             self._look_behind_damage()
             return
         self.idle = 0
-        # What is deleted meanwhile is told below.
+        # Deleted parts are reported below.
         for entry in log.entries(self.position, end, on_gone=lambda begin, until: None):
             if entry.phy_offset > self.position:
                 note(
@@ -328,7 +322,7 @@ class _Follower:
             if isinstance(entry, Damage):
                 note(
                     f"{entry.size} bytes at phy offset {entry.phy_offset} are damaged "
-                    f"({VERDICT_WORDS[entry.verdict.name]}); going on after it"
+                    f"({VERDICT_WORDS[entry.verdict.name]}); continuing after them"
                 )
             elif not isinstance(entry, Blank):
                 self._remember(entry)
@@ -340,15 +334,15 @@ class _Follower:
         self.position = max(self.position, end)
 
     def _look_behind_damage(self) -> None:
-        # A writer that leaves a damaged stretch goes on in the next segment, which the end of the log does not reach.
+        # After a damaged part a writer continues in the next segment, past the current end of the log.
         log = self.store.commit_log
         newer = [base for base in log.files.offsets if base > self.position]
-        # The file that was made ready for what comes is empty, and the end is looked for only where one is not.
+        # A preallocated segment is empty.
         if self.idle >= _PATIENCE and any(any(log.files.file(base).region.read(0, 8)) for base in newer):
             log.set_end(max(log.find_end(), log.max_offset))
 
     def _begin_again(self) -> None:
-        """Open the store again and go on after the newest record that is still the one that was shown."""
+        """Reopen the store and continue after the newest record that is unchanged."""
         if not os.path.isdir(os.path.join(self.path, "commitlog")):
             self._say_gone()
         self.stack.close()
@@ -366,26 +360,26 @@ class _Follower:
                 self.passed.pop()
         if position is not None:
             if position < self.position:
-                note(f"the log was cut at or after phy offset {position} (its writer recovered it); going on there")
+                note(f"the log was truncated at or after phy offset {position} (recovery by its writer); continuing there")
         elif self.passed:
-            # The files of all that was shown are gone.
+            # All files of previous records were deleted.
             position = log.min_offset
             note(f"phy offsets {self.position} to {position} were deleted before they were shown (retention)")
         else:
             position = log.min_offset
-            note(f"the store was replaced; going on with its first message, at phy offset {position}")
+            note(f"the store was replaced; continuing with its first message, at phy offset {position}")
         self.position = position
         self.idle = 0
 
     def _say_gone(self) -> None:
         raise CannotOpenError(
-            f"the store is gone: its commit log was deleted or moved away [{self.path}]",
-            "Where it comes back, or lies elsewhere now, run the command again with that path.",
+            f"the commit log was deleted or moved away [{self.path}]",
+            "If the store is somewhere else now, run the command again with that path.",
         )
 
 
 class _Pause:
-    """Waits, and ends the command when the reader of a pipe is gone, which a silent writer would not notice."""
+    """A pause that raises BrokenPipeError if the reader of stdout is gone."""
 
     def __init__(self) -> None:
         self._poll: select.poll | None = None

@@ -1,7 +1,6 @@
-"""What the command line prints and reads: escaped text, sizes, times, tables, JSON lines, progress.
+"""Output to the terminal: tables, JSON lines, notes, progress; and the parameter type for times.
 
-Owns the look of an answer, never an answer.  Text from a store never reaches the terminal raw: control and other
-invisible characters are escaped.  Answers go to stdout; notes and progress go to stderr.
+Control and other invisible characters from a store are escaped.  Results go to stdout, notes and progress to stderr.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ class _TimeType(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
 
 
 TIME = _TimeType()
-# The last ms of a range: of a day its last.
+# A day is its last ms.
 END_TIME = _TimeType(end=True)
-BEGIN_HELP = "Stored at or after: ISO time, 2026-11-21, 10:30, yesterday, '2h ago', or ms since epoch."
-END_HELP = "Stored at or before; a day counts to its end."
-# Columns of the terminal that a column of long texts has at least.
+BEGIN_HELP = "Only messages stored at or after: ISO time, 2026-11-21, 10:30, yesterday, '2h ago', or ms since epoch."
+END_HELP = "Only messages stored at or before; a day includes all of it."
+# The minimum width of a column of long texts.
 _LEAST_WIDTH = 16
-# What JSON leaves raw although a terminal may obey or hide it; inside a JSON string \u.... means the same.
+# Characters that JSON leaves raw although a terminal may obey or hide them.
 _RAW_IN_JSON = re.compile(
     "[\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
 )
@@ -73,17 +72,17 @@ class Printer:
         self._ascii = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") != "utf8"
 
     def line(self, text: str = "") -> None:
-        """One line, which the caller has escaped."""
+        """Print a line, which the caller has escaped."""
         sys.stdout.write(text + "\n")
 
     def line_of(self, pieces: Iterable[str]) -> None:
-        """One line in pieces, which the caller has escaped."""
+        """Print a line in pieces, which the caller has escaped."""
         for piece in pieces:
             sys.stdout.write(piece)
         sys.stdout.write("\n")
 
     def json_line(self, value: dict[str, Any]) -> None:
-        """One JSON object; a `BodyText` in it is written in pieces."""
+        """Print a JSON object; a `BodyText` in it is written in pieces."""
         encode = json.JSONEncoder(ensure_ascii=self._ascii, separators=(",", ":")).encode
         escaped = (
             _RAW_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", piece) for piece in json_pieces(value, encode)
@@ -91,7 +90,7 @@ class Printer:
         self.line_of(escaped)
 
     def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Names and values, one a line."""
+        """Print names and values, one pair a line."""
         rows = [(name, escape(value)) for name, value in pairs]
         if self.terminal:
             self._print_grid(rows)
@@ -101,11 +100,11 @@ class Printer:
             self.line(f"{name:<{width}}  {value}".rstrip())
 
     def time(self, timestamp: int | None, timespec: str = "seconds") -> str:
-        """str: ms since epoch, short and local on a terminal, ISO 8601 elsewhere; a table breaks none."""
+        """Format ms since epoch: short and local on a terminal, ISO 8601 elsewhere; tables do not wrap it."""
         return _Whole(short_time(timestamp, timespec=timespec) if self.terminal else format_time(timestamp))
 
     def number(self, number: int) -> str:
-        """str: a count, on a terminal with its digits in groups."""
+        """Format a count, on a terminal with its digits in groups."""
         return format_number(number) if self.terminal else str(number)
 
     def table(
@@ -117,11 +116,11 @@ class Printer:
         *,
         optional: str | None = None,
     ) -> None:
-        """A table; all columns but the first `left`, or those of these numbers, hold numbers.
+        """Print a table; columns are aligned right, except the first `left`, or those with these numbers.
 
-        The column `optional`, one of the first `left`, is left out where every row has "" in it.  On a terminal the table is
-        fitted to its width: long texts are folded, and where that is not enough each row becomes a block of lines.  Cells that
-        are an int are counts, whose digits are grouped there; places that go into commands (offsets) come as text.
+        The column `optional`, one of the first `left`, is omitted if all its cells are empty.  On a terminal long texts wrap,
+        and if the table is still too wide each row becomes a block of lines.  The digits of an int are grouped there, so that
+        offsets, which go into commands, come as text.
         """
         if optional is not None:
             number = columns.index(optional)
@@ -186,7 +185,7 @@ class Printer:
 
 
 class _Whole(str):
-    """A text that is never folded."""
+    """A text that never wraps."""
 
     __slots__ = ()
 
@@ -200,22 +199,19 @@ def _cell(cell: object) -> str:
 
 
 def note(text: str) -> None:
-    """A line for people on stderr, after all that stdout has got so far."""
+    """Print a line on stderr, after all output so far."""
     sys.stdout.flush()
     try:
         click.echo(escape(text), err=True)
     except BrokenPipeError:
         raise
     except OSError:
-        # Nobody can be told, as where stderr's disk is full.  The answer, and its exit code, are not less right for it.
+        # For example the disk is full; the result and its exit code are right anyway.
         discard(sys.stderr)
 
 
 def discard(stream: TextIO) -> None:
-    """Send what `stream` holds, and all that follows, to nowhere: its file takes nothing more.
-
-    Otherwise the interpreter tries once more at its end, fails again, and changes the exit code to 120.
-    """
+    """Redirect `stream`, which cannot be written, to /dev/null; the interpreter would otherwise exit with 120."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -225,7 +221,7 @@ def discard(stream: TextIO) -> None:
 
 
 def format_rate(per_second: float | None, unit: str) -> str:
-    """str: so many of `unit` a second; "" where it is not known yet."""
+    """Format a rate; "" if it is unknown."""
     if per_second is None:
         return ""
     if unit == "bytes":
@@ -234,14 +230,14 @@ def format_rate(per_second: float | None, unit: str) -> str:
 
 
 def format_number(number: int) -> str:
-    """str: `number` for people, its digits in groups of three."""
+    """Format a number with its digits in groups of three."""
     return f"{number:,}".replace(",", " ")
 
 
 class Progress:
-    """A bar on stderr, drawn only if that is a terminal; until it is called it shows that something goes on.
+    """A progress bar on stderr, if that is a terminal.
 
-    `unit` is what `done` and `total` count: "bytes" shows a rate in sizes a second, another word in that many a second, "" none.
+    `unit` is the unit of `done` and `total`, and of the rate: "bytes", another word, or "" for no rate.
     """
 
     def __init__(self, what: str, unit: str = ""):
@@ -266,7 +262,7 @@ class Progress:
             console = Console(file=sys.stderr)
             columns = [
                 progress.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-                # The bar gives way where the terminal is narrow; the figures do not.
+                # On a narrow terminal the bar shrinks, the figures do not.
                 progress.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4, max_width=40)),
                 progress.TaskProgressColumn(table_column=Column(no_wrap=True)),
                 *([RateColumn(Column(no_wrap=True))] if unit and console.width >= 60 else []),
@@ -285,6 +281,6 @@ class Progress:
             self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """So much of `total` is done."""
+        """Show that `done` of `total` is done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)

@@ -1,8 +1,6 @@
-"""rmqstore export and import: messages out of a store into files, and from files into a store.
+"""rmqstore export and import: messages from a store to files, and from files to a store.
 
-Owns how a choice of messages and a format are typed, and the words of the reports; the work is
-`rmqstore.offline.export`'s and `rmqstore.offline.importing`'s.  Export reads only.  Invariants: an output file is
-whole or not there, and an import that finds a bad row has put nothing.
+An output file appears only when it is complete, and an import that finds a bad row puts exit_not_found.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ from rmqstore.cli.options import (
     topics_option,
 )
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
-from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import format_of
 from rmqstore.message import SCHEDULE_TOPIC
@@ -43,9 +40,9 @@ from rmqstore.offline.export import ExportReport, export
 from rmqstore.offline.export_files import BODY_FORMS, COMPRESSIONS, CORRUPT_MODES, FORMATS, ExportOptions
 from rmqstore.offline.importing import IMPORT_FORMATS, ImportOptions, import_files
 from rmqstore.selection import Selection
+from rmqstore.store.opening import saved_config
 
 _COMPRESSION_NAMES = sorted({name for names in COMPRESSIONS.values() for name in names})
-# Offsets and times of a store have 64 bits.
 _OFFSET = click.IntRange(min=0, max=2**63 - 1)
 
 
@@ -60,12 +57,12 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     "--output",
     default="-",
     metavar="FILE",
-    help="The file (with --format files the folder) to make; - is standard output, as by default.",
+    help="File to create (with --format files, the folder).  [default: -, standard output]",
 )
 @click.option(
     "--format",
     type=click.Choice(FORMATS),
-    help="By default what FILE's ending says, jsonl for standard output.",
+    help="Format; by default that of FILE's extension, or jsonl on standard output.",
 )
 @topics_option
 @queues_option
@@ -73,30 +70,30 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
 @click.option("--key", "keys", multiple=True, help="Only messages with this key or unique key; repeatable.")
 @begin_option
 @end_option
-@click.option("--begin-phy-offset", type=_OFFSET, help="Records that begin at or after this phy offset.")
-@click.option("--end-phy-offset", type=_OFFSET, help="Records that begin before this phy offset.")
+@click.option("--begin-phy-offset", type=_OFFSET, help="Only records that begin at or after this phy offset.")
+@click.option("--end-phy-offset", type=_OFFSET, help="Only records that begin before this phy offset.")
 @click.option(
-    "--begin-queue-offset", type=_OFFSET, help="Messages at or after this place in their queue; needs --topic."
+    "--begin-queue-offset", type=_OFFSET, help="Only messages at or after this queue offset; requires --topic."
 )
-@click.option("--end-queue-offset", type=_OFFSET, help="Messages before this place in their queue; needs --topic.")
+@click.option("--end-queue-offset", type=_OFFSET, help="Only messages before this queue offset; requires --topic.")
 @click.option("--columns", metavar="A,B", callback=_names, help="Only these columns, in this order; by default all.")
 @click.option(
     "--body",
     type=click.Choice(BODY_FORMS),
-    help="How bodies are written. text: base64 where a body is not UTF-8; raw, for arrow, parquet and files: bytes.",
+    help="Format of bodies. text: UTF-8, or base64 if a body is not; raw: bytes, for arrow, parquet and files.",
 )
 @click.option(
     "--corrupt",
     type=click.Choice(CORRUPT_MODES),
     default="fail",
     show_default=True,
-    help="What damage does: end the export, be left out, or be written with corrupt=true.",
+    help="On damage: end the export, export damaged messages with corrupt=true, or skip them.",
 )
 @click.option(
     "--compress",
     "compression",
     type=click.Choice(_COMPRESSION_NAMES),
-    help="By default what FILE's ending says (.gz, .zst), zstd for parquet.",
+    help="Compression; by default that of FILE's extension (.gz, .zst), and zstd for parquet.",
 )
 @force_option
 @safe_csv_option
@@ -108,35 +105,34 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     "begin_phy_offset", "end_phy_offset", "begin_queue_offset", "end_queue_offset",
 )  # fmt: skip
 def export_command(path: str, output: str, options: ExportOptions, selection: Selection, given: Given) -> None:
-    """Write messages to a file: JSON lines, CSV, Arrow, Parquet, or a file for each body.
+    """Export messages as JSON lines, CSV, Arrow, Parquet, or one file per body.
 
-    All conditions must hold. The messages come in the order of the log, bodies are decompressed. FILE has its name only
-    when all is written. The store is only read, and a broker may be running on it.
+    Messages must match all conditions; they are in the order of the log, with decompressed bodies. FILE appears only when
+    it is complete. A broker may be running on the store.
     """
     to_stdout = output == "-"
     format = options.format or ("jsonl" if to_stdout else format_of(output)[0])
     shown = to_stdout and sys.stdout.isatty()
     check_safe_csv(options.safe_csv, format)
     if to_stdout and format == "files":
-        raise click.UsageError("--format files makes a folder: give its name with --output")
+        raise click.UsageError("--format files creates a folder: give its name with --output")
     if shown and (format in ("arrow", "parquet") or options.compression not in (None, "none")):
-        raise click.UsageError("this is nothing for a terminal: give --output FILE, or send it on with | or >")
+        raise click.UsageError("binary output to a terminal: give --output FILE, or redirect it with | or >")
     options = dataclasses.replace(
         options, format=format, shown=shown, only_known_topics=True, config=given.config(path, read_only=True),
         tiered=given.tiered,
     )  # fmt: skip
-    # A bar would be among the lines.
+    # No bar between the lines on a terminal.
     bar = contextlib.nullcontext() if shown else Progress("exporting", "bytes")
     with as_usage(), orderly_end(), bar as progress:
         report = export(path, sys.stdout.buffer if to_stdout else output, selection, options, progress)
-    _tell_export(report, to_stdout, given)
+    _print_export(report, to_stdout, given)
     if not report.messages:
-        _tell_near_topics(path, selection.topics or (), given)
+        _note_near_topics(path, selection.topics or (), given)
         click.get_current_context().exit(FOUND_NOTHING)
 
 
-def _tell_near_topics(path: str, topics: tuple[str, ...], given: Given) -> None:
-    """Say of each topic that was asked for and is not there which may have been meant."""
+def _note_near_topics(path: str, topics: tuple[str, ...], given: Given) -> None:
     if not topics or not os.path.isdir(os.path.join(path, "commitlog")):
         return
     with given.open(path) as store:
@@ -146,7 +142,7 @@ def _tell_near_topics(path: str, topics: tuple[str, ...], given: Given) -> None:
                 note(about.removeprefix("; "))
 
 
-def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
+def _print_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
     for text in report.notes:
         note(f"note: tiered storage: {text}")
     if given.as_json and not to_stdout:
@@ -156,15 +152,15 @@ def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
     if report.damaged_stretches:
         check = " --tiered" if given.tiered else ""
         note(
-            f"{report.damaged_stretches} damaged stretches were skipped "
+            f"{report.damaged_stretches} damaged parts of the log were skipped "
             f"({format_size(report.damaged_size)}); rmqstore verify{check} lists them"
         )
     if report.corrupt_records:
         note(
-            f"{report.corrupt_records} corrupt messages; they are among the {report.messages} only with --corrupt report"
+            f"{report.corrupt_records} corrupt messages; the {report.messages} include them only with --corrupt report"
         )
     if not report.messages:
-        note("no message matches")
+        note("no messages match")
     elif to_stdout:
         note(f"{report.messages} messages")
     else:
@@ -188,22 +184,24 @@ def _size_of(path: str) -> int:
 @click.option(
     "--format",
     type=click.Choice(IMPORT_FORMATS),
-    help="Of every FILE; by default what its ending says, or else its content.",
+    help="Format of every FILE; by default that of its extension, or of its content.",
 )
-@click.option("--topic", help="The topic of all messages, whatever the files say.")
-@click.option("--queue", "queue_id", type=click.IntRange(min=0, max=2**31 - 1), help="The queue of all messages.")
-@click.option("--tags", help="The tag of all messages.")
-@click.option("--key", "keys", multiple=True, help="The keys of all messages; repeatable.")
+@click.option("--topic", help="Put all messages into this topic, instead of those in the files.")
 @click.option(
-    "--keep-timestamps", is_flag=True, help="Take store times from the files, where they must not fall, instead of now."
+    "--queue", "queue_id", type=click.IntRange(min=0, max=2**31 - 1), help="Put all messages into this queue."
+)
+@click.option("--tags", help="Set the tag of all messages.")
+@click.option("--key", "keys", multiple=True, help="Set the keys of all messages; repeatable.")
+@click.option(
+    "--keep-timestamps", is_flag=True, help="Keep the store times in the files, which must not decrease."
 )
 @store_options
 @gathered(ImportOptions, "options", "format", "topic", "queue_id", "tags", "keys", "keep_timestamps")
 def import_command(path: str, files: tuple[str, ...], options: ImportOptions, given: Given) -> None:
-    """Put the messages of files into a store, after those that are there; a new store is made.
+    """Append messages from files to a store, which is created if it does not exist.
 
-    THIS COMMAND WRITES, and no broker may run on the store. FILE is JSON lines, Arrow or Parquet as export writes them; - is
-    standard input. Everything is read and checked before the first message is put.
+    THIS COMMAND WRITES. Stop the broker first. FILE is JSON lines, Arrow or Parquet as written by export; - is standard
+    input. All files are read and checked before the first message is put.
     """
     printer = Printer(given.as_json)
     if os.path.isdir(os.path.join(path, "commitlog")):
@@ -213,13 +211,13 @@ def import_command(path: str, files: tuple[str, ...], options: ImportOptions, gi
         )
     else:
         with as_usage():
-            config = StoreConfig(**given.overrides())
+            config = saved_config(path).replace(**given.overrides())
 
     options = dataclasses.replace(options, config=config, keys=options.keys or None)
 
     def on_stop(number: int, place: str) -> None:
         if number:
-            note(f"the first {number} messages, up to {place}, are in the store")
+            note(f"the first {number} messages, up to {place}, were put into the store")
 
     try:
         with orderly_end(), Progress("importing", "bytes") as progress:
@@ -229,13 +227,13 @@ def import_command(path: str, files: tuple[str, ...], options: ImportOptions, gi
     levels_given = given.config_file is not None or "message_delay_level" in given.overrides()
     if report.created and not levels_given and os.path.isdir(os.path.join(path, "consumequeue", SCHEDULE_TOPIC)):
         note(
-            f"note: delayed messages were put, and their due times follow the levels {config.message_delay_level!r}, "
-            "which nobody gave; if the broker has others, import into a new store with -o message_delay_level=..."
+            f"note: delayed messages are due by the default levels {config.message_delay_level!r}; if the broker has others, "
+            "import into a new store with -o message_delay_level=..."
         )
     if given.as_json:
         printer.json_line({"type": "import", **dataclasses.asdict(report)})
     elif not report.messages and not os.path.isdir(os.path.join(path, "commitlog")):
-        printer.line(f"0 messages are in the files, and no store was made in {escape(report.path)}")
+        printer.line(f"the files contain no messages; no store was created in {escape(report.path)}")
     else:
         where = "the new store" if report.created else "the store"
         printer.line(

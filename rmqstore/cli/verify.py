@@ -1,8 +1,4 @@
-"""rmqstore verify: everything that is wrong in a store, a finding a line, how many of each kind, and what to do next.
-
-Owns the lines, and which command repairs which kind of finding; the findings are `rmqstore.offline.verify`'s.  It reads only.
-Invariant: a finding is printed as soon as it is known, so that an interrupted run has shown what it found.
-"""
+"""rmqstore verify: findings, one a line as soon as they are known, their numbers by kind, and the next steps."""
 
 from __future__ import annotations
 
@@ -57,10 +53,11 @@ def _findings(path: str, config: StoreConfig | None, given: Given, progress: Pro
 @tiered_option
 @store_options
 def verify_command(path: str, given: Given) -> None:
-    """Look for everything that is wrong in a store; exit code 1 if anything is.
+    """Check a store for damage and inconsistencies.
 
-    Compares the log with itself (lengths, offsets, CRCs) and queues, index, checkpoint and config files with the log;
-    with --tiered also flat files with each other, with their metadata, and units and index files with their records.
+    Checks the lengths, offsets and CRCs in the log, and compares queues, index, checkpoint and config files with it. With
+    --tiered, also compares the flat files with each other, with their metadata, and with their units and index files. The
+    exit code is 1 if there are findings.
     """
     config: StoreConfig | None
     try:
@@ -68,13 +65,13 @@ def verify_command(path: str, given: Given) -> None:
         note_assumed(config, ("index_tags",))
         if "message_delay_level" in config.assumed:
             note(
-                "note: the store does not tell message_delay_level; when delayed messages are due is not compared "
-                "(give -o message_delay_level=...)"
+                "note: the store does not record message_delay_level; due times of delayed messages are not checked "
+                "(set it with -o message_delay_level=...)"
             )
     except GeometryError:
         if (given.options or given.config_file is not None) and _tells_geometry(path):
             raise  # The options are wrong, not the store.
-        config = None  # That the geometry cannot be told is a finding.
+        config = None  # Reported as a finding.
     printer = Printer(given.as_json)
     kinds: Counter[str] = Counter()
     following = NextSteps(path, given.options, given.config_file, given.tiered)
@@ -95,7 +92,7 @@ def verify_command(path: str, given: Given) -> None:
     else:
         printer.table(f"{kinds.total()} findings", ("kind", "number"), sorted(kinds.items()))
         printer.line()
-        printer.line("what to do next")
+        printer.line("next steps")
         for names, step in following.steps():
             printer.line(f"  {names}: {escape(step)}")
     if kinds:
@@ -107,49 +104,49 @@ _LOG = (
 )  # fmt: skip
 _OF_UNITS = ("missing_unit", "bad_unit", "dangling_unit", "gap_in_queue")
 _DAMAGED = (
-    "take the segment from a backup or a slave; without one nothing repairs it: {export} --corrupt skip takes out what is whole, "
-    "{recover} --mode skip goes on after it"
+    "restore the segment from a backup or a slave; without one it cannot be repaired: {export} --corrupt skip exports the "
+    "undamaged messages, {recover} --mode skip keeps those after the damage"
 )
 _LOST = (
-    "mount the disk of the segments, or take them from a backup or a slave; without them nothing repairs it: {export} --corrupt "
-    "skip takes out what is there, and a rebuild or recovery first wants to know how many units go (--drop-units)"
+    "mount the disk of the segments, or restore them from a backup or a slave; without them it cannot be repaired: {export} "
+    "--corrupt skip exports the remaining messages, and rebuild and recover require the number of units to drop (--drop-units)"
 )
-_AS_IT_IS = "nothing repairs it: the message was stored so; {export} takes out all messages"
-_BODY = "nothing repairs it: the message was stored so; {export} --corrupt report writes it as it is stored"
+_AS_IT_IS = "cannot be repaired: the message was stored this way; {export} exports all messages"
+_BODY = "cannot be repaired: the message was stored this way; {export} --corrupt report exports it as stored"
 _FURTHER = (
-    "{rebuild} --what consumequeue writes the units that a queue lacks; nothing repairs a record that says it wrongly"
+    "{rebuild} --what consumequeue writes the missing units; a record with wrong queues cannot be repaired"
 )
 _QUEUES, _INDEX = "{rebuild} --what consumequeue", "{rebuild} --what index"
-# A rebuild without --rocksdb writes queue files, which a broker with storeType=defaultRocksDB does not read.
+# A broker with storeType=defaultRocksDB does not read the queue files of a rebuild without --rocksdb.
 _QUEUE_DATABASE = (
-    "{rebuild} --what consumequeue --rocksdb writes the database again from the log, and keeps the old one next to it"
+    "{rebuild} --what consumequeue --rocksdb rebuilds the database from the log, and keeps the old one next to it"
 )
 _INDEX_DATABASE = (
-    "take the folder from a backup while no broker runs; without one nothing repairs it: rmqstore query finds keys in the log, "
-    "{pending} lists what waits"
+    "stop the broker and restore the folder from a backup; without one it cannot be repaired: rmqstore query finds keys in the "
+    "log, {pending} lists pending messages"
 )
 _SETTINGS = (
-    "take the file or database from a backup or from mqadmin; without one nothing repairs it: rmqstore settings {path} shows "
-    "what is left"
+    "restore the file or database from a backup or from mqadmin; without one it cannot be repaired: rmqstore settings {path} "
+    "shows the rest"
 )
 _POP_RECORDS = (
-    "take the folder from a backup while no broker runs; without one nothing repairs it: rmqstore settings {path} shows what is "
-    "left"
+    "stop the broker and restore the folder from a backup; without one it cannot be repaired: rmqstore settings {path} shows "
+    "the rest"
 )
 _TIERED = (
-    "take the files of tiered storage from a backup; without one nothing repairs it: {export} --corrupt skip takes out the "
+    "restore the files of tiered storage from a backup; without one it cannot be repaired: {export} --corrupt skip exports the "
     "rest"
 )
 _GAP = (
-    "take segments of the local log, or files of tiered storage, from a backup; without one nothing repairs it: {export} "
-    "--corrupt skip takes out the rest"
+    "restore segments of the local log, or files of tiered storage, from a backup; without one it cannot be repaired: {export} "
+    "--corrupt skip exports the rest"
 )
-_DLEDGER = "nothing repairs it: this package does not read DLedger's log; {export} takes out what is before it"
+_DLEDGER = "cannot be repaired: rmqstore does not read DLedger's log; {export} exports the messages before it"
 
-# In the order in which they are done: files, the log, what follows from the log.
+# In the order of the steps: files, the log, structures built from the log.
 _STEPS: dict[str, str] = {
-    "interrupted_rebuild": "run the same rebuild again, which finishes it; nothing else before that",
-    "geometry": "give the options that the sentence names as -o NAME=VALUE, or --config broker.conf, to verify again",
+    "interrupted_rebuild": "first run the same rebuild again, which finishes it",
+    "geometry": "verify again with the options that the finding names, as -o NAME=VALUE or --config broker.conf",
     "file": "",
     "missing_segment": _LOST,
     **dict.fromkeys(_LOG, _DAMAGED),
@@ -161,27 +158,27 @@ _STEPS: dict[str, str] = {
     **dict.fromkeys(_OF_UNITS, _QUEUES),
     **dict.fromkeys(("missing_index", "bad_index", "missing_entry", "bad_entry"), _INDEX),
     "queues_behind_log": "start the broker, which completes its queues; or {rebuild} --what consumequeue --rocksdb",
-    "second_database": "move away the folder that the finding names, or the other one where the broker uses this one "
+    "second_database": "move away the folder that the broker does not use "
     "(useSeparateStorePathForRocksdbCQ=true uses consumequeue_rocksdb)",
     **dict.fromkeys(("bad_database", "stale_unit"), _QUEUE_DATABASE),
     "damaged_database": _INDEX_DATABASE,
-    "missing_index_entry": "nothing repairs the database: rmqstore query finds the messages in the log; {rebuild} --what index "
-    "writes index files, which it reads too",
-    "bad_index_entry": "nothing repairs the database: rmqstore query skips wrong entries; {rebuild} --what index writes index "
-    "files, which it reads too",
+    "missing_index_entry": "the database cannot be repaired: rmqstore query finds the messages in the log; {rebuild} --what "
+    "index builds index files, which it reads too",
+    "bad_index_entry": "the database cannot be repaired: rmqstore query skips wrong entries; {rebuild} --what index builds "
+    "index files, which it reads too",
     **dict.fromkeys(("bad_consumer_offset", "bad_settings"), _SETTINGS),
     "bad_pop_record": _POP_RECORDS,
-    **dict.fromkeys(("bad_timer", "bad_transaction"), "nothing repairs it: {pending} lists what waits, with what is wrong"),
+    **dict.fromkeys(("bad_timer", "bad_transaction"), "cannot be repaired: {pending} lists pending messages and problems"),
     "gap": _GAP,
-    "not_read": "nothing repairs it: this package does not read it; move it elsewhere where it is no part of the store",
-    "not_checked": "do what the sentence says (install what is missing, or make room for it), then verify again",
+    "not_read": "cannot be repaired: rmqstore does not read it; move it away if it does not belong to the store",
+    "not_checked": "install the library, or free the space, that the finding names; then verify again",
     **dict.fromkeys(
         ("bad_metadata", "bad_record", "duplicate_record", "missing_file", "not_indexed", "not_queued", "overlap",
          "wrong_queue"), _TIERED,
     ),
 }  # fmt: skip
 _FILES = {
-    "commitlog": "move strays away, take a short or missing segment from a backup or a slave; then {recover}",
+    "commitlog": "move foreign files away, restore a short or missing segment from a backup or a slave; then {recover}",
     "consumequeue": _QUEUES,
     "batchconsumequeue": _QUEUES,
     "consumequeue_ext": _QUEUES,
@@ -190,18 +187,18 @@ _FILES = {
     "": "move the file away, then verify again",
 }
 _DATABASES = {"config": _SETTINGS, "kvStore": _POP_RECORDS}
-_CLOSED = "let this user read it (chmod, chown), then verify again: it was not looked at, and a rebuild refuses"
+_CLOSED = "give this user read access (chmod, chown), then verify again: it was not checked, and a rebuild would fail"
 _UNKNOWN = "see the kind in docs/formats.md"
 
 
 def _lasting(config_file: str) -> str:
-    # A pipe, as of a shell's <(...), is gone by then: its place has the name of what it is about.
+    # A pipe, like that of a shell's <(...), will not exist later.
     is_file = os.path.isfile(config_file) and not os.path.abspath(config_file).startswith(("/dev/", "/proc/"))
     return config_file if is_file else "broker.conf"
 
 
 def _is_closed(path: str) -> bool:
-    # What is below a folder that may only be listed cannot be seen: the folder counts.
+    # Files in an unreadable folder are invisible: test the folder.
     while not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     needed = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
@@ -239,7 +236,7 @@ class NextSteps:
         self._steps: dict[str, set[str]] = {}
 
     def take(self, finding: Finding) -> None:
-        """Note the kind of a finding, and the part of the store that it is about."""
+        """Note the kind of a finding, and its part of the store."""
         step = _STEPS.get(finding.kind, _UNKNOWN)
         part = os.path.relpath(finding.path, self._path).split(os.sep)[0]
         if finding.kind == "file":
@@ -251,12 +248,12 @@ class NextSteps:
         elif finding.kind == "not_checked" and part.startswith("dledger-"):
             step = _DLEDGER
         elif step in (_DAMAGED, _QUEUES, _INDEX) and any(_is_below(finding.path, each) for each in self._tiered):
-            # A rebuild makes units and index files of the local log only.
+            # A rebuild covers the local log only.
             step = _TIERED
         self._steps.setdefault(step, set()).add(finding.kind)
 
     def steps(self) -> list[tuple[str, str]]:
-        """list of (str, str): kinds and what to do about them, in the order in which it is done."""
+        """Return kinds of findings and what to do about them, in order."""
         order = list(_STEPS)
         last = len(order)
 

@@ -1,8 +1,8 @@
-"""The commit log: every message of a store, one record after the other, in segments of fixed size.
+"""The commit log: the consecutive records of all messages of a store, in segments of fixed size.
 
 Owns appending (a record that does not fit closes the segment with a blank record) and reading a record at its offset; its bases
-scan the log (`log_walk`) and find its end (`log_end`).  It never decides what a damaged log means (recovery and verify do)
-and never builds a queue or an index.  A record is taken for one only if magic, lengths and its own physical offset agree.
+scan the log (`log_walk`) and find its end (`log_end`).  It never decides the consequences of damage (recovery and verify do) and
+never builds a queue or an index.  Bytes count as a record only if magic, lengths and its own physical offset agree.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rmqstore.errors import (
     OffsetOutOfRangeError,
     Sentence,
     StoreError,
+    StoreNotFoundError,
 )
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
@@ -46,12 +47,11 @@ _BLANK_SIZE = int(_core.RecordLayout.BLANK_SIZE)
     "path", "segment", "segment_size", "store_timestamp_at", "stretches", "times_of",
 )  # fmt: skip
 class CommitLog(NotCopied, LogEnd):
-    """The commit log below a store's root directory.
+    """The commit log in the folder ``commitlog`` of a store's root.
 
     Parameters
     ----------
     root : path
-        The store's root; the segments lie in ``commitlog`` below it.
     config : StoreConfig
         `mapped_file_size_commit_log` is the size of a segment in bytes.
     pool : MappedFilePool
@@ -77,27 +77,23 @@ class CommitLog(NotCopied, LogEnd):
         super().__init__(files, config)
 
     def take_config(self, config: StoreConfig) -> None:
-        """Go on with the size of a segment that files tell by now; it was assumed, and no segment was there."""
+        """Use the size of a segment that was inferred from the first one, in place of an assumed size."""
         self.config = config
         self.files.mapped_file_size = config.mapped_file_size_commit_log
 
     def load(self) -> None:
-        """List the segments.  The end of the log is not known yet: see `find_end` and `set_end`."""
+        """List the segments; `find_end` and `set_end` follow."""
         self.files.load()
         path = self.files.path
         if not self.files.file_offsets and os.path.islink(path) and not os.path.exists(path):
-            raise StoreError(
-                "the folder of the log is a link that leads nowhere, so that nothing can be said of the log; bring back what it "
-                "leads to (mount its disk)",
-                path,
-            )
+            raise StoreError("the log's folder is a broken symlink; restore the folder that it points to (mount its disk)", path)
 
     def set_end(self, offset: int) -> None:
-        """Say where the log ends."""
+        """Set the end of the log."""
         self.files.wrote_where = offset
 
     def refresh(self) -> None:
-        """Take in what another process appended since (read-only use)."""
+        """Pick up records that another process appended (read-only use)."""
         if not self.files.file_offsets and "mapped_file_size_commit_log" in self.config.assumed:
             self.take_config(AssumedSizes(os.path.dirname(self.path)).learn(self.config))
         super().refresh()
@@ -105,29 +101,28 @@ class CommitLog(NotCopied, LogEnd):
     # ------------------------------------------------------------------------------------------------------ writing
 
     def append_rows(self, batch: RowBatch, *, together: bool = False) -> int:
-        """Encode numbered rows at the end; a segment is closed where one does not fit.
-
-        - `together`: all in one segment, as RocketMQ stores a classic batch.
-        """
+        """Encode numbered rows at the end; with `together` all in one segment, like RocketMQ's classic batch."""
         last = self.files.last()
         room = last.file_from_offset + self.segment_size - self.files.wrote_where if last is not None else 0
-        rolls, largest = batch.room(room, self.segment_size, together)
+        rolls, largest, left = batch.room(room, self.segment_size, together)
         if largest + _BLANK_SIZE > self.segment_size:
             raise InvalidMessageError(
                 f"{'the batch' if together else 'the record'} takes {largest} bytes, a segment of {self.segment_size} "
                 f"bytes holds at most {self.segment_size - _BLANK_SIZE}: shorten it, or use a store with larger segments",
                 self.path,
             )
-        # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
+        # Segments are created before the first byte is written, so that a full disk leaves no partial write.
+        end = self.space(self.segment_size - left + _BLANK_SIZE)
         if last is not None and room:
-            last.reserve(self.segment_size)
-        self.files.prepared.prepare(rolls * self.segment_size)
+            last.reserve(self.segment_size if rolls else end)
+        if rolls:
+            self.files.prepared.prepare((rolls - 1) * self.segment_size + end)
         done = 0
         while done < batch.count:
             mapped_file = self.files.file_for_append()
             base = mapped_file.file_from_offset
             pos = self.files.wrote_where - base
-            mapped_file.mark_dirty(self.segment_size)
+            mapped_file.mark_dirty(pos)
             if not together or largest + _BLANK_SIZE <= self.segment_size - pos:
                 done, pos = batch.encode(mapped_file.region, pos, base, done)
                 self.files.wrote_where = base + pos
@@ -137,16 +132,15 @@ class CommitLog(NotCopied, LogEnd):
                 self.files.wrote_where = base + self.segment_size
         return self.files.wrote_where
 
+    def space(self, end: int) -> int:
+        """Return the bytes of a segment that get space on disk for a write up to position `end`."""
+        growth = self.config.commit_log_growth_size
+        return min(-(-end // growth) * growth, self.segment_size) if growth else self.segment_size
+
     # ------------------------------------------------------------------------------------------------------ reading
 
     def segment(self, phy_offset: int) -> MappedFile:
-        """The segment that holds `phy_offset`.
-
-        Raises
-        ------
-        OffsetOutOfRangeError
-            The offset is negative, before the oldest or after the last record, or in a segment that is missing.
-        """
+        """Return the segment that holds `phy_offset`; OffsetOutOfRangeError outside the log or in a missing segment."""
         if phy_offset >= self.max_offset and self.files.read_only:
             self.refresh()
         if phy_offset < 0 or phy_offset >= self.max_offset or phy_offset < self.min_offset:
@@ -160,21 +154,15 @@ class CommitLog(NotCopied, LogEnd):
         return mapped_file
 
     def message_at(self, phy_offset: int) -> MessageExt:
-        """The message whose record begins at `phy_offset`.
+        """Return the message whose record begins at `phy_offset`.
 
-        Raises
-        ------
-        OffsetOutOfRangeError
-            The offset is outside the log.
-        CorruptionError
-            No record begins there.
-        ChecksumError
-            A CRC does not agree; `look_up` gives the message all the same.
+        Raises OffsetOutOfRangeError outside the log, CorruptionError if no record begins there, and ChecksumError for a wrong CRC;
+        `look_up` returns such a message.
         """
         known = self.look_up(phy_offset)
         if known is not None and known.crc_agrees:
             return known
-        # What follows says what is wrong.
+        # The rest finds the error.
         mapped_file = self.segment(phy_offset)
         region = mapped_file.region
         pos = phy_offset - mapped_file.file_from_offset
@@ -188,16 +176,12 @@ class CommitLog(NotCopied, LogEnd):
                 pos,
             )
         if not message.crc_agrees:
-            raise ChecksumError(
-                f"the record at phy offset {phy_offset} does not agree with its CRC; get_message and scans return it "
-                "marked as corrupt",
-                mapped_file.path,
-                pos,
-            )
+            text = f"the record at phy offset {phy_offset} does not agree with its CRC; get_message and scans mark it as corrupt"
+            raise ChecksumError(text, mapped_file.path, pos)
         return message
 
     def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
-        """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
+        """Return the message at `phy_offset`, marked as corrupt if its CRC is wrong; None for no record of this size."""
         known = _read.read_recent(self.files, phy_offset, self.crc_check)
         if known is not None:
             return known if size in (None, known.size) else None
@@ -211,11 +195,7 @@ class CommitLog(NotCopied, LogEnd):
         return message
 
     def region_of(self, phy_offset: int) -> tuple[_core.Region, int, int, int] | None:
-        """The mapped segment that holds `phy_offset`, None where `look_up` finds none.
-
-        - Returns (Region, int, int, int): the segment, the offset of its first byte, and the bounds of what the log holds, in
-          bytes.
-        """
+        """Return the mapped segment that holds `phy_offset`, the offset of its first byte, and the bounds of the log; or None."""
         files = self.files
         known = files.recent(phy_offset)
         if known is not None:
@@ -223,7 +203,7 @@ class CommitLog(NotCopied, LogEnd):
         offsets = files.file_offsets
         low, end = files.min_offset, files.wrote_where
         try:
-            # What lies outside may have been appended since, which `segment` looks for.
+            # Another process may have appended it: `segment` refreshes.
             mapped_file = files.find(phy_offset) if low <= phy_offset < end else self.segment(phy_offset)
             if mapped_file is None:
                 return None
@@ -234,12 +214,9 @@ class CommitLog(NotCopied, LogEnd):
             return None
 
     def store_timestamp_at(self, phy_offset: int, *, behind_end: bool = False) -> int:
-        """int: store time of the record at `phy_offset` in ms since epoch, -1 if no record begins there.
+        """Return the store time of the record at `phy_offset` in ms since epoch, -1 for no record.
 
-        Parameters
-        ----------
-        behind_end : bool
-            Look after the end as well, which recovery does not know yet.
+        - `behind_end`: accept an offset after the end, which recovery does not know yet.
         """
         if not behind_end and not self.min_offset <= phy_offset < self.max_offset:
             return -1
@@ -249,15 +226,15 @@ class CommitLog(NotCopied, LogEnd):
         try:
             region = mapped_file.region
         except OffsetOutOfRangeError:
-            return -1  # It expired meanwhile.
+            return -1  # It expired.
         base = mapped_file.file_from_offset
         verdict, _, timestamp = _core.check_record(region, phy_offset - base, base, 0)
         return timestamp if verdict == Verdict.RECORD else -1
 
     def times_of(self, begin: int, end: int) -> tuple[int | None, int | None]:
-        """(int or None, int or None): store times of the first whole record from `begin` on, and of the first from `end` on.
+        """Return the store times of the first whole records after `begin` and after `end`, ms since epoch.
 
-        Milliseconds since the epoch; at the end of the log that of the newest record, None where there is none.
+        At the end of the log it is the time of the newest record, None for none.
         """
 
         def time_from(offset: int) -> int | None:
@@ -279,10 +256,7 @@ class CommitLog(NotCopied, LogEnd):
             self.files.advise("normal")
 
     def located(self, phy_offsets: np.ndarray) -> Iterator[Located]:
-        """Yield phy offsets in parts that are in few segments each, see `rmqstore.sources.LogSource`.
-
-        A segment that is not there (any more) is named in a warning.
-        """
+        """Yield phy offsets in parts of few segments each, see `rmqstore.sources.LogSource`; log missing segments."""
         if not len(phy_offsets):
             return
         lowest, highest = int(phy_offsets.min()), int(phy_offsets.max())
@@ -299,7 +273,7 @@ class CommitLog(NotCopied, LogEnd):
         yield from located(files, lambda number: self._segment_at((first + number) * size))
 
     def _segment_at(self, offset: int) -> tuple[_core.Region, int] | None:
-        # The segment that begins there, as `located` wants it.
+        # The segment that begins there, for `located`.
         mapped_file = self.files.find(offset)
         try:
             if mapped_file is not None:
@@ -319,9 +293,9 @@ class CommitLog(NotCopied, LogEnd):
 
 
 def check_store_root(path: str | os.PathLike[str]) -> str:
-    """str: `path`, if it is a directory that a store can be read from."""
+    """Return `path` as str; StoreError if it is not a directory."""
     root = os.fspath(path)
     if not is_directory(root):
         kind = "is not a directory" if os.path.exists(root) else "does not exist"
-        raise StoreError(f"the store's directory {kind}; give the folder that holds commitlog/", root)
+        raise StoreNotFoundError(f"the store's directory {kind}; give the folder that holds commitlog/", root)
     return root

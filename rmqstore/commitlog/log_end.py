@@ -1,4 +1,4 @@
-"""Where the log ends, and how a reader beside a writer notices that it was cut.
+"""The end of the log, and the check of a reader that a writer did not cut it.
 
 Owns the walk to the end by record headers, the search after damage in the newest segment, and the newest record that a reader
 saw.  It changes nothing on disk.
@@ -22,30 +22,30 @@ from rmqstore.message import MessageExt
 
 __all__ = ["LogEnd"]
 
-# Sizes, magic, CRC, queue, offsets, flags and times: no two records of a log agree in these.
+# Sizes, magic, CRC, queue, offsets, flags and times: they differ in any two records of a log.
 _HEAD_SIZE = 64
-# A record is copied within microseconds of its store time; a reader waits this long (ms), also for a writer that was halted.
+# A broker copies a record within microseconds of its store time; a reader waits this long (ms), also for a stopped writer.
 _COPIED_WITHIN = 5000
 
 
 class LogEnd(LogWalk):
-    """Finds where the segments end."""
+    """The search for the end of the segments."""
 
     def __init__(self, files: MappedFileQueue, config: StoreConfig):
         super().__init__(files, config)
         self._refreshing = threading.Lock()
-        # The newest record that a reader beside a writer saw: its phy offset and first bytes.
+        # Phy offset and first bytes of the newest record that this reader saw.
         self._last_seen: tuple[int, bytes] = (-1, b"")
-        # The segment that was walked last: its offset, its records, the position and the first bytes of the last of them.
+        # The last walked segment: its offset, its number of records, position and first bytes of its last record.
         self._walked: tuple[int, int, int, bytes] = (-1, 0, 0, b"")
 
     def renew_lock(self) -> None:
-        """Give up the lock that another thread of a parent process may have held at a fork."""
+        """Replace the lock after a fork."""
         self._refreshing = threading.Lock()
 
     def _walk_from_start(self, base: int) -> tuple[int, Verdict, int, int]:
-        # As `_dispatch.walk` through a whole segment; one that was walked before from its last record on, if that is still there:
-        # opening asks several times, and a segment holds millions of records.
+        # `_dispatch.walk` through a whole segment; a second walk starts at the last record, if it is still there.  Opening a store
+        # walks several times, and a segment holds millions of records.
         region = self.files.file(base).region
         walked, num, last, head = self._walked
         if walked == base and last + _HEAD_SIZE <= region.size and region.read(last, _HEAD_SIZE) == head:
@@ -59,9 +59,9 @@ class LogEnd(LogWalk):
         return pos, verdict, num, last
 
     def find_end(self) -> int:
-        """int: offset after the last record that can be reached from the start of the newest segment that holds any.
+        """Return the offset after the last record that can be reached from the start of the newest segment with records.
 
-        Reads only record headers; nothing is changed.  This is where a broker that was shut down in order would go on.
+        A broker that was shut down in order continues here.
         """
         for base in reversed(self.files.offsets):
             pos, verdict, num, _ = self._walk_from_start(base)
@@ -72,15 +72,12 @@ class LogEnd(LogWalk):
         return max(self.files.min_offset, 0)
 
     def last_store_timestamp(self) -> int | None:
-        """int or None: store time of the last record in the newest segment that holds any, ms since epoch.
-
-        Up to the end of the log, past what is damaged.
-        """
+        """Return the store time of the last record in the newest segment with records, also after damage; ms since epoch."""
         for base in reversed(self.files.offsets):
             pos, verdict, num, last = self._walk_from_start(base)
             limit = min(self.files.wrote_where - base, self.segment_size)
             if verdict != Verdict.BLANK and pos < limit:
-                # Damage: the log goes on behind it.
+                # Damage: the log continues after it.
                 newest = self._newest_in(base, limit)
                 if newest:
                     return newest
@@ -89,7 +86,7 @@ class LogEnd(LogWalk):
         return None
 
     def last_record(self) -> int:
-        """Return the phy offset of the last record that `find_end` passes in the newest segment with records, -1 for none."""
+        """Return the phy offset of the last record before `find_end`, -1 for none."""
         for base in reversed(self.files.offsets):
             _, _, num, last = self._walk_from_start(base)
             if num:
@@ -97,16 +94,15 @@ class LogEnd(LogWalk):
         return -1
 
     def find_end_behind_damage(self) -> int:
-        """int: as `find_end`, but after damage in the newest segment if whole records follow it there.
+        """Return `find_end`, or the end after damage in the newest segment if whole records follow it.
 
-        Old records that a truncation of RocketMQ left after the end do not count: they are older than the record before, and
-        the checkpoint does not say that the log went so far.
+        Old records that a truncation of RocketMQ left do not count: they are older than the record before, and beyond the end in
+        the checkpoint.
         """
         return self._end_behind(self.find_end())
 
     def _end_behind(self, end: int) -> int:
-        # Where what follows `end` comes to an end, if whole records that are not older follow there or in a later segment, which
-        # may begin with damage too; else `end`.
+        # The end of whole records that follow `end`, also in later segments and after more damage; `end` without such records.
         newest, after = -1, end + 1
         for base in self.files.offsets:
             if base + self.segment_size <= end:
@@ -121,8 +117,8 @@ class LogEnd(LogWalk):
                     break
                 if newest < 0:
                     newest = self._newest_before(end)
-                # What RocketMQ left behind a cut is older than what comes before it.  So is what was put after the clock was set
-                # back: of that the mark in the checkpoint says how far the log went.
+                # Remains after a cut by RocketMQ are older than the record before.  So are records after the clock was set back,
+                # but these are before the end in the checkpoint's mark.
                 is_older = _core.check_record(region, found, base, 0)[2] < newest
                 if is_older and base + found >= marked_end(os.path.dirname(self.files.path)):
                     return end
@@ -134,25 +130,22 @@ class LogEnd(LogWalk):
         return end
 
     def known_end(self) -> int:
-        """int: the end for a reader that wants everything: after damage in the newest segment if records follow it there.
-
-        After `follow`; beside a writer it is the end that `follow` or `refresh` found.
-        """
+        """Return the end for a reader of everything, after damage in the newest segment if records follow; call `follow` first."""
         return self._known_end(self.find_end())
 
     def _known_end(self, reached: int) -> int:
-        # `reached` is what `find_end` found a moment ago, which walked through the newest segment for it.
+        # `reached` is the result of `find_end`.
         end, behind = self.files.wrote_where, self._end_behind(reached)
         mapped_file = self.files.find(reached)
         if behind <= reached or mapped_file is None:
             return end
         base = mapped_file.file_from_offset
-        # A writer that went on meanwhile left a whole record here, before it wrote the next one.
+        # A running writer completes the record here before it writes the next one.
         now = _core.check_record(mapped_file.region, reached - base, base, 0)[0]
         return end if now in (Verdict.RECORD, Verdict.BLANK) else behind
 
     def _newest_before(self, end: int) -> int:
-        # Store time of the last record in front of `end` in its segment, 0 if there is none.
+        # The store time of the last record before `end` in its segment, 0 for none.
         mapped_file = self.files.find(end)
         if mapped_file is None:
             return 0
@@ -160,7 +153,7 @@ class LogEnd(LogWalk):
         return self._newest_in(base, end - base)
 
     def _newest_in(self, base: int, limit: int) -> int:
-        # The same of the first `limit` bytes of a segment.
+        # The same for the first `limit` bytes of a segment.
         region = self.files.file(base).region
         at, newest, search = 0, 0, _core.RecordSearch(region, base)
         while at < limit:
@@ -174,7 +167,7 @@ class LogEnd(LogWalk):
         return newest
 
     def refresh(self) -> None:
-        """Pick up what another process appended (read-only use)."""
+        """Pick up records that another process appended (read-only use)."""
         with self._refreshing:
             self._check_last_seen()
             self.files.refresh()
@@ -188,23 +181,20 @@ class LogEnd(LogWalk):
                 if last >= 0 and pos > last:
                     self._last_seen = (base + last, region.read(last, _HEAD_SIZE))
                 if verdict != Verdict.BLANK:
-                    # What lies there is no record, nor the zeros in front of one that is being written.
+                    # Neither a record, nor zeros before one that is being written.
                     if verdict not in (Verdict.EMPTY, Verdict.RECORD):
                         end = self._end_behind(end)
                     break
             self.files.wrote_where = end
 
     def follow(self) -> None:
-        """Find the end, and remember what is there, so that `refresh` notices when a writer cuts it (read-only use).
-
-        Damage in the newest segment is not an end where whole records follow it, as of `known_end`.
-        """
+        """Find the end, see `known_end`, and remember the last record, so that `refresh` detects a cut (read-only use)."""
         end = reached = self.find_end()
         for base in reversed(self.files.offsets):
             region = self.files.file(base).region
             _, verdict, num, last = self._walk_from_start(base)
             if num and verdict != Verdict.BLANK:
-                # Nothing follows the newest record yet, so it may still be written.
+                # The newest record may still be written.
                 sound = _core.check_record(region, last, base, self.crc_check)[0] == Verdict.RECORD
                 if not sound or self._is_unfinished(region, last):
                     end = base + last
@@ -216,7 +206,7 @@ class LogEnd(LogWalk):
         self.files.wrote_where = max(self._known_end(reached), end)
 
     def _check_last_seen(self) -> None:
-        # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on after it.
+        # A recovering writer cuts torn records; a reader that saw them must not continue after them.
         phy_offset, head = self._last_seen
         mapped_file = self.files.find(phy_offset) if head else None
         if mapped_file is None:
@@ -229,15 +219,15 @@ class LogEnd(LogWalk):
             return
         if replaced or now != head:
             raise StoreChangedError(
-                f"the record that was at phy offset {phy_offset} is not there any more: the log was cut or replaced since "
-                "this store was opened (its writer recovered it after a crash, maybe); open it again",
+                f"the record at phy offset {phy_offset} is gone: the log was cut or replaced since this store was opened (maybe "
+                "its writer recovered it after a crash); open it again",
                 mapped_file.path,
                 phy_offset - mapped_file.file_from_offset,
             )
 
     def _is_unfinished(self, region: _core.Region, pos: int) -> bool:
-        # A Java broker copies a record from its start to its end, so that the last bytes may still be missing.  Brokers of
-        # 4.9.1 to 5.1.4 also store properties that end in zeros: those of a closed store, or of a while ago, are whole.
+        # A Java broker copies a record from start to end: its last bytes may be missing.  Brokers of 4.9.1 to 5.1.4 also store
+        # properties that end in zeros: such records are whole in a closed store, or after a while.
         record = _core.decode_record(region, pos, -1, 0)
         if not isinstance(record, tuple):
             return True

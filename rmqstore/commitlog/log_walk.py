@@ -1,7 +1,7 @@
-"""Going over the log: record by record, stretch by stretch, as messages, into columns, or by headers alone.
+"""Scans of the log: record by record, stretch by stretch, as messages, into columns, or by headers alone.
 
-Owns what a pass gives and how it comes past damage: at the next whole record, recognised by magic, lengths, its own offset
-and CRC.  It never decides what damage means, and keeps a constant working set however long the log is.
+Owns the results of a scan, and how it passes damage: at the next whole record, recognised by magic, lengths, its own offset and
+CRC.  It never decides the consequences of damage.  The working set is constant for a log of any length.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ __all__ = ["Blank", "Damage", "LogWalk", "Stretch"]
 
 logger = logging.getLogger(__name__)
 
-# A log that is scanned ahead is cut in pieces of about so many bytes; how far after that the next record is looked for, how many
-# rows one may have before it is too many for the columns, how many are waiting, and how many threads work at them.
+# Scans ahead: bytes of a piece, bytes in which its end is searched, rows at most, waiting pieces, threads.
 _PIECE = 8 * 1024 * 1024
 _PIECE_SEARCH = 256 * 1024
 _PIECE_ROWS = 32768
 _PIECES_AHEAD = 3
 _THREADS = 2
-# How far `entries` reads ahead of its caller: messages, and bytes of records.
+# Messages and bytes of records that `entries` reads ahead.
 _READ_AHEAD_NUM = 64
 _READ_AHEAD_SIZE = 1024 * 1024
 
@@ -52,7 +51,7 @@ VERDICT_WORDS = {
     Verdict.BAD_BODY_CRC.name: "a wrong body CRC",
     Verdict.BAD_PROP_CRC.name: "a wrong CRC of the properties",
 }
-"""What was found where a record should be, for people; data has the names."""
+"""Descriptions of bytes in place of a record, for people; data has the names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Blank:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """`size` bytes from `phy_offset` in which no record could be read; `verdict` is what was found at their start."""
+    """`size` unreadable bytes from `phy_offset`; `verdict` is the verdict on their start."""
 
     phy_offset: int
     size: int
@@ -73,11 +72,11 @@ class Damage:
 
 
 class Stretch(NamedTuple):
-    """A part of the log, as `CommitLog.stretches` finds it.
+    """A part of the log, see `CommitLog.stretches`.
 
-    - `verdict`: RECORD: whole records, one after the other.  BLANK: the record that closes a segment, and the rest of it.
-      None: no segment holds these offsets.  Anything else: what was found at `begin` is not a whole record.
-    - `last_record`: offset of the last of them, -1 if there is none.
+    - `verdict`: RECORD: consecutive whole records.  BLANK: the record that closes a segment, and the rest of it.  None: no segment
+      holds these offsets.  Otherwise no whole record begins at `begin`.
+    - `last_record`: offset of the last record, -1 for none.
     """
 
     begin: int
@@ -88,33 +87,33 @@ class Stretch(NamedTuple):
 
     @property
     def is_damage(self) -> bool:
-        """bool: neither whole records nor the end of a segment; also what no segment holds."""
+        """True for neither whole records nor the end of a segment, and if no segment holds the offsets."""
         return self.verdict not in (Verdict.RECORD, Verdict.BLANK)
 
     @property
     def as_damage(self) -> tuple[int, int, str]:
-        """(phy offset, bytes, what is there), as the reports of a rebuild list damage."""
+        """Phy offset, bytes and kind of damage for the report of a rebuild."""
         return self.begin, self.end - self.begin, "missing segment" if self.verdict is None else self.verdict.name
 
 
 class _Walk:
-    """Steps over the records of a stretch; `LogWalk.stretches` calls it."""
+    """A step over the records of a stretch, for `LogWalk.stretches`."""
 
     def __init__(self, crc_check: int):
         self.crc_check = crc_check
 
     def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
-        """(int, Verdict, int, int): where it ended and why, how many records were passed, offset of the last one or -1."""
+        """Return the end, the verdict there, the number of records, and the offset of the last one or -1."""
         limit = min(limit, start + SCAN_WINDOW)
         pos, verdict, num, last = _dispatch.walk(region, start, limit, base, self.crc_check)
         return pos, verdict, num, base + last if num else -1
 
     def empty(self) -> None:
-        """Say that the stretch holds no records."""
+        """Note that the stretch holds no records."""
 
 
 class _Scan:
-    """Fills columns with the records of a stretch; otherwise as `_Walk`."""
+    """A step that fills columns with the records of a stretch, like `_Walk`."""
 
     def __init__(self, log: LogWalk, columns: RecordColumns, crc_check: int, keys: bool):
         self.log = log
@@ -123,26 +122,29 @@ class _Scan:
         self.keys = keys
 
     def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
-        pos, verdict = self.fill(self.columns, region, start, limit, base)
+        return self.result(*self.fill(self.columns, region, start, limit, base))
+
+    def result(self, pos: int, verdict: Verdict) -> tuple[int, Verdict, int, int]:
+        """Return the result of a step that filled the columns up to `pos`."""
         num = self.columns.count
         return pos, verdict, num, int(self.columns.phy_offset[num - 1]) if num else -1
 
     def fill(
         self, columns: RecordColumns, region: _core.Region, start: int, limit: int, base: int
     ) -> tuple[int, Verdict]:
-        """(int, Verdict): as `_dispatch.scan`."""
+        """Call `_dispatch.scan`."""
         config = self.log.config
         return _dispatch.scan(
             region, start, limit, base, columns, self.log.delays, self.crc_check, config.index_tags, self.keys
         )
 
     def empty(self) -> None:
-        """Say that the stretch holds no records."""
+        """Note that the stretch holds no records."""
         self.columns.count = 0
 
 
 class _ScanAhead(_Scan):
-    """Fills columns with `Pieces` of the log, which further threads do ahead of the caller."""
+    """A step that takes columns from other threads, which fill them with `Pieces` of the log ahead of the caller."""
 
     def __init__(self, log: LogWalk, end: int, crc_check: int, keys: bool, *, worth_it: bool):
         super().__init__(log, RecordColumns(_PIECE_ROWS), crc_check, keys)
@@ -164,12 +166,10 @@ class _ScanAhead(_Scan):
         self._pieces.launch(self.fill)
         result = None if piece is None else piece.result()
         if result is None:
-            # What went wrong in another thread goes wrong here again, or does not.
+            # An error of another thread may occur here again.
             limit = min(limit, start + SCAN_WINDOW, until - base if until >= 0 else limit)
             result = self.fill(self.columns, region, start, limit, base)
-        pos, verdict = result
-        num = self.columns.count
-        return pos, verdict, num, int(self.columns.phy_offset[num - 1]) if num else -1
+        return self.result(*result)
 
     def close(self) -> None:
         """End the threads."""
@@ -177,45 +177,39 @@ class _ScanAhead(_Scan):
 
 
 class LogWalk:
-    """Goes over the records of the segments in `files`.
-
-    Parameters
-    ----------
-    files : MappedFileQueue
-    config : StoreConfig
-    """
+    """Scans of the segments in `files`."""
 
     def __init__(self, files: MappedFileQueue, config: StoreConfig):
         self.files, self.config = files, config
         self.delays = array("q", config.delay_levels)
-        # How CRCs are checked, see `_core.decode_record`.
+        # See `_core.decode_record`.
         self.crc_check = 2 if config.force_verify_prop_crc else 1
         self._warned_of: set[int] = set()
 
     @property
     def segment_size(self) -> int:
-        """int: bytes of each segment."""
+        """The size of each segment in bytes."""
         return self.files.mapped_file_size
 
     @property
     def path(self) -> str:
-        """str: the directory of the segments."""
+        """The directory of the segments."""
         return self.files.path
 
     @property
     def min_offset(self) -> int:
-        """int: offset of the oldest byte that is there, 0 for an empty log."""
+        """The offset of the oldest existing byte, 0 for an empty log."""
         low = self.files.min_offset
         return low if low > 0 else 0
 
     @property
     def max_offset(self) -> int:
-        """int: offset after the last record."""
+        """The offset after the last record."""
         return self.files.wrote_where
 
     def _segment_of(self, at: int, stop: int) -> tuple[_core.Region | None, int, bool]:
-        # The segment that holds `at`, and its first offset.  Or None, where the next one that is there begins, and whether the
-        # segment was deleted since it was listed; then what is older went too.
+        # The segment that holds `at`, its first offset, and False.  Without it None, the first offset of the next segment, and True
+        # if retention deleted the segment, with all older ones.
         mapped_file = self.files.find(at)
         if mapped_file is None:
             return None, min([base for base in self.files.offsets if base > at] + [stop]), False
@@ -225,7 +219,7 @@ class LogWalk:
             return None, max(mapped_file.file_from_offset + self.segment_size, self.files.min_offset), True
 
     def _bounds(self, begin: int | None, end: int | None) -> tuple[int, int]:
-        # Where a pass begins and stops that was asked for these offsets.
+        # The existing part of these offsets.
         low, high = max(self.files.min_offset, 0), self.files.wrote_where
         return low if begin is None else max(begin, low), high if end is None else min(end, high)
 
@@ -239,27 +233,14 @@ class LogWalk:
         keys: bool = True,
         resume: bool = True,
     ) -> Iterator[Stretch]:
-        """Go over the log from `begin` to `end`, stretch by stretch; whatever reads all of it reads it through this.
+        """Yield the stretches of the log from `begin` to `end`, in order and without a gap.
 
-        Parameters
-        ----------
-        begin, end : int
-            Offsets; a record must begin at the first one.
-        columns : RecordColumns, optional
-            Filled with the records of each stretch of records, and emptied at every other one; without them the records are
-            only stepped over.
-        check_crc : bool
-            A record whose CRC fails is a stretch of its own, with the verdict on it.
-        keys : bool
-            Compute index hashes (`_dispatch.scan`).
-        resume : bool
-            Go on after what cannot be read, at the next whole record, which is recognised by magic, lengths, its own offset
-            and CRC.  Otherwise it is the last stretch; how far it goes is not looked for, so its end is its begin.
-
-        Yields
-        ------
-        Stretch
-            In order, without a gap between them.  They keep a constant working set however long the log is.
+        - `begin`, `end`: offsets; a record must begin at the first one.
+        - `columns`: filled with the records of each stretch of records, and emptied at every other one.
+        - `check_crc`: a record with a wrong CRC is a stretch of its own, with the verdict on it.
+        - `keys`: compute index hashes (`_dispatch.scan`).
+        - `resume`: continue after damage at the next whole record, which is recognised by magic, lengths, its own offset and CRC.
+          Otherwise the damage is the last stretch, and its end is its begin.
         """
         crc_check = self.crc_check if check_crc else 0
         if columns is None:
@@ -269,12 +250,12 @@ class LogWalk:
     def scans(
         self, begin: int, end: int, *, check_crc: bool = True, keys: bool = True, resume: bool = True
     ) -> Iterator[tuple[Stretch, RecordColumns]]:
-        """As `stretches` with columns, which further threads fill ahead of the caller where that is worth it.
+        """Yield stretches with columns like `stretches`; for a long log other threads fill them ahead.
 
-        The stretches are the same whether there are such threads or not, but not those of `stretches`.
+        The stretches are the same with and without threads, but differ from those of `stretches`.
 
-        - Yields (Stretch, RecordColumns): the columns hold the records of the stretch until the next one is asked for, and each
-          of them has topics of its own; there are not more than a handful.
+        - Yields (Stretch, RecordColumns): the columns hold the records until the next step.  There are a handful of them, each with
+          its own topics.
         """
         scan = _ScanAhead(self, end, self.crc_check if check_crc else 0, keys, worth_it=end - begin >= 2 * _PIECE)
         try:
@@ -311,7 +292,7 @@ class LogWalk:
             elif not resume:
                 until = at
             elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
-                # Its lengths are whole, so it is known where it ends.
+                # Its lengths are whole, so its end is known.
                 until = at + region.get_i32(pos)
             else:
                 search = search_in(region, base, search)
@@ -329,20 +310,16 @@ class LogWalk:
         *,
         on_gone: Callable[[int, int], object] | None = None,
     ) -> Iterator[MessageExt | Blank | Damage]:
-        """Everything in the log in order: messages, blanks, and stretches in which nothing could be read.
+        """Yield everything in the log in order: messages, blanks, and damaged stretches.
 
         A damaged stretch ends at the next whole record, which is recognised by magic, lengths, its own offset and CRC.
-        A message whose CRC fails is yielded with `corrupt` set.  Up to 64 messages, or 1 MiB of records, are read ahead.
+        A message with a wrong CRC has `corrupt` set.  Up to 64 messages, or 1 MiB of records, are read ahead.
 
-        Parameters
-        ----------
-        begin, end : int, optional
-            Offsets of a record to begin with and of where to stop; by default the whole log.
-        on_gone : callable, optional
-            Told of offsets, the first and the one after the last, whose segment was deleted since it was listed and which
-            are passed over; by default that is a warning.
+        - `begin`, `end`: offsets of a record and of the end; by default the whole log.
+        - `on_gone`: called with the first and one after the last offset of a segment that was deleted in the meantime and is
+          skipped; by default a warning.
         """
-        for page in self._pages(begin, end, on_gone or self.warn_of_missing):
+        for page in self.pages(begin, end, on_gone=on_gone):
             if isinstance(page, list):
                 yield from page
             else:
@@ -353,40 +330,27 @@ class LogWalk:
         begin: int | None = None,
         end: int | None = None,
         *,
+        on_gone: Callable[[int, int], object] | None = None,
         on_missing: Callable[[int, int], object] | None = None,
     ) -> Iterator[list[MessageExt] | Blank | Damage]:
-        """As `entries`, with messages that follow each other in lists, as they are read ahead.
+        """Yield the same as `entries`, with consecutive messages in lists.
 
-        Parameters
-        ----------
-        begin, end : int, optional
-            As of `entries`.
-        on_missing : callable, optional
-            Told of offsets that no segment holds, before they come as damage.
+        - `on_missing`: called with offsets that no segment holds, before they come as damage.
         """
-        return self._pages(begin, end, self.warn_of_missing, on_missing)
-
-    def _pages(
-        self,
-        begin: int | None,
-        end: int | None,
-        on_gone: Callable[[int, int], object],
-        on_missing: Callable[[int, int], object] | None = None,
-    ) -> Iterator[list[MessageExt] | Blank | Damage]:
         at, stop = self._bounds(begin, end)
         passed = ScanProgress(self.files)
-        # Whoever wants the first message only is not to wait for many.
+        # The first message comes without waiting for others.
         num, search = 1, None
         while at < stop:
             passed.reach(at)
             region, base, is_gone = self._segment_of(at, stop)
-            if region is None and is_gone:
-                on_gone(at, min(base, stop))
-            elif region is None:
-                if on_missing is not None:
-                    on_missing(at, base)
-                yield Damage(at, base - at, Verdict.EMPTY)
             if region is None:
+                if is_gone:
+                    (on_gone or self.warn_of_missing)(at, min(base, stop))
+                else:
+                    if on_missing is not None:
+                        on_missing(at, base)
+                    yield Damage(at, base - at, Verdict.EMPTY)
                 at = base
                 continue
             messages, pos = _read.read_messages(
@@ -399,7 +363,7 @@ class LogWalk:
                 continue
             verdict = _core.check_record(region, at - base, base, 0)[0]
             if verdict is Verdict.RECORD:
-                # Its writer made it whole just now.
+                # Its writer completed it just now.
                 continue
             if verdict is Verdict.BLANK:
                 yield Blank(at, base + self.segment_size - at)
@@ -418,11 +382,11 @@ class LogWalk:
         end: int | None = None,
         on_damage: Callable[[int, int, Verdict | None], None] | None = None,
     ) -> Iterator[int]:
-        """Fill `columns` with the chosen records of the log; what `entries` passes over as damage has no row.
+        """Fill `columns` with the chosen records of the log, without damaged stretches.
 
-        - `on_damage`: told of each stretch that is passed over: its begin, its end (maybe after `end`), and what was found at
-          its begin; None where no segment holds it, also in front of the oldest one.  It may take the columns, and raise.
-        - Yields int: where the pass goes on, whenever the columns are full and at the end; they must be taken by then.
+        - `on_damage`: called with the begin, the end (maybe after `end`), and the verdict of each skipped stretch; None if no
+          segment holds it, also before the oldest one.  It may take the columns, and raise.
+        - Yields int: the next offset, when the columns are full and at the end; the caller must take the rows.
         """
         at, stop = self._bounds(begin, end)
         if on_damage is not None and begin is not None and begin < min(at, stop):
@@ -454,13 +418,11 @@ class LogWalk:
         yield at
 
     def step_to(self, begin: int, goal: int) -> int:
-        """Step over record headers, and over damage as `fill` does, to the first place at or after `goal`.
+        """Step over record headers, and over damage like `fill`, to the first offset at or after `goal` at which `fill` continues.
 
-        - `begin`: where a record begins, or a segment.
-        - Returns int: where `fill` goes on when it began at `begin`: a record, a blank record, a damaged stretch, or the
-          segment's end.
+        - `begin`: the offset of a record or a segment.
         """
-        # Every walk passes the start of every segment.
+        # Every scan passes the start of every segment.
         at = max(begin, goal - goal % self.segment_size)
         mapped_file = self.files.find(at)
         if mapped_file is None:
@@ -480,7 +442,7 @@ class LogWalk:
         return at
 
     def step_before(self, begin: int, goal: int) -> int:
-        """Step as `step_to` does, to the last place at or before `goal`; at least `begin`, or its segment's start."""
+        """Step like `step_to`, to the last place at or before `goal`; at least `begin`, or its segment's start."""
         answer = at = max(begin, goal - goal % self.segment_size)
         mapped_file = self.files.find(at)
         while mapped_file is not None and at < goal:
@@ -496,7 +458,7 @@ class LogWalk:
         return answer
 
     def step_over(self, begin: int, goal: int, num: int) -> int:
-        """Step as `step_to` does, over `num` records, but not past `goal`."""
+        """Step like `step_to`, over `num` records, but not past `goal`."""
         at = begin
         while at < goal and num > 0:
             mapped_file = self.files.find(at)
@@ -511,15 +473,11 @@ class LogWalk:
         return min(at, goal)
 
     def warn_of_missing(self, begin: int, end: int) -> None:
-        """Say, once for each segment that is not there, that somebody reads past what it held.
-
-        - `begin`, `end`: offsets that the log had when the reading began, or has a gap at; whole segments of them are named.
-        """
+        """Log once for each missing segment that its messages are left out; `begin` and `end` are rounded to segments."""
         base, end = begin - begin % self.segment_size, -(-end // self.segment_size) * self.segment_size
         if base not in self._warned_of:
             self._warned_of.add(base)
             logger.warning(
-                "%s: no segment holds phy offsets %d to %d, retention deleted it or it is lost; what lay there is "
-                "left out",
+                "%s: no segment holds phy offsets %d to %d, retention deleted it or it is lost; its messages are left out",
                 os.path.join(self.path, name_of_offset(base)), base, end,
             )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Reading a long log: pieces that threads work at ahead of the caller, and a constant working set.
+"""Reading a long log: pieces that threads process ahead of the caller, and a constant working set.
 
-Owns where pieces begin and end, the threads, and which pages are given back after a pass.  It decides nothing about what is
-found: a piece counts only if the way from record to record comes to its begin.
+Owns the bounds of pieces, the threads, and releasing pages after a scan.  A piece counts only if the records before it lead to its
+begin.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["SCAN_WINDOW", "Division", "Piece", "Pieces", "ScanProgress", "search_in"]
 
 SCAN_WINDOW = 32 * 1024 * 1024
-"""A scan keeps at most so many bytes in memory of the log that it has passed."""
+"""The number of bytes of the scanned log that stay in memory."""
 
-# The system is asked for so many bytes of the log ahead of the first piece, in steps of so many.
+# Bytes of the log that are read ahead of the first piece, and the bytes of each step.
 _READ_AHEAD, _READ_AHEAD_STEP = 64 * 1024 * 1024, 16 * 1024 * 1024
 
 
 class ScanProgress:
-    """Lets go of the pages that a scan has passed, so that it keeps a constant working set."""
+    """Releases the scanned pages, so that the working set is constant."""
 
     __slots__ = ("_at", "_files")
 
@@ -42,7 +42,7 @@ class ScanProgress:
         self._at = -1
 
     def reach(self, offset: int) -> None:
-        """Say that the scan needs nothing before `offset` any more."""
+        """Note that the scan is done before `offset`."""
         if self._at < 0:
             self._at = offset
         if offset - self._at < SCAN_WINDOW:
@@ -60,12 +60,12 @@ class ScanProgress:
 
 
 def usable_cpus() -> int:
-    """int: how many processors this process may run on, where the system tells; else how many there are."""
+    """Return the number of processors for this process, or of the machine if that is unknown."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def search_in(region: _core.Region, base: int, search: _core.RecordSearch | None) -> _core.RecordSearch:
-    """The search of the damage before, if that lies in the same segment: what it summed up it need not sum up again."""
+    """Return the last search if it is for the same segment, which keeps its sums, or a new one."""
     return _core.RecordSearch(region, base) if search is None or search.region is not region else search
 
 
@@ -75,10 +75,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Piece(Generic[Job, Result]):
-    """A piece of the log that another thread works at, from a place where a whole record seems to begin.
-
-    - `work`: does it, in whichever thread it is called.
-    """
+    """A piece of the log for another thread, from a place where a whole record seems to begin; `work` processes it."""
 
     begin: int
     job: Job
@@ -87,18 +84,18 @@ class Piece(Generic[Job, Result]):
 
     @property
     def is_done(self) -> bool:
-        """bool: the work is done, or failed."""
+        """True if the work is done, or failed."""
         return self._done.done()
 
     def result(self) -> Result | None:
-        """object or None: what the work gave, waited for; None if it raised, as it will again in the caller, or will not."""
+        """Wait for the result of the work; None if it raised: the caller tries again."""
         return None if self._done.exception() is not None else self._done.result()
 
     def work_here(self) -> bool:
-        """Do the work in the thread of the caller; False where it is done, or another thread has begun."""
+        """Do the work in the caller's thread; False if another thread started it."""
         if not self._done.cancel():
             return False
-        # Imported here for the same reason as in `Pieces._executor`.
+        # See `Pieces._executor`.
         from concurrent.futures import Future
 
         self._done = Future()
@@ -109,18 +106,18 @@ class Piece(Generic[Job, Result]):
         return True
 
     def abandon(self) -> None:
-        """See that nobody works at it any more; who does is waited for."""
+        """Cancel the work, or wait for its end."""
         if not self._done.cancel():
             self._done.exception()
 
 
 class Division(NamedTuple):
-    """How a log is cut into pieces, and who works at them.
+    """The division of a log into pieces.
 
-    - `size`, `search`: about how long a piece is, and how far after that the next record is searched for, in bytes.
-    - `threads`: how many threads work at most, on as many usable processors.
+    - `size`, `search`: the approximate length of a piece, and of the search for the next record after it, in bytes.
+    - `threads`: the number of threads at most; not more than usable processors.
     - `caller_works`: the caller is one of them: it waits by `result_of`.
-    - `ahead`: how many pieces are worked at or wait for the caller; None for one more than there are threads.
+    - `ahead`: the number of pieces that are started or wait for the caller; None for one more than there are threads.
     """
 
     size: int
@@ -131,14 +128,13 @@ class Division(NamedTuple):
 
 
 class Pieces(Generic[Job, Result]):
-    """Pieces of the log, which further threads work at ahead of the caller, who goes over it.
+    """Pieces of the log, which other threads process ahead of the caller's scan.
 
-    Where a piece begins is found as after damage, by magic, lengths, own offset and CRC.  That a record does begin there is
-    certain only once the way from record to record comes by, so that the work at a piece counts if the caller comes to its
-    begin, and is thrown away otherwise.  No piece goes beyond a segment.
+    The begin of a piece is found like the end of damage, by magic, lengths, own offset and CRC.  The result of a piece counts if
+    the caller's scan reaches its begin, and is dropped otherwise.  No piece extends past a segment.
 
-    - `make`: makes a job; only one piece at a time has it.
-    - `thread_num`: how many threads may work; with one there are none, but pieces begin in the same places.
+    - `make`: creates a job; only one piece at a time has it.
+    - `thread_num`: the number of threads; with one there are none, but pieces begin at the same offsets.
     """
 
     def __init__(
@@ -161,17 +157,17 @@ class Pieces(Generic[Job, Result]):
         self._in_pieces = worth_it and files.mapped_file_size >= division.size
         self._pieces: deque[Piece[Job, Result]] = deque()
         self._spare: list[Job] = []
-        # Where the piece after those that are known begins, -1 where that is not known.
+        # The begin of the next piece, -1 if unknown.
         self._next = -1
-        # Up to where the system was asked to read.
+        # The end of the read-ahead.
         self._asked = 0
         self._threads: ThreadPoolExecutor | None = None
-        # The threads themselves, and the process that has them.
+        # Thread ids, and their process.
         self._members: set[int] = set()
         self._process = -1
 
     def come_to(self, at: int) -> Piece[Job, Result] | None:
-        """Piece or None: the one that begins at `at`, to which the way from record to record came."""
+        """Return the piece that begins at `at`, which the scan reached, or None."""
         if self._threads is not None and self._process != os.getpid():
             self._forget()
         if self._pieces and self._pieces[0].begin < at:
@@ -179,15 +175,13 @@ class Pieces(Generic[Job, Result]):
         return self._pieces.popleft() if self._pieces and self._pieces[0].begin == at else None
 
     def end_behind(self, at: int) -> int:
-        """int: where the piece that `at` lies in ends, -1 where that is not known."""
+        """Return the end of the piece that holds `at`, -1 if unknown."""
         if not self._pieces and self._next <= at:
             self._next = self._piece_end(at)
         return self._pieces[0].begin if self._pieces else self._next
 
     def result_of(self, piece: Piece[Job, Result]) -> Result | None:
-        """object or None: `Piece.result` of a piece that `come_to` gave; while another thread works at it, so does the
-        caller at a later one.
-        """
+        """Return `Piece.result`; while another thread works at this piece, the caller works at later ones."""
         if not piece.work_here():
             for later in self._pieces:
                 if piece.is_done:
@@ -196,16 +190,16 @@ class Pieces(Generic[Job, Result]):
         return piece.result()
 
     def put_back(self, job: Job) -> None:
-        """Give a job for a later piece."""
+        """Return a job for a later piece."""
         self._spare.append(job)
 
     def _forget(self) -> None:
-        # A child process has none of its parent's threads, which nobody may wait for.
+        # A child process has none of its parent's threads.
         self._threads, self.thread_num, self._next = None, 1, -1
         self._pieces.clear()
 
     def _drop(self) -> None:
-        # All of them, so that where pieces begin does not depend on how many threads there are.
+        # All of them, so that the bounds of pieces do not depend on the number of threads.
         for piece in self._pieces:
             piece.abandon()
             self._spare.append(piece.job)
@@ -213,7 +207,7 @@ class Pieces(Generic[Job, Result]):
         self._next = -1
 
     def _piece_end(self, begin: int) -> int:
-        # Where the next piece begins, -1 where there is none that can be found in a short time.
+        # The begin of the next piece, -1 if none is found in a short time.
         mapped_file = self._files.find(begin) if self._in_pieces else None
         if mapped_file is None:
             return -1
@@ -225,16 +219,15 @@ class Pieces(Generic[Job, Result]):
         try:
             region = mapped_file.region
         except OffsetOutOfRangeError:
-            return -1  # It expired meanwhile.
+            return -1  # It expired.
         self._behind = search_in(region, base, self._behind)
         found = self._behind.find(goal - base, limit - base)
         return base + found if found >= 0 else -1
 
     def launch(self, work: Callable[[Job, _core.Region, int, int, int], Result]) -> None:
-        """Let threads work at what lies ahead.
+        """Start threads on the next pieces.
 
-        - `work`: called with a job, the region of a segment, the bounds of a piece as positions in it, and the offset of the
-          region's first byte.
+        - `work`: called with a job, the region of a segment, the bounds of a piece in it, and the offset of its first byte.
         """
         self._read_ahead()
         while self.thread_num > 1 and self._next >= 0 and len(self._pieces) < self._ahead:
@@ -245,7 +238,7 @@ class Pieces(Generic[Job, Result]):
             base, following = mapped_file.file_from_offset, self._piece_end(begin)
             limit = following if following >= 0 else min(self._end, base + mapped_file.size)
             if limit - begin > self._size + self._search:
-                # It has no known end, and the caller goes over it in steps.
+                # It has no known end; the caller scans it in steps.
                 return
             try:
                 region = mapped_file.region
@@ -256,15 +249,14 @@ class Pieces(Generic[Job, Result]):
             try:
                 done = self._executor().submit(here)
             except RuntimeError:
-                # The interpreter is about to end, or the system gives no thread: the caller does it all.
+                # The interpreter ends, or there is no thread: the caller does it all.
                 self.thread_num = 1
                 return
             self._next = following
             self._pieces.append(Piece(begin, job, here, done))
 
     def _read_ahead(self) -> None:
-        # The system takes threads that read one file in several places for somebody who reads here and there, and reads
-        # little ahead of each.
+        # The operating system takes threads that read one file in several places for random access, and reads little ahead.
         at = self._pieces[0].begin if self._pieces else self._next
         if self.thread_num <= 1 or at < 0:
             return
@@ -280,7 +272,7 @@ class Pieces(Generic[Job, Result]):
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._threads is None:
-            # Imported here because most who import this module scan no large log.
+            # Imported here because most users scan no large log.
             from concurrent.futures import ThreadPoolExecutor
 
             members = self._members
@@ -288,12 +280,12 @@ class Pieces(Generic[Job, Result]):
             self._threads = ThreadPoolExecutor(
                 self.thread_num - self._caller_works, "rmqstore-scan", initializer=lambda: members.add(threading.get_ident())
             )
-            # While the interpreter takes its modules apart it is too late for what a scan that nobody closed would do.
+            # An unclosed scan must end before the interpreter clears its modules.
             atexit.register(self.close)
         return self._threads
 
     def close(self) -> None:
-        """End the threads; what they work at is waited for."""
+        """Stop the threads after their current work."""
         threads, self._threads, self.thread_num = self._threads, None, 1
         if threads is None:
             return

@@ -1,11 +1,9 @@
-"""StoreConfig: the options of a store, where they come from, and what a store's own files say about them.
-
-Owns RocketMQ's option names with its defaults, the reading of a broker.conf, and finding the geometry of a store from its files
-alone.  It never writes or locks anything.
+"""StoreConfig: the options of a store, from a broker.conf or inferred from its files.
 
 - `store_config`: `StoreConfig`, every option with its default and its rule; the names and values of a broker.conf
-- `infer`: what a store's own files say
-- `places`: options that place the log elsewhere, DLedger's log, which are refused; which of two files has the progress of groups
+- `infer`: the geometry of a store, from its files
+- `saved_options`: the options that a store was created with, in a file of its own
+- `places`: options that place the log elsewhere, and DLedger's log, which are refused; the file with the progress of groups
 """
 
 from rmqstore.config.infer import AssumedSizes, is_usual_size, own_size

@@ -1,14 +1,13 @@
-"""Where a broker keeps its log and the progress of consumer groups.
+"""The places of a broker's log and of the progress of consumer groups.
 
-Owns the options that move the log out of ``commitlog`` below the store's root, which are refused: without the log every answer
-is "not there", and every repair a deletion.  Owns the names of DLedger's folders, which are not read, and of the two files of
-progress.
+Owns the options that move the log out of ``commitlog`` below the store's root; they are refused, as without the log every repair
+is a deletion.  Owns the names of DLedger's folders, which are not read, and of the two files of progress.
 
-Facts (RocketMQ 5.5.0): ``storePathCommitLog`` is ``<storePathRootDir>/commitlog`` by default, and several folders where it has
+Facts (RocketMQ 5.5.0): ``storePathCommitLog`` is ``<storePathRootDir>/commitlog`` by default, and several folders if it has
 commas; ``readOnlyCommitLogStorePaths`` names more of them.  With ``enableDLegerCommitLog=true`` (DLedger 0.3.1) the log is in
 ``dledger-<dLegerSelfId>/data`` below storePathRootDir, or ``storePathDLedgerCommitLog``, with an index of its entries in
-``index``; each record has a header of 48 bytes before it.  A ``commitlog`` beside it is what the broker wrote before; phy
-offsets go on from its end. A broker with ``enableLmq=true`` keeps all groups in ``config/lmqConsumerOffset.json``, any other in
+``index``; each record has a header of 48 bytes before it.  A ``commitlog`` folder has older records; the phy offsets continue from
+its end. A broker with ``enableLmq=true`` keeps all groups in ``config/lmqConsumerOffset.json``, any other in
 ``config/consumerOffset.json``. Neither reads the other file, which stays after the option is changed.
 """
 
@@ -30,9 +29,9 @@ _DLEDGER = "storePathDLedgerCommitLog"
 
 
 def refuse_other_log(root: str | os.PathLike[str], options: Mapping[str, str]) -> None:
-    """Raise UnsupportedFormatError if the options of a broker.conf place the log elsewhere than in the store at `root`.
+    """Raise UnsupportedFormatError if the options of a broker.conf place the log outside of the store at `root`.
 
-    - `options`: `StoreConfig.unknown`: RocketMQ's names and values.  Folders below its ``storePathRootDir`` count as those
+    - `options`: RocketMQ's names and values, see `StoreConfig.unknown`.  Folders below its ``storePathRootDir`` count as those
       below `root`, which may be a copy.
     """
     own = os.path.join(os.fspath(root), "commitlog")
@@ -75,22 +74,17 @@ def _is_same(folder: str, own: str) -> bool:
         return False
 
 
-_PREFIX = "dledger-"
-_PARTS = ("data", "index")
-
-
 def is_dledger_name(name: str) -> bool:
-    """bool: DLedger's folder below a store's root may have this name."""
-    return name.startswith(_PREFIX)
+    """Return True if DLedger's folder below a store's root may have this name."""
+    return name.startswith("dledger-")
 
 
 def dledger_folders(root: str | os.PathLike[str]) -> tuple[str, ...]:
-    """tuple of str: the folders of DLedger in the store at `root` that hold anything, sorted."""
-    # Opening the store reports a directory that cannot be listed.
+    """Return the folders of DLedger in the store at `root` that contain anything, sorted."""
+    # The opening of the store reports an unreadable directory.
     folders = [entry.path for entry in listing(root) if is_dledger_name(entry.name)]
-    return tuple(
-        folder for folder in folders if any(_holds_anything(os.path.join(folder, part)) for part in _PARTS)
-    )
+    parts = ("data", "index")
+    return tuple(each for each in folders if any(_holds_anything(os.path.join(each, part)) for part in parts))
 
 
 def _holds_anything(folder: str) -> bool:
@@ -99,7 +93,7 @@ def _holds_anything(folder: str) -> bool:
 
 
 def without_log(root: str) -> None:
-    """Raise UnsupportedFormatError where the store at `root`, which has no segment, keeps its commit log by DLedger."""
+    """Raise UnsupportedFormatError if the store at `root`, which has no segment, has a commit log of DLedger."""
     for folder in dledger_folders(root):
         raise UnsupportedFormatError(
             "the commit log of this store is DLedger's (enableDLegerCommitLog=true), which this package does not read; "
@@ -109,12 +103,12 @@ def without_log(root: str) -> None:
 
 
 def refuse_dledger(root: str) -> None:
-    """Raise UnsupportedFormatError if the log of the store at `root` is, or goes on as, DLedger's: it is read at most."""
+    """Raise UnsupportedFormatError if the log of the store at `root` is, or continues as, DLedger's: it must not be written."""
     for folder in dledger_folders(root):
         raise UnsupportedFormatError(
             "the commit log of this store is DLedger's, or goes on there (enableDLegerCommitLog=true): queues and index "
-            "lead to messages that this package does not see, and would be cut. What a commitlog folder beside it has "
-            "can be read (read_only=True). Where no broker uses this folder any more, move it away",
+            "lead to messages that this package does not see, and would be cut. A commitlog folder next to it "
+            "can be read (read_only=True). If no broker uses this folder any longer, move it away",
             folder,
         )
 
@@ -123,9 +117,9 @@ _PLAIN, _LMQ = "consumerOffset.json", "lmqConsumerOffset.json"
 
 
 def progress_file(root: str | os.PathLike[str], lmq: bool | None = None) -> str:
-    """Return the path of the file that holds the progress of consumer groups, whether it exists or not.
+    """Return the path of the file for the progress of consumer groups, which may be missing.
 
-    - `lmq`: the broker's ``enableLmq``; where it is not known, the file that was written last counts.
+    - `lmq`: the broker's ``enableLmq``; None: the newer file.
     """
     plain, light = (os.path.join(root, "config", name) for name in (_PLAIN, _LMQ))
     if lmq is None:
@@ -134,14 +128,14 @@ def progress_file(root: str | os.PathLike[str], lmq: bool | None = None) -> str:
 
 
 def other_progress_file(path: str) -> str | None:
-    """Return the path of the second file of progress next to the one at `path`, or None; in a closed folder the first is named."""
+    """Return the path of the second file of progress next to the one at `path`, None if there is none."""
     folder, name = os.path.split(path)
     other = os.path.join(folder, _PLAIN if name == _LMQ else _LMQ)
     return other if os.path.lexists(other) or os.path.lexists(other + ".bak") else None
 
 
 def is_named(path: str) -> bool:
-    """Return True if `path` exists, also as a broken symlink, or cannot be looked at: reading it says what is wrong."""
+    """Return True if `path` exists, also as a broken symlink, or is unreadable: reading it raises the error."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

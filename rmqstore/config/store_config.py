@@ -1,9 +1,8 @@
 """StoreConfig: RocketMQ's options in snake_case, with its defaults and bounds; and reading a broker.conf.
 
-A config is immutable; `replace` makes a changed copy.  `assumed` names the fields that `infer` filled in without evidence; whoever
-writes bytes that depend on them asks.
-
-Names and defaults are those of Apache RocketMQ 5.5.0 (MessageStoreConfig, BrokerConfig).
+A config is immutable; `replace` returns a changed copy.  `assumed` names the fields that `infer` filled in without evidence;
+writers of bytes that depend on them refuse.  Names and defaults are those of Apache RocketMQ 5.5.0 (MessageStoreConfig,
+BrokerConfig).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _DELAY_UNITS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def system_clock() -> int:
-    """Milliseconds since the epoch."""
+    """Return the time in ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
@@ -49,9 +48,8 @@ def _parse_delay_levels(text: str) -> tuple[int, ...]:
     for piece in text.split():
         unit = _DELAY_UNITS.get(piece[-1])
         if unit is None or not re.fullmatch("[0-9]{1,12}", piece[:-1]):
-            raise ValueError(
-                f"message_delay_level: {piece!r} is not a delay: write numbers with a unit s, m, h or d, as '1s 5m 2h'"
-            )
+            text = f"message_delay_level: {piece!r} is not a delay: write numbers with a unit s, m, h or d, as '1s 5m 2h'"
+            raise ValueError(text)
         levels.append(int(piece[:-1]) * unit)
     return tuple(levels)
 
@@ -69,7 +67,7 @@ def _option_name(field_name: str) -> str:
 
 
 def fields_by_option(cls: type[StoreConfig]) -> dict[str, dataclasses.Field[Any]]:
-    """The field of each of RocketMQ's option names; names of 4.x, which spelled two of them with one p, are among them."""
+    """Return the field of each of RocketMQ's option names, also of the two that 4.x spelled with one p."""
     fields = {_option_name(item.name): item for item in dataclasses.fields(cls) if not item.metadata.get("own")}
     for name in ("CommitLog", "ConsumeQueue"):
         fields["mapedFileSize" + name] = fields["mappedFileSize" + name]
@@ -77,8 +75,8 @@ def fields_by_option(cls: type[StoreConfig]) -> dict[str, dataclasses.Field[Any]
 
 
 def read_java_properties(path: str | os.PathLike[str]) -> list[tuple[str, str, int]]:
-    """list of (name, value, line number): what a .properties file says; raises as `parse_java_properties`, or OSError."""
-    # Java's Properties.load reads bytes as ISO-8859-1; other characters come as escapes.
+    """Return (name, value, line number) of each line of a .properties file, see `parse_java_properties`."""
+    # Java's Properties.load reads ISO-8859-1; other characters are escaped.
     with open(path, encoding="iso-8859-1", newline="") as file:
         return list(parse_java_properties(file.read(), os.fspath(path)))
 
@@ -86,7 +84,7 @@ def read_java_properties(path: str | os.PathLike[str]) -> list[tuple[str, str, i
 def values_of_lines(
     cls: type[StoreConfig], lines: Iterable[tuple[str, str, int]], path: str, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields that lines of the broker.conf `path` give, see `StoreConfig.from_properties`."""
+    """Return the fields in lines of the broker.conf `path`, see `StoreConfig.from_properties`."""
     items = [(name, value, f"{path}, line {line}: option {name}") for name, value, line in lines]
     return _values(cls, items, overrides)
 
@@ -115,7 +113,7 @@ def _values(
     if "store_host" in places:
         values["store_host"] = f"{address}:{port}"
     for name, value in values.items():
-        # One by one first, so that the error can say where the value stands.
+        # One by one, so that the error has the place of the value.
         if name not in overrides and name not in ("max_hash_slot_num", "max_index_num"):
             try:
                 cls(**{name: value})
@@ -141,7 +139,7 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def parse_java_properties(text: str, path: str | None = None) -> Iterator[tuple[str, str, int]]:
-    """Parse the text of a Java .properties file into (name, value, line number), as java.util.Properties reads it.
+    """Parse a Java .properties file into (name, value, line number), like java.util.Properties.
 
     Comments begin with # or !; a name ends at =, : or white space; a backslash at the end of a line joins the next one;
     escapes are those of Java.  A name may come several times; the last one counts for Java.
@@ -182,23 +180,15 @@ def _unescape(text: str, place: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-# Marks a field that is ours: RocketMQ has no option for it, so that no broker.conf sets it.
+# Marks a field without an option of RocketMQ: no broker.conf sets it.
 _OWN = {"own": True}
-
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreConfig:
-    """Options of a store; all of them are given by name.
+    """Options of a store, given by name; sizes are in bytes and intervals in milliseconds by default.
 
-    Sizes are in bytes, intervals in milliseconds, unless the name or the comment says otherwise.
-
-    Raises
-    ------
-    ValueError
-        A value of the wrong kind or outside its range.
-    GeometryError
-        Sizes that RocketMQ cannot work with.
+    Raises ValueError for a value of the wrong kind or outside its range, and GeometryError for impossible sizes.
     """
 
     # Geometry of the files.
@@ -210,7 +200,7 @@ class StoreConfig:
     max_hash_slot_num: int = 5_000_000
     max_index_num: int = 20_000_000
 
-    # What is written.
+    # Written records.
     message_index_enable: bool = True
     max_message_size: int = 4_194_304
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -248,18 +238,20 @@ class StoreConfig:
 
     # Ours.
     index_tags: bool = field(default=True, metadata=_OWN)
-    """Tags go into the index: RocketMQ does so since 5.4.0 and has no option for it."""
+    """Put tags into the index, like RocketMQ since 5.4.0, which has no option for it."""
     store_host: str = field(default=DEFAULT_STORE_HOST, metadata=_OWN)
     clock: Callable[[], int] = field(default=system_clock, repr=False, compare=False, metadata=_OWN)
     generate_unique_key: bool = field(default=False, metadata=_OWN)
     max_mapped_files: int = field(default=1024, metadata=_OWN)
-    """Bound on the number of files that are mapped at the same time, besides the newest file of each queue that is written."""
+    """The number of mapped files at most, without the newest file of each written queue."""
     populate_ahead_size: int = field(default=33_554_432, metadata=_OWN)
-    """Up to so many bytes ahead of each end that grows fast are made ready by a thread of the store; 0 = none, no thread."""
+    """The bytes ahead of each fast-growing end that a thread of the store prepares; 0 = no thread."""
+    commit_log_growth_size: int = field(default=0, metadata=_OWN)
+    """A segment gets space on disk in steps of this many bytes as it is written; 0 = all of it at its creation."""
     assumed: tuple[str, ...] = field(default=(), metadata=_OWN)
-    """Fields that `infer` could not tell from the store and filled with defaults."""
+    """Fields that `infer` could not find and filled with defaults."""
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, metadata=_OWN)
-    """Names and values of a broker.conf that are not options of a store, as they were written there."""
+    """Other names and values of a broker.conf, as they were written there."""
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -288,49 +280,55 @@ class StoreConfig:
 
     @property
     def consume_queue_file_size(self) -> int:
-        """Size of a consume-queue file: `mapped_file_size_consume_queue` rounded up to whole units of 20 bytes."""
+        """The size of a consume-queue file: `mapped_file_size_consume_queue` rounded up to whole units of 20 bytes."""
         return -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
 
     @property
     def batch_consume_queue_file_size(self) -> int:
-        """Size of a batch consume-queue file: rounded up to whole units of 46 bytes."""
-        unit = BATCH_UNIT_SIZE
-        return -(-self.mapper_file_size_batch_consume_queue // unit) * unit
+        """The size of a batch consume-queue file: rounded up to whole units of 46 bytes."""
+        return -(-self.mapper_file_size_batch_consume_queue // BATCH_UNIT_SIZE) * BATCH_UNIT_SIZE
 
     @property
     def index_file_size(self) -> int:
-        """Size of an index file: 40 + 4 * `max_hash_slot_num` + 20 * `max_index_num`."""
+        """The size of an index file: 40 + 4 * `max_hash_slot_num` + 20 * `max_index_num`."""
         return INDEX_HEADER_SIZE + INDEX_SLOT_SIZE * self.max_hash_slot_num + INDEX_ENTRY_SIZE * self.max_index_num
 
     @property
     def delay_levels(self) -> tuple[int, ...]:
-        """Delays in milliseconds; level n is item n - 1."""
+        """The delays in milliseconds; level n is item n - 1."""
         return _parse_delay_levels(self.message_delay_level)
 
     def as_dict(self) -> dict[str, Any]:
-        """dict: the options by name, without `clock`, `assumed` and `unknown`."""
+        """Return the options by name, without `clock`, `assumed` and `unknown`."""
         left_out = ("clock", "assumed", "unknown")
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name not in left_out}
 
     def replace(self, **changes: Any) -> StoreConfig:
-        """A copy with some fields changed; what is given is no longer `assumed`."""
+        """Return a copy with some fields changed, which are no longer `assumed`."""
         if "assumed" not in changes:
             changes["assumed"] = tuple(name for name in self.assumed if name not in changes)
         return dataclasses.replace(self, **changes)
 
     @classmethod
+    def embedded(cls, **changes: Any) -> StoreConfig:
+        """Return options for a store that belongs to one program: files that grow with use, and nothing is deleted.
+
+        A new store takes less than 2 MiB. No thread deletes files or watches how full the disk is: set
+        ``clean_resource_interval`` and ``file_reserved_time`` to delete old messages.
+        """
+        return cls(**{**_EMBEDDED, **changes})
+
+    @classmethod
+    def broker(cls, **changes: Any) -> StoreConfig:
+        """Return RocketMQ's options, which are the defaults of this class."""
+        return cls(**changes)
+
+    @classmethod
     def from_properties(cls, source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -> StoreConfig:
         """Read a broker.conf, or a mapping with RocketMQ's option names.
 
-        The names of 4.x (mapedFileSizeCommitLog, mapedFileSizeConsumeQueue) are taken too.  brokerIP1 and listenPort
-        become `store_host`.  Names that are not options of a store stay in `unknown`.
-
-        Raises
-        ------
-        ValueError
-            A value of the wrong kind or range; names file and line.
-        OSError
-            The file cannot be read.
+        The names of 4.x (mapedFileSizeCommitLog, mapedFileSizeConsumeQueue) count too.  brokerIP1 and listenPort become
+        `store_host`.  Other names stay in `unknown`.  Raises ValueError with file and line for a bad value, or OSError.
         """
         if not isinstance(source, Mapping):
             return cls(**values_of_lines(cls, read_java_properties(source), os.fspath(source), overrides))
@@ -339,30 +337,19 @@ class StoreConfig:
 
     @classmethod
     def infer(cls, path: str | os.PathLike[str], *, read_only: bool = False, **overrides: Any) -> StoreConfig:
-        """Find the geometry of the store in `path` from its files; nothing is written or locked.
+        """Infer the geometry of the store in `path` from its files; nothing is written or locked.
 
-        Sizes come from the files' lengths, slot and entry counts of the index from header, slots and entries,
-        `enabled_append_prop_crc` and `store_host` from the first record, `index_tags` from looking up the tags of the
-        first records, `enable_lmq` from light queues and their file of progress.  Fields that the store cannot tell keep their
-        defaults and are listed in `assumed`.  Where files of
-        one kind differ in length, the one that their names agree with counts, otherwise that of most.
+        Sizes come from the files' lengths, slot and entry counts of the index from its contents, `enabled_append_prop_crc` and
+        `store_host` from the first record, `index_tags` from searching the tags of the first records, `enable_lmq` from light
+        queues and their file of progress.  Other fields keep their defaults and are listed in `assumed`.  If files of one kind
+        differ in length, the length that fits their names counts, or else the most frequent one.
 
-        Parameters
-        ----------
-        path : path-like
-            The store's directory (storePathRootDir), or an index file, of which only the index geometry is found.
-        read_only : bool
-            Index files that do not tell their geometry, and files that cannot be read, are not an error: whoever only
-            reads passes them over.
-        **overrides
-            Fields that are known; they are taken as given.
+        - `path`: the store's directory (storePathRootDir), or an index file for its geometry only.
+        - `read_only`: skip unclear index files and unreadable files instead of raising.
+        - `overrides`: known fields, taken as given.
 
-        Raises
-        ------
-        StoreError
-            There is no such directory.
-        GeometryError
-            An empty store, or an index that no geometry fits, or more than one; names the file and the option to give.
+        Raises StoreError for a missing directory, and GeometryError, with the option to give, for an empty store or an index that
+        fits no geometry or several.
         """
         return infer(cls, os.fspath(path), read_only, overrides)
 
@@ -374,12 +361,21 @@ def _check_kind(name: str, annotation: Any, value: object) -> None:
     kinds = _FIELD_KINDS.get(annotation)
     if kinds is None:
         return
-    # A bool is an int for Python, but max_index_num=True is a mistake.
+    # max_index_num=True is a mistake.
     if not isinstance(value, kinds) or (annotation == "int" and isinstance(value, bool)):
         raise ValueError(f"{name} is {value!r}: give {'an' if annotation == 'int' else 'a'} {annotation}")
 
 
-# Numbers are 0 to 2**31 - 1, but for these.
+_EMBEDDED = {
+    "mapped_file_size_commit_log": 64 << 20,
+    "commit_log_growth_size": 1 << 20,
+    "max_hash_slot_num": 10_000,
+    "max_index_num": 30_000,
+    "populate_ahead_size": 0,
+    "clean_resource_interval": 0,
+}
+
+# Bounds other than 0 and 2**31 - 1.
 _LEAST = {
     # A segment holds at least the smallest record (92 bytes) and the 8 bytes of a blank.
     "mapped_file_size_commit_log": 100,
@@ -388,7 +384,7 @@ _LEAST = {
     # One unit without a bitmap (20 bytes) and the 4 bytes that must stay after it.
     "mapped_file_size_consume_queue_ext": 24,
     "max_hash_slot_num": 1,
-    # Entry 0 is never used, so that fewer than two entries hold nothing.
+    # Entry 0 is never used.
     "max_index_num": 2,
     "max_message_size": 1,
     "consumer_offset_update_version_step": 1,

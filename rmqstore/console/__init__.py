@@ -1,21 +1,17 @@
-"""The web console: pages, a JSON API and metrics over a store, read-only.
+"""The web console: read-only pages, a JSON API and metrics of a store.
 
-Owns `app`, which puts them together.  Nothing here writes to a store, and hostile message bodies are inert in every response
-(`rmqstore.console.gate`).  Needs the extra ``console``; ``import rmqstore`` loads nothing of it.
+It requires the extra ``console``; ``import rmqstore`` loads none of it.  Hostile message bodies are inert in every response.
 
-From a request to a response: `application` (routes, errors), `gate`, `questions` (parameters), `views` (the answer of each
-question), then JSON or `rendering`.
-
-- `application`: routes, errors, putting it together
+- `application`: `app`, routes, errors
 - `gate`: hosts, token, origin, methods, response headers
-- `traffic`: bounds on connections and on answers on their way
+- `traffic`: limits on connections and responses
 - `questions`: the table of questions with their parameters; the OpenAPI document
-- `views`: the answer to each question, and what its page shows besides
+- `views`: the answer to each question, and its page
 - `rendering`: templates, charts, views of a body
-- `answers`: messages, queues and what waits, as plain values; `overview_answers`, `list_answers`, `rabbitmq_answers`: the others
+- `answers`: messages, queues and pending messages; `overview_answers`, `list_answers`, `rabbitmq_answers`: the other answers
 - `survey`: figures of all queues, part by part; `rows`: order and sums of rows, errors
 - `anatomy`: a record's fields, its queue units, its index entries
-- `followed_store`: the open store, and when it is opened again; one verify run at a time
+- `followed_store`: the open store, refreshed or reopened; one verify run at a time
 """
 
 from rmqstore.errors import MissingDependencyError

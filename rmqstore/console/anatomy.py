@@ -1,7 +1,6 @@
 """A message on disk, down to the bytes: its record, its queue units, its index entries.
 
-Owns the map from the bytes of one record to named fields, and the search for units and entries of it.  Every walk has a bound,
-so that a hostile chain costs no more than a long one.
+Every walk is bounded, so that a hostile chain costs no more than a long one.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import MessageExt, host_from_bytes
-from rmqstore.store.dispatch_rules import multi_dispatch_places
+from rmqstore.store.dispatch_rules import further_places
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["Field", "body_crc", "index_entries", "queue_units", "record_fields", "record_place"]
 
-# Steps along one chain, and entries of one record, that are looked at.
+# Limits on the steps along one chain, and on the entries of one record.
 _CHAIN_STEPS = 20_000
 _ENTRIES_SHOWN = 200
 _NEIGHBOURS_SHOWN = 8
@@ -32,7 +31,7 @@ _V6_FLAGS = (0x10, 0x20)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a record: `pos` and `size` in bytes from the start of the record, its value as text."""
+    """A field of a record: `pos` (in bytes from the start of the record), `size`, and its value as text."""
 
     name: str
     pos: int
@@ -43,10 +42,10 @@ class Field:
 
 
 def record_fields(read: Callable[[int, int], bytes], size: int, body_crc: int) -> list[Field]:
-    """list of Field: the fields of a record of `size` bytes, in order and without gaps.
+    """Return the fields of a record of `size` bytes, in order and without gaps.
 
-    ``read(pos, size)`` returns bytes of the record; it is never called for the body, which may be large.  Raises `StoreError`
-    where the lengths do not fit `size`.
+    ``read(pos, size)`` returns bytes of the record; it is never called for the body, which may be large.  Raise `StoreError`
+    if the lengths do not fit `size`.
     """
     fields: list[Field] = []
     pos = 0
@@ -75,7 +74,7 @@ def record_fields(read: Callable[[int, int], bytes], size: int, body_crc: int) -
     (magic,) = struct.unpack(">i", part("magic", 4))
     add("magic", 4, f"0x{magic % 2**32:08X}", "version 2" if magic == MAGIC_V2 else "version 1")
     (crc,) = struct.unpack(">i", part("body CRC", 4))
-    add("body CRC", 4, crc, "agrees with the body" if crc == body_crc else f"the body's is {body_crc}")
+    add("body CRC", 4, crc, "matches the body" if crc == body_crc else f"the body has {body_crc}")
     number("queue id", ">i")
     number("flag", ">i")
     number("queue offset", ">q")
@@ -103,7 +102,7 @@ def record_fields(read: Callable[[int, int], bytes], size: int, body_crc: int) -
 
 
 def record_place(store: MessageStore, message: MessageExt) -> tuple[str, int, Callable[[int, int], bytes]]:
-    """(file, position in it, ``read(pos, size)`` for bytes of the record) of a message that was just read."""
+    """Return the file of a message, the position in it, and ``read(pos, size)`` for bytes of the record."""
     segment = store.commit_log.segment(message.phy_offset)
     pos = message.phy_offset - segment.file_from_offset
     region = segment.region
@@ -111,20 +110,20 @@ def record_place(store: MessageStore, message: MessageExt) -> tuple[str, int, Ca
 
 
 def body_crc(message: MessageExt) -> int:
-    """int: the CRC of the body as a record has it, with a clear top bit."""
+    """Return the CRC of the body as in a record, with a clear top bit."""
     stored = message.body_stored
     return crc32(stored) & 0x7FFFFFFF if stored else 0
 
 
 def queue_units(store: MessageStore, message: MessageExt) -> list[dict[str, Any]]:
-    """list of dict: the units that a message should have, one a queue: position of each, and whether it points to the message.
+    """Return the units that a message should have, one a queue, and whether each points to the message.
 
-    The list is empty for a prepared or rolled-back half of a transaction.
+    A prepared or rolled-back half of a transaction has no unit.
     """
     if message.sys_flag & 0xC in (0x4, 0xC):
         return []
     places = [(message.topic, message.queue_id, message.queue_offset)]
-    places += [(topic, 0, offset) for topic, offset in multi_dispatch_places(message, store.config)]
+    places += [(topic, 0, offset) for topic, offset in further_places(message, store.config)[0]]
     found = []
     for topic, queue_id, queue_offset in places:
         unit: dict[str, Any] = {"topic": topic, "queue_id": queue_id, "queue_offset": queue_offset}
@@ -139,17 +138,17 @@ def queue_units(store: MessageStore, message: MessageExt) -> list[dict[str, Any]
 def _unit(store: MessageStore, message: MessageExt, topic: str, queue_id: int, queue_offset: int) -> dict[str, Any]:
     queue = store.queues.find(topic, queue_id)
     if queue is None:
-        return {"state": "missing", "detail": "there is no such queue"}
+        return {"state": "missing", "detail": "the store has no such queue"}
     found = queue.place_of(queue_offset)
     if found is None:
-        return {"state": "missing", "detail": "the queue has no unit of this queue offset"}
+        return {"state": "missing", "detail": "the queue has no unit at this queue offset"}
     (mapped_file, pos), size = found, queue.unit_size
     data = mapped_file.region.read(pos, size)
     phy_offset, record_size, code = struct.unpack_from(">qiq", data)
     agrees = (phy_offset, record_size) == (message.phy_offset, message.size)
     return {
         "state": "agrees" if agrees else "differs",
-        "detail": "it leads to this record" if agrees else f"it says phy offset {phy_offset} and {record_size} bytes",
+        "detail": "points to this record" if agrees else f"points to phy offset {phy_offset}, {record_size} bytes",
         "file": mapped_file.path,
         "pos": pos,
         "size": size,
@@ -161,7 +160,7 @@ def _unit(store: MessageStore, message: MessageExt, topic: str, queue_id: int, q
 
 
 def index_entries(store: MessageStore, message: MessageExt) -> list[dict[str, Any]]:
-    """list of dict: for each key of a message its index entry, with position, bytes and chain, or that there is none."""
+    """Return the index entry of each key of a message with its position, bytes and chain, or that there is no entry."""
     service = store.index_service
     if service is None:
         return []
@@ -205,7 +204,7 @@ def _unread_index(store: MessageStore, service: IndexService) -> str | None:
         return f"{file_name(problem.path or service.path, store.path)}: {problem.message}"
     if store.database_index.damage is not None:
         return f"the index in RocksDB: {store.database_index.damage.message}"
-    return "the index is in RocksDB, which this page does not look into" if store.database_index.is_used() else None
+    return "the index is in RocksDB, which this page does not read" if store.database_index.is_used() else None
 
 
 def _entries_of(index: IndexFile, phy_offset: int) -> Iterator[dict[str, Any]]:
@@ -236,7 +235,7 @@ def _entries_of(index: IndexFile, phy_offset: int) -> Iterator[dict[str, Any]]:
 
 
 def _chain(index: IndexFile, entry: int, slot: int, previous: int) -> dict[str, Any]:
-    # Newer entries of the slot lead here; a chain strictly decreases, so that a step past the entry means damage.
+    # The slot and its newer entries point here.  A chain strictly decreases: a step past the entry means damage.
     newer: int | None = 0
     at = index.read_slot(slot)
     for step in range(_CHAIN_STEPS):

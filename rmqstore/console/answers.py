@@ -1,22 +1,22 @@
-"""Messages, queues and what still waits, as plain values for pages and API.
+"""Messages, queues and pending messages as values that JSON can hold, for pages and API.
 
-Owns the shape of these answers: dicts, lists, numbers and texts that JSON can hold; times are ms since epoch, sizes bytes.
-Raises `NotFoundError` for what is not there, `BadQueryError` for a wrong question.
+Times are ms since epoch, sizes are bytes.  Methods get the open store and the parameters of the request, and raise
+`NotFoundError` or `BadQueryError`.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import os
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from rmqstore.console.anatomy import Field, body_crc, index_entries, queue_units, record_fields, record_place
-from rmqstore.console.rows import BadQueryError, NotFoundError, error_text, file_name
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.console.questions import KEY_TYPES
+from rmqstore.console.rows import Asked, BadQueryError, Kept, NotFoundError, error_text, file_name
 from rmqstore.consumequeue.queue_look import look_at_queue
 from rmqstore.errors import (
     CorruptionError,
@@ -31,32 +31,34 @@ from rmqstore.selection import Selection
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.pages import BadCursorError, Page, current_queue, key_page, queue_page, time_page
 
-__all__ = ["Answers", "message_row"]
+__all__ = ["Answers"]
 
 _PREVIEW = 120
-# Limits of a body that is unpacked for a list: its bytes on disk, and unpacked.
+# Limits of a compressed body in a list: its bytes on disk, and decompressed.
 _PREVIEW_STORED = 16 * 1024
 _PREVIEW_UNPACKED = 64 * 1024
-# Bodies above this size, and compressed ones above the next, are read by few requests at a time.
+# The longest body in a JSON answer.
+_JSON_BODY = 4 * 1024 * 1024
+# Few requests at a time may read bodies above the first size, and compressed ones above the second.
 _LARGE_BODY = 1024 * 1024
 _LARGE_STORED = 4096
 _UNPACKED_LIMIT = 64 * 1024 * 1024
 _LARGE_AT_ONCE = 2
 _LARGE_PATIENCE = 20.0
-# Pending messages that were found answer further requests for these seconds, unless they take more bytes than this.
+# Pending messages are cached for these seconds, unless they need more bytes than this.
 _PENDING_KEPT = 10.0
 _PENDING_BYTES = 256 * 1024 * 1024
 _STEP_LIMIT = 64
 
 
 def _preview(message: MessageExt) -> dict[str, Any]:
-    # With `damage` the body is not what its compression flag says, and is shown as it is stored.
+    # With `damage` the body contradicts its compression flag, and is shown as stored.
     body, damage = message.body_stored, {}
     if message.sys_flag & 1 and message.crc_agrees:
         if len(body) > _PREVIEW_STORED:
             return {"body_size": None, "preview": None, "body_error": "compressed, and too large for a list"}
         try:
-            # A few bytes may unpack to gigabytes.
+            # A few bytes may decompress to gigabytes.
             body = decompress_body(body, message.sys_flag, _PREVIEW_UNPACKED)
         except (BodySizeError, MissingDependencyError) as error:
             return {"body_size": None, "preview": None, "body_error": error.message}
@@ -72,8 +74,7 @@ def _preview(message: MessageExt) -> dict[str, Any]:
     }
 
 
-def message_row(message: MessageExt) -> dict[str, Any]:
-    """dict: a list's row of a message."""
+def _message_row(message: MessageExt) -> dict[str, Any]:
     return {
         "topic": message.topic,
         "queue_id": message.queue_id,
@@ -92,36 +93,25 @@ def message_row(message: MessageExt) -> dict[str, Any]:
     }
 
 
-def _queue_row(store: MessageStore, queue: AnyConsumeQueue) -> dict[str, Any]:
-    look = look_at_queue(queue, store.commit_log.min_offset)
-    return {
-        **QueueDescription.of(queue.topic, queue.queue_id, look).as_dict(),
-        "size": look.size,
-        "error": None,
-    }
-
-
 class Answers:
-    """Answers about the messages and queues of one store.
-
-    Methods take the open store of the request.
-    """
+    """Answers about the messages and queues of one store."""
 
     def __init__(self) -> None:
-        self._pending_lock = threading.Lock()
-        self._pending: tuple[float, Any] | None = None
+        self._pending: Kept[Any] = Kept()
         self._large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
 
-    def queue(self, store: MessageStore, topic: str, queue_id: int, start: int | None, size: int) -> dict[str, Any]:
-        """dict: bounds and files of a queue, and `size` messages from queue offset `start`, by default the newest."""
+    def queue(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return the bounds and files of a queue, and a page of its messages, by default the newest."""
+        topic, queue_id, start, size = asked["topic"], asked["queue_id"], asked["from"], asked["max_num"]
         queue = current_queue(store, topic, queue_id)
         if queue is None:
-            raise NotFoundError("there is no such queue in this store")
-        row = _queue_row(store, queue)
+            raise NotFoundError("this store has no such queue")
+        look = look_at_queue(queue, store.commit_log.min_offset)
+        row = {**QueueDescription.of(topic, queue_id, look).as_dict(), "size": look.size, "error": None}
         low, high = row["min_queue_offset"], row["max_queue_offset"]
         first = max(low, high - size) if start is None else min(max(start, low), high)
         wanted = Selection((topic,), (queue_id,), begin_queue_offset=first, max_num=size)
-        rows = queue_page(store, wanted, message_row)
+        rows = queue_page(store, wanted, _message_row)
         following = first if not rows else rows[-1]["unit"]["queue_offset"] + max(rows[-1]["unit"]["num"], 1)
         files = [
             {
@@ -144,35 +134,51 @@ class Answers:
             "lost": [list(part) for part in store.lost_log],
         }
 
-    def by_key(self, store: MessageStore, selection: Selection, cursor: str | None) -> Page:
-        """Page: messages of a key, newest first."""
-        if not selection.topic:
-            raise BadQueryError("a key is indexed together with its topic: give the topic too")
-        try:
-            return key_page(store, selection, cursor, message_row)
-        except BadCursorError as error:
-            raise BadQueryError(str(error)) from None
+    def messages(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return a page of messages by key, id or store time."""
+        if asked["id"].strip():
+            page = Page([_message_row(self._look_up(store, self.place_of_id(store, asked)))], None)
+        else:
+            page = self.found(store, asked)
+        return {
+            "messages": page.rows,
+            "next_cursor": page.following,
+            "stopped": page.stopped,
+            "complete": not (page.uncovered or page.unread or page.lost),
+            "uncovered": [list(stretch) for stretch in page.uncovered],
+            "unread": page.unread,
+            "lost": [list(part) for part in page.lost],
+        }
 
-    def by_time(self, store: MessageStore, selection: Selection, cursor: str | None, *, newest_first: bool) -> Page:
-        """Page: messages of a topic by store time."""
-        if not store.queue_ids(selection.topic):
-            store.refresh()
-            if not store.queue_ids(selection.topic):
-                raise NotFoundError("this store has no queue of that topic")
+    def found(self, store: MessageStore, asked: Asked) -> Page:
+        """Return the page of messages with a key, newest first, or of a topic by store time."""
+        topic, key, cursor = asked["topic"], asked["key"], asked["cursor"] or None
+        if not topic:
+            raise BadQueryError("topic is missing: give it; the index contains topic and key together")
+        selection = Selection(
+            (topic,), keys=(key,) if key else None, begin=asked["begin"], end=asked["end"],
+            index_type=KEY_TYPES[asked["type"]], max_num=asked["max_num"],  # type: ignore[arg-type]
+        )  # fmt: skip
         try:
-            page = time_page(store, selection, cursor, message_row, newest_first=newest_first)
+            if key:
+                return key_page(store, selection, cursor, _message_row)
+            if not store.queue_ids(topic):
+                store.refresh()
+                if not store.queue_ids(topic):
+                    raise NotFoundError("this store has no queue of that topic")
+            page = time_page(store, selection, cursor, _message_row, newest_first=asked["order"] == "newest")
         except BadCursorError as error:
             raise BadQueryError(str(error)) from None
         page.unread = [{**each, "error": error_text(each["error"])} for each in page.unread]
         return page
 
-    def place_of_id(self, store: MessageStore, msg_id: str, topic: str | None) -> int:
-        """int: phy offset of the message with an offset message id, or with a producer's unique key."""
+    def place_of_id(self, store: MessageStore, asked: Asked) -> int:
+        """Return the phy offset of the message with an offset message id or a unique key."""
         try:
-            return store.phy_offset_by_id(msg_id.strip(), topic or None)
+            return store.phy_offset_by_id(asked["id"].strip(), asked["topic"] or None)
         except (InvalidMessageError, OffsetOutOfRangeError, CorruptionError) as error:
             raise NotFoundError(
-                f"no message of this store has that id, neither as offset message id nor as unique key: {error.message}"
+                f"no message has this id, neither as offset message id nor as unique key: {error.message}"
             ) from None
 
     def _look_up(self, store: MessageStore, phy_offset: int) -> MessageExt:
@@ -184,20 +190,26 @@ class Answers:
                 raise NotFoundError(str(error)) from None
         return message
 
-    def row(self, store: MessageStore, phy_offset: int) -> dict[str, Any]:
-        """dict: a list's row of the message at that place."""
-        return message_row(self._look_up(store, phy_offset))
+    def message(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return a message: `anatomy`, and its body as asked for."""
+        phy_offset = asked["phy_offset"]
+        with self.few_at_once(store, phy_offset):
+            value = self.anatomy(store, phy_offset)
+            if asked["body"] != "none":
+                body, problem = self.body(store, phy_offset)
+                value |= _body_object(body, asked["body"]) | problem
+            return value
 
-    def message(self, store: MessageStore, phy_offset: int) -> dict[str, Any]:
-        """dict: a message without its body: properties, record, queue units, index entries, neighbours."""
+    def anatomy(self, store: MessageStore, phy_offset: int) -> dict[str, Any]:
+        """Return a message without its body: properties, record, queue units, index entries, neighbours."""
         message = self._look_up(store, phy_offset)
         path, pos, read = record_place(store, message)
         try:
             fields = record_fields(read, message.size, body_crc(message))
         except StoreError as error:
             fields = [Field("record", 0, message.size, error.message)]
-        row = message_row(message)
-        # A list's limits are not those of one message.
+        row = _message_row(message)
+        # It is about the limits of a list.
         row.pop("body_error", None)
         return {
             **row,
@@ -234,13 +246,16 @@ class Answers:
         }
 
     def record(self, store: MessageStore, phy_offset: int) -> bytes:
-        """bytes: the record."""
+        """Return the record of a message."""
         message = self._look_up(store, phy_offset)
         return record_place(store, message)[2](0, message.size)
 
     def body(self, store: MessageStore, phy_offset: int) -> tuple[bytes, dict[str, Any]]:
-        """(bytes, dict): the body; where it cannot be unpacked as stored, and the dict has ``body_error``, with ``corrupt``
-        and ``damage`` where the body is not what its compression flag says."""
+        """Return the body of a message, and an empty dict.
+
+        If the body cannot be decompressed it is returned as stored, and the dict has ``body_error``, as well as ``corrupt``
+        and ``damage`` if the body contradicts its compression flag.
+        """
         message = self._look_up(store, phy_offset)
         stored = message.body_stored
         if not message.crc_agrees:
@@ -254,7 +269,7 @@ class Answers:
 
     @contextlib.contextmanager
     def few_at_once(self, store: MessageStore, phy_offset: int) -> Iterator[None]:
-        """Wait for a turn to read a body that is or may be large; raises `StoreError` where none came in time."""
+        """Wait for a turn to read a body that is or may be large; raise `StoreError` after 20 s."""
         message = self._look_up(store, phy_offset)
         size, compressed = message.size, bool(message.sys_flag & 1)
         del message
@@ -262,7 +277,7 @@ class Answers:
             yield
             return
         if not self._large.acquire(timeout=_LARGE_PATIENCE):
-            raise StoreError("many large messages are being read at this moment; ask again")
+            raise StoreError("too many large messages are being read; try again later")
         try:
             yield
         finally:
@@ -287,19 +302,17 @@ class Answers:
                 break
         return None
 
-    def pending(
-        self, store: MessageStore, kind: str | None, topic: str | None, first: int, max_num: int
-    ) -> dict[str, Any]:
-        """dict: pending messages: totals, some rows, what was looked at, what could not be read."""
-        found = self._found_pending(store)
-        # An optional library; `pending` raises where it is missing.
+    def pending(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return the pending messages: totals, a page of rows, the places that were read, and problems."""
+        found, first = self._found_pending(store), asked["first"]
+        # An optional library; `pending` raises if it is missing.
         import pyarrow.compute as pc
 
         table = found.table
-        for name, wanted in (("kind", kind), ("topic", topic)):
-            if wanted is not None:
-                table = table.filter(pc.equal(table.column(name), wanted))
-        chosen = dataclasses.replace(found, unordered=table.slice(first, max_num))
+        for name in ("kind", "topic"):
+            if asked[name]:
+                table = table.filter(pc.equal(table.column(name), asked[name]))
+        chosen = dataclasses.replace(found, unordered=table.slice(first, asked["max_num"]))
         return {
             "now": found.now,
             "totals": [total.as_dict() for total in found.totals],
@@ -314,19 +327,27 @@ class Answers:
     def _found_pending(self, store: MessageStore) -> Any:
         from rmqstore.offline.pending import pending
 
-        with self._pending_lock:
-            kept = self._pending
-            if kept is not None and time.monotonic() - kept[0] < _PENDING_KEPT:
-                return kept[1]
-            self._pending = None
-            found = pending(store)
-            if found.table.nbytes <= _PENDING_BYTES:
-                self._pending = time.monotonic(), found
-            return found
+        found = self._pending.get("all", lambda: pending(store), _PENDING_KEPT)
+        if found.table.nbytes > _PENDING_BYTES:
+            self._pending = Kept()
+        return found
+
+
+def _body_object(body: bytes, mode: str) -> dict[str, Any]:
+    if len(body) > _JSON_BODY:
+        error = f"the body has {len(body)} bytes: download it from /message/<phy offset>/body"
+        return {"body": None, "body_encoding": None, "body_error": error}
+    if mode == "text":
+        try:
+            return {"body": body.decode("utf-8"), "body_encoding": "utf-8"}
+        except UnicodeDecodeError:
+            mode = "base64"
+    text = body.hex() if mode == "hex" else base64.b64encode(body).decode("ascii")
+    return {"body": text, "body_encoding": mode}
 
 
 def _shown(field: Field) -> int:
-    # The body has a view of its own, in parts.
+    # The page shows the body separately, in parts.
     return 64 if field.name == "body" else 1024
 
 

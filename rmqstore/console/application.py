@@ -1,7 +1,6 @@
-"""The console as an ASGI application: routes, errors as pages or JSON, the gate before them, starting and ending.
+"""The console as an ASGI application: routes, errors as pages or JSON, startup and shutdown.
 
-Owns the way from an address to a response.  One store's pages are at the root; of several stores each has them below
-``/stores/<number>``.
+The pages of a single store are at the root; with several stores, those of each are below ``/stores/<number>``.
 """
 
 from __future__ import annotations
@@ -30,10 +29,19 @@ from starlette.types import Scope
 from rmqstore._version import __version__
 from rmqstore.config import StoreConfig
 from rmqstore.console.followed_store import StoreGoneError
-from rmqstore.console.gate import LOOPBACK_NAMES, Admission, Gate, is_for_programs, local_address, path_of, way_back
-from rmqstore.console.questions import QUESTIONS, Number, Question, check_choice, openapi_document
-from rmqstore.console.rendering import render
-from rmqstore.console.rows import BadQueryError, NotFoundError, error_text
+from rmqstore.console.gate import (
+    INTERNAL_ERROR,
+    LOOPBACK_NAMES,
+    Admission,
+    Gate,
+    is_for_programs,
+    local_address,
+    path_of,
+    way_back,
+)
+from rmqstore.console.questions import QUESTIONS, Number, Question, openapi_document
+from rmqstore.console.rendering import render, url
+from rmqstore.console.rows import BadQueryError, NotFoundError, check_choice, error_text
 from rmqstore.console.traffic import Outgoing
 from rmqstore.console.views import Console
 from rmqstore.errors import GeometryError, StoreError
@@ -53,7 +61,7 @@ _Endpoint = Callable[[Request], Response]
 
 
 class _PlaceConvertor(Convertor[int]):
-    """A whole number of at most 19 digits; Starlette's own takes more than Python converts."""
+    """A whole number of at most 19 digits; Starlette's own accepts more than Python converts."""
 
     regex = "[0-9]{1,19}"
 
@@ -65,7 +73,7 @@ class _PlaceConvertor(Convertor[int]):
 
 
 class _RestConvertor(Convertor[str]):
-    """The rest of the address; a folder's name may hold a line break."""
+    """The rest of the address; the name of a folder may contain a line break."""
 
     regex = r"[\s\S]+"
 
@@ -94,17 +102,17 @@ def app(
     Parameters
     ----------
     path : path or sequence of paths
-        The root of a store; of several, each has its pages below ``/stores/<number>``.
+        The root of a store.  With several stores, the pages of each are below ``/stores/<number>``.
     config : StoreConfig, optional
-        The stores' geometry; by default found from their files.
+        The geometry of the stores; by default inferred from their files.
     token : str, optional
-        Required of every request: once as ``?token=``, which gives a browser a cookie, or as ``Authorization: Bearer``.
+        Required for every request: as ``Authorization: Bearer``, or once as ``?token=``, which sets a cookie.
     rabbitmq : iterable of path
-        Vhosts, or data directories of nodes, to be shown as well.
+        RabbitMQ vhosts, or data directories of nodes, to show as well.
     allowed_hosts : iterable of str
-        Names that a request's Host may have; by default those of the loopback interface.  ``"*"`` is any.
+        Accepted Host headers; by default those of the loopback interface.  ``"*"`` accepts any.
     any_address : bool
-        Allow any IP address as Host too; for a server that does not know its addresses.
+        Also accept any IP address as Host, for a server that does not know its own addresses.
 
     Returns
     -------
@@ -113,22 +121,24 @@ def app(
     Raises
     ------
     ValueError
-        No path, or a token of fewer than 8 characters.
+        There is no path, or the token has fewer than 8 characters.
 
     Notes
     -----
-    Give a token wherever anything but loopback can reach it: it shows the bodies of messages.
+    The console shows message bodies: set a token if other machines can reach it.
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if not paths:
-        raise ValueError("give the path of a store")
+        raise ValueError("path is empty; give the path of a store")
     if token is not None and len(token.strip()) < _SHORTEST_TOKEN:
         raise ValueError(
-            f"the token has fewer than {_SHORTEST_TOKEN} characters; give one that is hard to guess, or None"
+            f"token has fewer than {_SHORTEST_TOKEN} characters; give one that is hard to guess, or None"
         )
     places = [os.fspath(each) for each in rabbitmq]
     consoles = [Console(os.fspath(each), config, places) for each in paths]
-    entrance = _Entrance([console.path for console in consoles])
+    realm = "\n".join(os.path.abspath(console.path) for console in consoles)
+    admission = Admission(token, allowed_hosts, any_address, realm)
+    entrance = _Entrance([console.path for console in consoles], admission)
     routes: list[BaseRoute] = [
         Route("/healthz", entrance.health),
         Route("/login", entrance.login, methods=["POST"]),
@@ -151,19 +161,16 @@ def app(
             for console in consoles:
                 console.close()
 
-    realm = "\n".join(os.path.abspath(console.path) for console in consoles)
-    admission = Admission(token, tuple(allowed_hosts), any_address, realm)
     made = Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=[Middleware(Outgoing), Middleware(Gate, admission=admission, refused=_refused_page)],
         exception_handlers={404: _error_page, 405: _error_page},
     )
-    # For pages of errors, which belong to no store's page.
+    # For error pages, which belong to no page of a store.
     made.state.consoles = {
         f"/stores/{number}" if len(consoles) > 1 else "": console for number, console in enumerate(consoles)
     }
-    entrance.gate = Gate(made, admission=admission, refused=_refused_page)
     return made
 
 
@@ -187,10 +194,9 @@ def _routes(console: Console) -> list[BaseRoute]:
 
 
 def _api(console: Console, question: Question) -> _Endpoint:
-    answer = getattr(console, question.name)
-
     def endpoint(request: Request) -> Response:
-        return _json(answer(question.read(request, page=False)), 200 if question.method == "GET" else 202)
+        value = console.answer(question.name, question.read(request, page=False))
+        return _json(value, 200 if question.method == "GET" else 202)
 
     return _answering(endpoint)
 
@@ -200,16 +206,19 @@ def _openapi(request: Request) -> Response:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    # ASCII only: anything in a text of a store, stray bytes included, is a JSON escape.
+    # ASCII only: everything else in a text of a store, stray bytes included, is escaped.
     return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")
 
 
 def _page(console: Console, question: Question) -> _Endpoint:
-    answer, page = getattr(console, question.name), getattr(console, f"{question.name}_page", None)
+    page = getattr(console, f"{question.name}_page", None)
 
     def endpoint(request: Request) -> Response:
         asked = question.read(request, page=True)
-        values = {"value": answer(asked)} if page is None else page(asked, request)
+        if question.method == "POST":
+            console.answer(question.name, asked)
+            return RedirectResponse(url(request.scope.get("root_path", ""), "verify"), 303)
+        values = {"value": console.answer(question.name, asked)} if page is None else page(asked, request)
         if isinstance(values, Response):
             return values
         values |= {"asked": asked, "step": asked.get("max_num", question.page_rows), "now": time.time_ns() // 1_000_000}
@@ -226,8 +235,8 @@ def _download(read: Callable[[int], bytes], name: str) -> _Endpoint:
     def endpoint(request: Request) -> Response:
         phy_offset = request.path_params["phy_offset"]
         if phy_offset > INT64_MAX:
-            raise NotFoundError("no log is that long")
-        # A file, never something that a browser shows.
+            raise NotFoundError(f"phy offset {phy_offset} is out of range")
+        # Browsers save it, and never show it.
         disposition = f'attachment; filename="{name}-{phy_offset}.bin"'
         return Response(
             read(phy_offset), media_type="application/octet-stream", headers={"Content-Disposition": disposition}
@@ -252,7 +261,7 @@ def _metrics(console: Console) -> _Endpoint:
 
 
 def _answering(endpoint: _Endpoint) -> _Endpoint:
-    """Answer an error of `endpoint` with a status and a sentence; never with a traceback."""
+    """Turn an error of `endpoint` into a response; never into a traceback."""
 
     def wrapped(request: Request) -> Response:
         scope = request.scope
@@ -260,26 +269,24 @@ def _answering(endpoint: _Endpoint) -> _Endpoint:
             try:
                 return endpoint(request)
             except GeometryError:
-                # The sizes were perhaps found while the store was being made; they are found again where none were given.
+                # The geometry may have been inferred while the store was being created: infer it again.
                 return endpoint(request)
         except NotFoundError as error:
             return _error(scope, 404, "Not found", str(error))
         except BadQueryError as error:
             return _error(scope, 400, "Bad request", str(error))
         except StoreGoneError as error:
-            return _error(scope, 503, "The store is gone", str(error), retry_after=5)
+            return _error(scope, 503, "Service unavailable", str(error), retry_after=5)
         except (StoreError, OSError) as error:
             text = error_text(error)
             if is_unreadable(error):
-                text += ": let the user that the console runs as read it, or restore it from a copy where the disk fails"
+                text += ". Give the console's user read access, or restore the file from a backup if the disk fails."
             if isinstance(error, GeometryError):
-                text += ". Options are given to rmqstore serve as -o NAME=VALUE, or with --config broker.conf."
-            return _error(scope, 503, "The store cannot be read now", text, retry_after=2)
+                text += ". Start rmqstore serve with -o NAME=VALUE or --config broker.conf."
+            return _error(scope, 503, "Service unavailable", text, retry_after=2)
         except Exception:
             logger.exception("an error at %s", escape(scope["path"]))
-            return _error(
-                scope, 500, "An error in the console", "This is an error in rmqstore; the server's log has it."
-            )
+            return _error(scope, 500, "Internal server error", INTERNAL_ERROR)
 
     return wrapped
 
@@ -299,9 +306,9 @@ def _error(scope: Scope, status: int, title: str, text: str, retry_after: int | 
 
 
 def _refused_page(scope: Scope) -> Response:
-    """Response: 401, with a form for the token."""
     if is_for_programs(path_of(scope)):
-        response: Response = JSONResponse({"error": "give the token: Authorization: Bearer …", "status": 401}, 401)
+        text = "a token is required: send the header Authorization: Bearer TOKEN"
+        response: Response = JSONResponse({"error": text, "status": 401}, 401)
     else:
         response = render(scope, "login.html", 401, next=way_back(scope))
     response.headers["WWW-Authenticate"] = 'Bearer realm="rmqstore"'
@@ -309,23 +316,23 @@ def _refused_page(scope: Scope) -> Response:
 
 
 async def _error_page(request: Request, error: Exception) -> Response:
-    """Response: for an address that does not exist, or a method that it does not take."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        response = _error(request.scope, 405, "Method not allowed", "This address does not take that method.")
+        allowed = (error.headers or {}).get("Allow", "GET")
+        response = _error(request.scope, 405, "Method not allowed", f"This address supports only {allowed}.")
         response.headers.update(error.headers or {})
         return response
     return _error(request.scope, 404, "Not found", "There is no page at this address.")
 
 
 class _Entrance:
-    """What all stores of a server share: assets, the token's form, the list of stores."""
+    """The pages that all stores of a server share: assets, the login form, the list of stores."""
 
-    def __init__(self, paths: Sequence[str]):
+    def __init__(self, paths: Sequence[str], admission: Admission):
         self.paths = list(paths)
-        self.gate: Gate | None = None
+        self.admission = admission
         folder = resources.files("rmqstore.console") / "static"
-        # Looked up by name: no part of an address ever becomes part of a path.
+        # Looked up by name, so that no address can become a path.
         self._static = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
 
     async def health(self, request: Request) -> Response:
@@ -335,7 +342,7 @@ class _Entrance:
         name = request.path_params["name"]
         content = self._static.get(name)
         if content is None:
-            return PlainTextResponse("There is no such file.\n", 404)
+            return PlainTextResponse("Not found\n", 404)
         kind = _STATIC_TYPES.get(os.path.splitext(name)[1], "application/octet-stream")
         return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
@@ -345,17 +352,16 @@ class _Entrance:
             async for part in request.stream():
                 body += part
                 if len(body) > _LARGEST_LOGIN:
-                    return _error(request.scope, 413, "Too much", "That is more than a token.")
+                    return _error(request.scope, 413, "Content too large", "The form is larger than 16 KiB.")
         except ClientDisconnect:
-            # Nobody is there to read this; it is not an error of the console.
-            return _error(request.scope, 400, "Bad request", "The form came in part only.")
+            # No reader is left, and the console is not at fault.
+            return _error(request.scope, 400, "Bad request", "The form is incomplete.")
         form = dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace")))
         target = form.get("next", "/")
-        if self.gate is None or not self.gate.is_token(form.get("token", "")):
+        if not self.admission.is_token(form.get("token", "")):
             return render(request.scope, "login.html", 401, next=target, wrong=True)
-        # A path of this server: no other host, no scheme.
         response = RedirectResponse(local_address(target), 303)
-        self.gate.let_in(response, secure=request.url.scheme == "https")
+        self.admission.let_in(response, secure=request.url.scheme == "https")
         return response
 
     async def stores(self, request: Request) -> Response:

@@ -1,7 +1,6 @@
-"""The store that a console shows, followed while it changes, and one verify run at a time over it.
+"""The store that a console shows, refreshed or reopened when it changes, and one verify run at a time.
 
-Owns when the open store is refreshed or opened again, and the run's thread.  Nothing is written, locked or created.  One store
-is open at a time, besides those that requests still use.
+Nothing is written, locked or created.  One store is open at a time, plus those that requests still use.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rmqstore.config import StoreConfig
+from rmqstore.console.gate import INTERNAL_ERROR
 from rmqstore.errors import GeometryError, StoreChangedError, StoreClosedError, StoreError
 from rmqstore.offline.verify import Finding, verify
 from rmqstore.store.message_store import MessageStore
@@ -27,29 +27,29 @@ _REFRESH_INTERVAL = 0.5
 _REFRESH_SHARE = 10
 _PARTS = ("commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 _FINDINGS_KEPT = 10_000
-# Seconds to wait for a run that was told to end, before it counts as running.
+# Seconds to wait for a run that was stopped, before it counts as running.
 _ENDING = 10.0
 
 _Identity = tuple[tuple[int, int] | None, ...]
 
 
 class StoreGoneError(StoreError):
-    """The store that was shown is not there any more."""
+    """The store was deleted or moved away."""
 
 
+@dataclasses.dataclass
 class _Held:
     # An open store, and the number of requests that use it.
 
-    def __init__(self, store: MessageStore, identity: _Identity):
-        self.store = store
-        self.identity = identity
-        self.users = 0
-        self.retired = False
-        self.look_again_at = time.monotonic() + _REFRESH_INTERVAL
+    store: MessageStore
+    identity: _Identity
+    refresh_at: float
+    users: int = 0
+    retired: bool = False
 
 
 class FollowedStore:
-    """The store at `path`, opened again when it was replaced; without `config` its geometry is found at every opening."""
+    """The store at `path`, reopened when it is replaced; without `config` its geometry is inferred at every opening."""
 
     def __init__(self, path: str | os.PathLike[str], config: StoreConfig | None = None):
         self.path = os.fspath(path)
@@ -67,24 +67,22 @@ class FollowedStore:
             except (FileNotFoundError, NotADirectoryError):
                 found.append(None)
             except OSError:
-                # A link loop: opening the store reports what of it can be read.
+                # For example a link loop, which opening the store reports.
                 if not name:
                     raise
                 found.append(None)
         if found[0] is None:
-            raise StoreGoneError(
-                "the store is not there any more, or was moved; this page shows it when it is back", self.path
-            )
+            raise StoreGoneError("the store was deleted or moved; reload this page when it is back", self.path)
         return tuple(found)
 
     @contextlib.contextmanager
     def use(self) -> Iterator[MessageStore]:
-        """The store as it is now, for the time of the ``with`` block; never close it.
+        """Return the current store for the ``with`` block; callers must not close it.
 
         Raises
         ------
         StoreGoneError
-            Its directory, or its log, is not there any more.
+            Its directory, or its log, was deleted or moved away.
         StoreError, OSError
             It cannot be opened; a later call tries again.
         """
@@ -94,7 +92,7 @@ class FollowedStore:
         try:
             yield held.store
         except (GeometryError, StoreChangedError, StoreClosedError):
-            # The geometry may have been found while the store was being made; the next request opens it again.
+            # The geometry may have been inferred while the store was being created; the next request reopens it.
             with self._lock:
                 if self._held is held:
                     self._retire()
@@ -109,24 +107,22 @@ class FollowedStore:
         held = self._held
         if held is not None and held.identity == identity:
             begun = time.monotonic()
-            if begun < held.look_again_at:
+            if begun < held.refresh_at:
                 return held
             try:
                 held.store.refresh()
                 ended = time.monotonic()
-                # A refresh of tens of thousands of queues takes a while; most of the time is for answers.
-                held.look_again_at = ended + max(_REFRESH_INTERVAL, _REFRESH_SHARE * (ended - begun))
+                # A refresh of tens of thousands of queues takes a while; most of the time must go to requests.
+                held.refresh_at = ended + max(_REFRESH_INTERVAL, _REFRESH_SHARE * (ended - begun))
                 return held
             except (StoreError, OSError):
-                # Its writer cut or replaced files, or was still making them.
+                # Its writer cut, replaced or was still creating files.
                 identity = self._identity()
         if held is not None and held.identity[1] is not None and identity[1] is None:
-            raise StoreGoneError(
-                "the store's commitlog folder is gone; this page shows the store when it is back", self.path
-            )
+            raise StoreGoneError("the store's commitlog folder is missing; reload this page when it is back", self.path)
         store = MessageStore.open(self.path, config=self.config, read_only=True)
         self._retire()
-        self._held = _Held(store, identity)
+        self._held = _Held(store, identity, time.monotonic() + _REFRESH_INTERVAL)
         return self._held
 
     def _retire(self) -> None:
@@ -140,17 +136,17 @@ class FollowedStore:
             held.store.close()
 
     def close(self) -> None:
-        """Close the store as soon as no request uses it."""
+        """Close the store when no request uses it."""
         with self._lock:
             self._retire()
 
 
 class StoppedError(Exception):
-    """The run was told to end."""
+    """The run was stopped."""
 
 
 class VerifyRun:
-    """Verifies the store at `path` in a thread when it is told to; findings are kept up to a bound and counted beyond it."""
+    """A verify run in a thread over the store at `path`; it keeps the first 10 000 findings and counts all."""
 
     def __init__(self, path: str, config: StoreConfig | None):
         self._path = path
@@ -165,12 +161,12 @@ class VerifyRun:
         self._ended: float | None = None
         self._findings: list[Finding] = []
         self._kinds: Counter[str] = Counter()
-        # One finding may stand for several in a row.
-        self._told = 0
+        # One finding may represent several.
+        self._num_findings = 0
         self._finished: tuple[dict[str, int], int] | None = None
 
     def start(self) -> bool:
-        """Begin a run; False if one is running.  One that was told to end is waited for."""
+        """Start a run, after one that was stopped has ended; False if one is running."""
         with self._lock:
             ending = self._thread if self._state == "running" and self._stop.is_set() else None
         if ending is not None:
@@ -181,14 +177,14 @@ class VerifyRun:
             self._stop.clear()
             self._state, self._error = "running", None
             self._done = self._total = 0
-            self._findings, self._kinds, self._told = [], Counter(), 0
+            self._findings, self._kinds, self._num_findings = [], Counter(), 0
             self._started, self._ended = time.time(), None
             self._thread = threading.Thread(target=self._run, name="rmqstore-console-verify", daemon=True)
             self._thread.start()
             return True
 
     def stop(self, timeout: float) -> bool:
-        """End the run at its next step, and wait up to `timeout` seconds for that; False if none is running."""
+        """Stop the run at its next step, and wait for that up to `timeout` seconds; False if none is running."""
         with self._lock:
             thread = self._thread
             if self._state != "running" or thread is None:
@@ -210,7 +206,7 @@ class VerifyRun:
                     raise StoppedError
                 with self._lock:
                     self._kinds[finding.kind] += finding.num
-                    self._told += 1
+                    self._num_findings += 1
                     if len(self._findings) < _FINDINGS_KEPT:
                         self._findings.append(finding)
         except StoppedError:
@@ -218,7 +214,7 @@ class VerifyRun:
         except (StoreError, OSError, ValueError) as failure:
             state, error = "failed", str(failure)
         except BaseException:
-            state, error = "failed", "an error in rmqstore itself; the server's log has it"
+            state, error = "failed", INTERNAL_ERROR
             raise
         finally:
             with self._lock:
@@ -227,12 +223,12 @@ class VerifyRun:
                     self._finished = dict(self._kinds), int(self._ended * 1000)
 
     def last_finished(self) -> tuple[dict[str, int], int] | None:
-        """(findings by kind, ms since epoch of the end) of the last complete run; None if there was none."""
+        """Return the number of findings by kind, and the end (ms since epoch), of the last finished run, or None."""
         with self._lock:
             return self._finished
 
     def status(self, first: int = 0, size: int = 200) -> dict[str, Any]:
-        """dict: state ("idle", "running", "finished", "stopped", "failed"), progress in bytes of log, and findings."""
+        """Return the state (idle, running, finished, stopped or failed), progress in bytes of log, and a page of findings."""
         with self._lock:
             started, ended = self._started, self._ended
             seconds = None if started is None else (time.time() if ended is None else ended) - started
@@ -252,5 +248,5 @@ class VerifyRun:
                 "findings": [dataclasses.asdict(finding) for finding in self._findings[first : first + size]],
                 "first": first,
                 "kept": len(self._findings),
-                "told": self._told,
+                "told": self._num_findings,
             }

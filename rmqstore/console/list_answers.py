@@ -1,8 +1,4 @@
-"""Index files, consumer groups, and a broker's settings, as rows of lists.
-
-Owns the columns of these lists, the sums of groups, and the histogram of an index file's chains.  `rmqstore.offline.settings`
-decides which settings count.
-"""
+"""Index files, consumer groups, and a broker's settings, as rows of lists."""
 
 from __future__ import annotations
 
@@ -10,15 +6,24 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rmqstore.console.rows import Kept, NotFoundError, error_text, file_name, in_order
+from rmqstore.console.rows import (
+    Asked,
+    Kept,
+    NotFoundError,
+    check_choice,
+    error_text,
+    file_name,
+    in_order,
+    sort_choices,
+)
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_file import IndexFile
-from rmqstore.offline.describe import Place, consumer_places, consumer_rows, group_sums
+from rmqstore.offline.describe import Place, consumer_columns, consumer_places, group_sums, rows_of
 from rmqstore.offline.settings import Settings, settings
 from rmqstore.rocksdb.index import index_folder
 from rmqstore.store.message_store import MessageStore
@@ -39,56 +44,51 @@ SETTINGS_COLUMNS = {
     "consumer_offsets": ("group", "topic", "queue_id", "offset", "pull_offset"),
     "pop_records": ("topic", "group", "queue_id", "queue_offset", "visible_time"),
 }
-"""By list its sortable columns, the default first."""
+"""The sortable columns of each list, the default first."""
 
 _Values = dict[Place, tuple[int | None, ...]]
-# Of a place that was not there yet when all were looked at.
+# The values of a place that is newer than the survey.
 _NO_VALUES = (None, None, None)
 _ENTRIES_READ = 1 << 20
-# Seconds for which settings that were read answer further requests.
+# Seconds for which settings are cached.
 _SETTINGS_KEPT = 5.0
-# And sums of groups; what took long is kept longer: looking takes at most a tenth of the time.
+# The same for sums of groups, which are kept longer if they took long: a survey may use a tenth of the time.
 _SUMS_KEPT, _KEPT_TIMES = 1.0, 10
 
 
 class IndexAnswers:
-    """Answers about the index of one store; histograms of chains are kept until their file has more entries."""
+    """Answers about the index of one store; histograms of chains are cached until their file has more entries."""
 
     def __init__(self) -> None:
         self._histograms: Kept[dict[str, Any]] = Kept()
 
-    def index(self, store: MessageStore) -> list[dict[str, Any]]:
-        """list of dict: the index files, oldest first."""
-        service = store.index_service
-        if service is None:
-            return []
-        service.load()
-        found = []
-        for name in service.names:
-            try:
-                found.append(_index_row(service.file(name)))
-            except (FileNotFoundError, OffsetOutOfRangeError):
-                continue
-        return found
-
-    def problems(self, store: MessageStore) -> list[dict[str, str]]:
-        """list of dict: path and detail of each index file, or folder of them, that cannot be read."""
-        service = store.index_service
-        passed_over = {} if service is None else service.passed_over
-        found = [(each.path or store.path, each.message) for each in passed_over.values()]
+    def index(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return the index files, and the path and detail of each file or folder that cannot be read."""
+        service, rows, problems = store.index_service, [], []
+        if service is not None:
+            service.load()
+            for name in service.names:
+                try:
+                    rows.append(_index_row(service.file(name)))
+                except (FileNotFoundError, OffsetOutOfRangeError):
+                    continue
+            problems = [(each.path or store.path, each.message) for each in service.passed_over.values()]
         damage = store.database_index.damage
         if damage is not None:
-            found.append((damage.path or index_folder(store.path), damage.message))
-        return [{"path": file_name(path, store.path), "detail": detail} for path, detail in found]
+            problems.append((damage.path or index_folder(store.path), damage.message))
+        return {
+            "files": in_order(rows, asked["sort"]),
+            "problems": [{"path": file_name(path, store.path), "detail": detail} for path, detail in problems],
+        }
 
-    def index_file(self, store: MessageStore, name: str) -> dict[str, Any]:
-        """dict: header, fill, and lengths of chains of one index file."""
-        service = store.index_service
+    def index_file(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return the header, fill, and chain lengths of one index file."""
+        service, name = store.index_service, asked["name"]
         if service is not None and name not in service.names:
             service.load()
         if service is None or name not in service.names:
             problem = None if service is None else service.passed_over.get(name) or service.passed_over.get("")
-            raise problem or NotFoundError("there is no index file of that name in this store")
+            raise problem or NotFoundError("this store has no index file of that name")
         index = service.file(name)
         return {**_index_row(index), "path": file_name(index.path, store.path), "chains": self._chains(index)}
 
@@ -119,7 +119,7 @@ def _index_row(index: IndexFile) -> dict[str, Any]:
 
 
 def _chain_lengths(index: IndexFile, count: int) -> dict[str, Any]:
-    """The number of slots by the length of their chain, counted from the hashes of the entries."""
+    """Return the number of slots by the length of their chain, counted from the hashes of the entries."""
     lengths = np.zeros(index.slot_num, np.int32)
     for first in range(1, count, _ENTRIES_READ):
         hashes = index.read_entries(first, min(_ENTRIES_READ, count - first))[0]
@@ -135,7 +135,6 @@ def _chain_lengths(index: IndexFile, count: int) -> dict[str, Any]:
         bins.append({"from": low, "to": high, "slots": int(np.count_nonzero((lengths >= low) & (lengths <= high)))})
         low = high + 1
     entries = count - 1
-    # A look-up of a present key walks, on average, half of its chain.
     squares = float(np.dot(lengths.astype(np.float64), lengths.astype(np.float64)))
     return {
         "slots_used": used,
@@ -151,16 +150,15 @@ def _chain_lengths(index: IndexFile, count: int) -> dict[str, Any]:
 
 
 class ConsumerAnswers:
-    """Answers about the consumer groups of one store; what is known of all rows is kept for a while."""
+    """Answers about the consumer groups of one store; the survey of all rows is cached."""
 
     def __init__(self) -> None:
         self._kept: Kept[tuple[list[dict[str, Any]], _Values]] = Kept()
 
-    def consumers(
-        self, store: MessageStore, group: str, topic: str, first: int, max_num: int, sort: str
-    ) -> dict[str, Any]:
-        """dict: a page of the progress of groups; only an order by what queues contain looks at more than the page."""
-        places = consumer_places(store, group or None, topic or None)
+    def consumers(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return a page of the progress of groups; only an order by a queue's values reads more than the page."""
+        first, sort = asked["first"], asked["sort"]
+        places = consumer_places(store, asked["group"] or None, asked["topic"] or None)
         name = sort.removeprefix("-")
         if name in _PLACE_COLUMNS:
             column = _PLACE_COLUMNS.index(name)
@@ -170,16 +168,21 @@ class ConsumerAnswers:
             ordered = in_order(places, sort, lambda place, _: values.get(place, _NO_VALUES)[column])
         errors: dict[tuple[str, int], str] = {}
         with store.commit_log.single_records():
-            rows = list(consumer_rows(store, ordered[first : first + max_num], _recorder(errors)))
+            rows = rows_of(consumer_columns(store, ordered[first : first + asked["max_num"]], _recorder(errors)))
         for row in rows:
             row["error"] = errors.get((row["topic"], row["queue_id"]))
         return {"consumers": rows, "number": len(places), "first": first, "sort": sort}
 
-    def groups(self, store: MessageStore, group: str, sort: str) -> list[dict[str, Any]]:
-        """list of dict: `group_sums` of one group, or of all, with `age`: ms since the oldest message waits."""
+    def groups(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return a page of the sums of all groups."""
+        rows, first, sort = self.sums(store, "", asked["sort"]), asked["first"], asked["sort"]
+        return {"groups": rows[first : first + asked["max_num"]], "number": len(rows), "first": first, "sort": sort}
+
+    def sums(self, store: MessageStore, group: str, sort: str) -> list[dict[str, Any]]:
+        """Return `group_sums` of one group, or of all, with `age`: for how many ms the oldest message has waited."""
         if group:
             with store.commit_log.single_records():
-                found = group_sums(consumer_rows(store, consumer_places(store, group), _recorder({})))
+                found = group_sums(consumer_columns(store, consumer_places(store, group), _recorder({})))
         else:
             found = self._all(store)[0]
         now = time.time_ns() // 1_000_000
@@ -191,16 +194,10 @@ class ConsumerAnswers:
 
 
 def _sums_and_values(store: MessageStore) -> tuple[list[dict[str, Any]], _Values]:
-    values: _Values = {}
-
-    def rows() -> Iterator[dict[str, Any]]:
-        places = consumer_places(store)
-        for place, row in zip(places, consumer_rows(store, places, _recorder({})), strict=True):
-            values[place] = tuple(row[name] for name in _VALUE_COLUMNS)
-            yield row
-
+    places = consumer_places(store)
     with store.commit_log.single_records():
-        return group_sums(rows()), values
+        columns = consumer_columns(store, places, _recorder({}))
+    return group_sums(columns), dict(zip(places, zip(*(columns[name] for name in _VALUE_COLUMNS))))
 
 
 def _recorder(errors: dict[tuple[str, int], str]) -> Callable[[str, int, Exception], None]:
@@ -214,25 +211,26 @@ def _recorder(errors: dict[tuple[str, int], str]) -> Callable[[str, int, Excepti
 
 
 class SettingsAnswers:
-    """Answers about the settings in one store's directory."""
+    """Answers about the settings in one store's directory, which need no readable log."""
 
     def __init__(self, path: str):
         self.path = path
         self._kept: Kept[Settings] = Kept()
 
-    def settings(self, what: str, first: int, max_num: int, sort: str, name: str) -> dict[str, Any]:
-        """dict: rows of the list `what` with `name` in the name of their topic or group, and where settings were found."""
+    def settings(self, asked: Asked) -> dict[str, Any]:
+        """Return a page of the rows of one list, and the places where settings were found."""
+        what, first, wanted = asked["what"], asked["first"], asked["name"].lower()
+        sort = check_choice("sort", asked["sort"], sort_choices(SETTINGS_COLUMNS[what]))
         found = self._kept.get("all", lambda: settings(self.path), _SETTINGS_KEPT)
         rows = _SETTINGS_ROWS[what](found)
-        if name:
-            wanted = name.lower()
+        if wanted:
             rows = [
                 row for row in rows if any(wanted in str(row.get(each) or "").lower() for each in ("topic", "group"))
             ]
         ordered = in_order(rows, sort, _comparable)
         return {
             "what": what,
-            "rows": ordered[first : first + max_num],
+            "rows": ordered[first : first + asked["max_num"]],
             "number": len(rows),
             "first": first,
             "sort": sort,
@@ -249,7 +247,7 @@ class SettingsAnswers:
 
 
 def _comparable(row: Any, name: str) -> Any:
-    # A file may hold anything under a name: text is compared as text, after all numbers.
+    # A member may have any type: text is compared as text, after all numbers.
     value = row.get(name)
     if value is None:
         return None
@@ -257,7 +255,7 @@ def _comparable(row: Any, name: str) -> Any:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    # The names are RocketMQ's; the value may be no object.
+    # The value may have any type.
     members = dict(value) if isinstance(value, dict) else {"value": value}
     return {name: each for name, each in members.items() if name not in ("topic", "group")}
 

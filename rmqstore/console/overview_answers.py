@@ -1,7 +1,7 @@
 """The store as a whole: its figures and health, a page of its topics or queues, and its messages over time.
 
-Owns the rows of a page, their order, and their sums.  Of a store with many queues a page looks at those that it shows; sums and
-orders by a number are those of the survey so far (`rmqstore.console.survey`), and name the number of its queues.
+If there are many queues, a page reads only those that it shows; sums and orders by a number cover the survey so far
+(`rmqstore.console.survey`), and say how many queues that is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heapq import nlargest
 from typing import Any
 
 from rmqstore._version import __version__
-from rmqstore.console.rows import Kept, NotFoundError, file_name, in_order, sums
+from rmqstore.console.rows import Asked, Kept, NotFoundError, file_name, in_order, sums
 from rmqstore.console.survey import AT_ONCE, Survey, Surveyed, queue_row, topic_rows, unread_folders
 from rmqstore.offline.timeline import EXACT_BYTES, timeline
 from rmqstore.store.message_store import MessageStore
@@ -25,26 +25,27 @@ __all__ = ["QUEUE_COLUMNS", "TOPIC_COLUMNS", "OverviewAnswers", "health"]
 
 TOPIC_COLUMNS = ("topic", "queues", "messages", "log_bytes", "last_store_timestamp")
 QUEUE_COLUMNS = ("queue", "messages", "min_queue_offset", "max_queue_offset", "log_bytes", "last_store_timestamp")
-# A picture of the log is drawn again after so many seconds.
+# Seconds for which the timeline is cached.
 _TIMELINE_KEPT = 10.0
 _TOPICS_DRAWN = 15
-# RocketMQ warns above this part of the disk (diskSpaceWarningLevelRatio).
+# RocketMQ's diskSpaceWarningLevelRatio.
 _DISK_WARNING = 0.9
 
 
 class OverviewAnswers:
-    """Answers about all queues of one store; `use` is that of `Survey`."""
+    """Answers about all queues of one store; `use` is passed to `Survey`."""
 
     def __init__(self, use: Callable[[], AbstractContextManager[MessageStore]] | None = None):
         self.survey = Survey(use)
         self._timelines: Kept[dict[str, Any]] = Kept()
 
-    def overview(self, store: MessageStore, first: int, max_num: int, sort: str, name: str) -> dict[str, Any]:
-        """dict: the store as a whole, and a page of its topics."""
+    def overview(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return the figures of the store, and a page of its topics."""
+        first, sort, name = asked["first"], asked["sort"], asked["topic"]
         log = store.commit_log
         surveyed = self.survey.known(store)
         queues = self._queues_of_topics(store, surveyed, sort, name)
-        topics = self._topic_rows(store, surveyed, list(queues.items())[first : first + max_num])
+        topics = self._topic_rows(store, surveyed, list(queues.items())[first : first + asked["max_num"]])
         number = len(queues)
         last: int | None = None
         if surveyed.complete:
@@ -87,7 +88,7 @@ class OverviewAnswers:
     def _queues_of_topics(
         self, store: MessageStore, surveyed: Surveyed, sort: str, name: str
     ) -> dict[str, list[int]]:
-        # Of each topic whose name has `name` in it the ids of its queues, in this order.
+        # The queue ids of each topic whose name contains `name`.
         queues: dict[str, list[int]] = {}
         wanted = name.lower()
         for topic, queue_id in store.queues.keys():
@@ -108,7 +109,6 @@ class OverviewAnswers:
         for topic, queue_ids in queues:
             known = surveyed.topics.get(topic)
             if known is None or known["queues"] < len(queue_ids):
-                # Those of this page, now.
                 rows_now = []
                 for queue_id in queue_ids:
                     row = surveyed.rows.get((topic, queue_id))
@@ -124,20 +124,16 @@ class OverviewAnswers:
 
     # ------------------------------------------------------------------------------------------------------------ queues
 
-    def queues(self, store: MessageStore, topic: str | None, first: int, max_num: int, sort: str) -> dict[str, Any]:
-        """dict: a page of the queues of a topic, or of all, and their sums.
+    def queues(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return a page of the queues of a topic, or of all, and their sums.
 
-        Raises
-        ------
-        NotFoundError
-            There is no queue of that topic.
-        OSError
-            A folder in which there may be one cannot be read.
+        Raise `NotFoundError` if the topic has no queue, and OSError if it may have one in an unreadable folder.
         """
+        topic, first, sort = asked["topic"] or None, asked["first"], asked["sort"]
         keys = [key for key in store.queues.keys() if topic is None or key[0] == topic]
         if topic is not None and not keys:
             store.queues.check_seen(topic)
-            raise NotFoundError("there is no queue of that topic in this store")
+            raise NotFoundError("this store has no queue of that topic")
         rows: dict[tuple[str, int], dict[str, Any]]
         if topic is not None and len(keys) <= AT_ONCE:
             found = {key: queue_row(store, *key) for key in keys}
@@ -154,7 +150,7 @@ class OverviewAnswers:
             chosen = [rows.get(key) or {"topic": key[0], "queue_id": key[1]} for key in keys]
             ordered = [(row["topic"], row["queue_id"]) for row in in_order(chosen, sort)]
         page = []
-        for key in ordered[first : first + max_num]:
+        for key in ordered[first : first + asked["max_num"]]:
             row = rows.get(key) or queue_row(store, *key)
             if row is not None:
                 page.append(row)
@@ -169,10 +165,10 @@ class OverviewAnswers:
             "sums": sums(list(rows.values()), "messages", "files", "size", "log_bytes"),
         }
 
-    # ----------------------------------------------------------------------------------------------------------- pictures
+    # ------------------------------------------------------------------------------------------------------------- charts
 
-    def bytes_by_topic(self, store: MessageStore) -> dict[str, Any]:
-        """dict: the topics that take most of the log, and what the others take together."""
+    def largest(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return the topics with the most bytes in the log, and the sum of the others."""
         surveyed = self.survey.known(store)
         topics = nlargest(_TOPICS_DRAWN, surveyed.topics.values(), key=lambda topic: topic["log_bytes"])
         topics = [topic for topic in topics if topic["log_bytes"]]
@@ -188,8 +184,9 @@ class OverviewAnswers:
             "queues_looked_at": len(surveyed.rows),
         }
 
-    def timeline(self, store: MessageStore, bins: int) -> dict[str, Any]:
-        """dict: messages and bytes by store time, see `rmqstore.offline.timeline`."""
+    def timeline(self, store: MessageStore, asked: Asked) -> dict[str, Any]:
+        """Return messages and bytes by store time, see `rmqstore.offline.timeline`."""
+        bins = asked["bins"]
         return self._timelines.get((store, bins), lambda: self._timeline(store, bins), _TIMELINE_KEPT)
 
     def _timeline(self, store: MessageStore, bins: int) -> dict[str, Any]:
@@ -221,7 +218,6 @@ def _index_summary(store: MessageStore) -> dict[str, Any] | None:
 
 
 def _disk(path: str) -> dict[str, Any] | None:
-    """dict: bytes of the disk below `path`, and the used part of it; None where it cannot be asked."""
     try:
         usage = shutil.disk_usage(path)
         return {"total": usage.total, "free": usage.free, "used_ratio": used_ratio(path)}
@@ -230,9 +226,9 @@ def _disk(path: str) -> dict[str, Any] | None:
 
 
 def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[dict[str, str]]:
-    """list of dict: name, state ("good", "note", "bad") and text of each part of the store.
+    """Return name, state ("good", "note", "bad") and text of each part of the store, without a verify.
 
-    Only a verify compares every byte.  `last` is the store time of the newest message, ms since epoch.
+    `last` is the store time of the newest message, ms since epoch.
     """
     found: list[dict[str, str]] = []
 
@@ -240,11 +236,11 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
         found.append({"name": name, "state": state, "text": text})
 
     if os.path.exists(os.path.join(store.path, "abort")):
-        note("closing", "note", "there is an abort file: the store is in use, or was not closed in order")
+        note("shutdown", "note", "there is an abort file: the store is in use, or was not shut down cleanly")
     else:
-        note("closing", "good", "closed in order")
+        note("shutdown", "good", "clean")
     if os.path.exists(os.path.join(store.path, ".rmqstore-rebuild")):
-        note("rebuild", "bad", "a rebuild was interrupted or is running; run the same rebuild again if none is")
+        note("rebuild", "bad", "a rebuild is running or was interrupted; if none is running, run the same rebuild again")
     damaged = [(problem.path or store.path, problem.message) for problem in store.damaged_files()]
     queue_files = sum(
         os.path.relpath(path, store.path).startswith("consumequeue") and path not in store.queues.unseen
@@ -252,37 +248,35 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
     )
     errors = surveyed.errors
     if errors:
-        note("queues", "bad", f"{len(errors)} queues cannot be read, the first: {errors[0]}")
+        note("queues", "bad", f"{len(errors)} queues cannot be read; the first error: {errors[0]}")
     elif store.queues.unseen:
         folders = ", ".join(file_name(folder, store.path) for folder in sorted(store.queues.unseen))
-        note("queues", "bad", f"which there are is not known, as this cannot be looked into: {folders}")
+        note("queues", "bad", f"the list is incomplete, because folders cannot be read: {folders}")
     elif queue_files:
-        note(
-            "queues", "bad", f"{queue_files} of their files are damaged; what those lost is not shown, or reads as zeros: see files"
-        )
+        note("queues", "bad", f"{queue_files} queue files are damaged, and their queues are incomplete: see files")
     elif not surveyed.complete:
-        note("queues", "good", f"the {len(surveyed.rows)} of {surveyed.number} that were looked at so far can be read")
+        note("queues", "good", f"{len(surveyed.rows)} of {surveyed.number} queues read so far, without errors")
     else:
-        note("queues", "good", "every queue can be read")
+        note("queues", "good", "all queues can be read")
     log = store.commit_log
     database = store.queue_database
     if database is not None:
         gone_over = sum(end - begin for begin, end in database.completed)
         text = f"{database.queues} queues in {database.path}"
         if gone_over:
-            text += f"; units of {gone_over} bytes of the log were lost or are damaged, and are read from it"
+            text += f"; the units of {gone_over} bytes of the log are missing or damaged, and are read from the log"
         note("queues in RocksDB", "bad" if gone_over or database.damage else "good", text)
     if store.undispatched is not None:
         begin, end = store.undispatched
         unserved = (
             ""
             if store.unserved is None
-            else f"; of these the last {end - store.unserved[0]} are shown in no queue here"
+            else f"; queues here lack the last {end - store.unserved[0]} of them"
         )
         note(
             "dispatch",
             "note" if store.unserved is None else "bad",
-            f"no queue leads to {end - begin} bytes of the log, from phy offset {begin} on{unserved}",
+            f"{end - begin} bytes of the log, from phy offset {begin}, are not dispatched to queues{unserved}",
         )
     point = store.checkpoint
     if last is not None and point.physic_msg_timestamp < last:
@@ -290,42 +284,42 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
         if point.physic_msg_timestamp:
             note("checkpoint", "note", f"{seconds:.1f} s behind the log")
         elif os.path.lexists(point.path):
-            note("checkpoint", "bad", "it cannot be read, or has no times; a verify run says more")
+            note("checkpoint", "bad", "unreadable, or without times; run verify for details")
         else:
-            note("checkpoint", "note", "the checkpoint was never written")
+            note("checkpoint", "note", "never written")
     else:
-        note("checkpoint", "good", "up to the end of the log")
+        note("checkpoint", "good", "up to date with the log")
     if store.index_service is None:
-        note("index", "note", "the config says not to index")
+        note("index", "note", "disabled in the config")
     else:
         newest = store.index_service.newest()
         if newest is None and store.database_index.is_used():
             behind = log.max_offset - store.database_index.last_offset
-            note("index", "good", f"in RocksDB; its last record lies {behind} bytes before the end of the log")
+            note("index", "good", f"in RocksDB; its last record is {behind} bytes before the end of the log")
         elif newest is None and (store.index_service.passed_over or store.database_index.damage is not None):
-            note("index", "bad", "it cannot be read, and queries by key search the log, up to a bound: see files")
+            note("index", "bad", "unreadable; queries by key search a limited part of the log: see files")
         elif newest is None:
             state = "note" if log.max_offset == log.min_offset else "bad"
             note(
                 "index",
                 state,
-                "there is no index file; queries by key search the log, up to a bound. rmqstore rebuild makes the index",
+                "there are no index files; queries by key search a limited part of the log. Run rmqstore rebuild.",
             )
         else:
             behind = log.max_offset - newest.header.end_phy_offset
             if behind >= 0:
-                note("index", "good", f"its newest entry lies {behind} bytes before the end of the log")
+                note("index", "good", f"its newest entry is {behind} bytes before the end of the log")
             else:
-                note("index", "bad", f"its newest entry lies {-behind} bytes beyond the end of the log, which lost its end")
+                note("index", "bad", f"its newest entry is {-behind} bytes past the end of the log, which was truncated")
     room = _disk(store.path)
     if room is not None:
         state = "bad" if room["used_ratio"] > _DISK_WARNING else "good"
-        note("disk", state, f"{100 * room['used_ratio']:.1f} % of it is used")
+        note("disk", state, f"{100 * room['used_ratio']:.1f} % used")
     problem = store.consumer_progress()[1]
     if problem is not None:
         note("consumer progress", "bad", f"cannot be read: {problem}")
     elif (second := store.consumer_offsets.not_read) is not None:
-        note("consumer progress", "note", f"a second file is not read: {file_name(second, store.path)}")
+        note("consumer progress", "note", f"a second file is ignored: {file_name(second, store.path)}")
     for path, message in damaged:
         note("files", "bad", f"{file_name(path, store.path)}: {message}")
     return found

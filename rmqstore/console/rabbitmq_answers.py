@@ -1,7 +1,4 @@
-"""RabbitMQ's classic queues as plain values.
-
-Owns the shape of these answers and the list of vhosts.  A vhost is opened, read-only, for each answer and closed after it.
-"""
+"""RabbitMQ's classic queues as values that JSON can hold.  A vhost is opened read-only for each answer, and closed after it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from rmqstore.console.rows import NotFoundError, error_text
+from rmqstore.console.rows import Asked, NotFoundError, error_text
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq import LostMessage, Queue, QueuedMessage, Vhost, find_vhosts, node_process
 from rmqstore.rabbitmq.transfer import message_object
@@ -20,12 +17,12 @@ from rmqstore.rabbitmq.transfer import message_object
 __all__ = ["RABBITMQ_COLUMNS", "RabbitmqAnswers"]
 
 RABBITMQ_COLUMNS = ("name", "depth", "size")
-"""Columns that the queues of a vhost can be sorted by."""
+"""The sortable columns of a vhost's queues."""
 
 _PREVIEW = 120
-# So many lost messages of a queue are named.
+# The most lost messages of a queue in an answer.
 _LOST_SHOWN = 200
-# Vhosts that are read at one time: each takes memory of its own.
+# The most vhosts that are open at once: each needs memory.
 _AT_ONCE = 2
 
 
@@ -43,12 +40,12 @@ class RabbitmqAnswers:
     def _vhost(self, number: int) -> Iterator[Vhost]:
         places = self._places()
         if not 0 <= number < len(places):
-            raise NotFoundError("there is no vhost of that number")
+            raise NotFoundError("there is no vhost with this number")
         with self._turn, Vhost.open(places[number]) as vhost:
             yield vhost
 
-    def vhosts(self) -> list[dict[str, Any]]:
-        """Every vhost: name, state, queues, messages, stores; one that cannot be read with the reason."""
+    def vhosts(self, asked: Asked) -> dict[str, Any]:
+        """Return every vhost with its name, state, queues, messages and stores, or the reason why it cannot be read."""
         found = []
         for number, place in enumerate(self._places()):
             try:
@@ -56,10 +53,11 @@ class RabbitmqAnswers:
                     found.append({"number": number, **_vhost_object(vhost), "error": None})
             except (StoreError, OSError) as error:
                 found.append({"number": number, "name": place, "path": place, "error": error_text(error)})
-        return found
+        return {"vhosts": found}
 
-    def vhost(self, number: int) -> dict[str, Any]:
-        """One vhost and its queues."""
+    def vhost(self, asked: Asked) -> dict[str, Any]:
+        """Return a vhost and its queues."""
+        number = asked["number"]
         with self._vhost(number) as vhost:
             queues = vhost.queues()
             return {
@@ -69,10 +67,11 @@ class RabbitmqAnswers:
                 "problems": [{"path": each.path, "detail": each.detail} for each in vhost.problems],
             }
 
-    def queue(self, number: int, name: str, first: int, size: int) -> dict[str, Any]:
-        """One queue of a vhost and its messages from the `first` on, oldest first; and those that are lost up to there."""
+    def queue(self, asked: Asked) -> dict[str, Any]:
+        """Return a queue and a page of its messages, oldest first, and the messages that are lost up to there."""
+        number, first, size = asked["number"], asked["first"], asked["max_num"]
         with self._vhost(number) as vhost:
-            queue = _queue(vhost, name)
+            queue = _queue(vhost, asked["name"])
             lost: list[LostMessage] = []
             rows = [_message_row(message) for message in _from(queue, first, size, lost.append)]
             return {
@@ -90,12 +89,12 @@ class RabbitmqAnswers:
             }
 
     def message(self, number: int, name: str, place: int) -> dict[str, Any]:
-        """One message, by its place in the queue."""
+        """Return one message, by its place in the queue."""
         with self._vhost(number) as vhost:
             queue = _queue(vhost, name)
             message = next(_from(queue, place, 1, lambda lost: None), None)
             if message is None:
-                raise NotFoundError("this queue has no message at that place")
+                raise NotFoundError("the queue has no message at this place")
             return {"number": number, "place": place, **message_object(queue, message)}
 
 
@@ -103,11 +102,11 @@ def _queue(vhost: Vhost, name: str) -> Queue:
     for queue in vhost.queues():
         if queue.name == name:
             return queue
-    raise NotFoundError("this vhost has no queue of that name on disk")
+    raise NotFoundError("the vhost has no queue of this name on disk")
 
 
 def _from(queue: Queue, first: int, number: int, on_lost: Callable[[LostMessage], None]) -> Iterator[QueuedMessage]:
-    # An address may name more than `islice` can count to; no queue is that long.
+    # `islice` takes no larger number.
     first = min(first, sys.maxsize - number)
     return islice(queue.messages(on_lost), first, first + number)
 

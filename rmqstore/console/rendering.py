@@ -1,7 +1,6 @@
 """Pages: templates, addresses, charts, and the views of a body.
 
-Owns the environment in which every template is rendered.  It escapes everything that a template puts into a page; the filter
-``t`` also makes invisible characters visible.
+Every value in a page is escaped; the filter ``t`` also makes invisible characters visible.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from rmqstore._version import __version__
+from rmqstore.console.questions import PENDING_KINDS
 from rmqstore.console.rows import file_name, in_order, other_way, sums
 from rmqstore.texts import escape, format_size, format_time
 
@@ -27,10 +27,10 @@ __all__ = ["JSON_SHOWN", "body_view", "json_text", "render", "url"]
 
 _BODY_SHOWN = 64 * 1024
 JSON_SHOWN = 512 * 1024
-# The tokens of a JSON document that was parsed before.
+# The tokens of a valid JSON document.
 _JSON_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+)', re.DOTALL)
 _INDENT_DEPTH = 40
-# Charts: places across are per cent of the page's width, places down pixels.
+# Charts: horizontal positions are per cent of the page's width, vertical ones pixels.
 _NAME_SHOWN = 34
 _COLUMN_HEIGHT = 120
 _TOP = 24
@@ -38,14 +38,14 @@ _ROW_HEIGHT = 40
 
 
 def url(root: str, *segments: object, **query: object) -> str:
-    """str: an address of the console; a text of the store is one segment, whatever is in it."""
+    """Return an address of the console; each of `segments` is one segment of the path, whatever it contains."""
     path = "/".join(urllib.parse.quote(str(each), safe="", errors="surrogateescape") for each in segments)
     left = {name: str(value) for name, value in query.items() if value is not None and value != ""}
     return f"{root}/{path}" + (f"?{urllib.parse.urlencode(left, errors='surrogateescape')}" if left else "")
 
 
 def render(scope: Scope, template: str, status: int = 200, /, **values: Any) -> Response:
-    """Response: a template as a page; `values` are what it shows."""
+    """Render a template with these values as a page."""
     root = scope.get("root_path", "")
 
     def below(*segments: object, **query: object) -> str:
@@ -53,7 +53,7 @@ def render(scope: Scope, template: str, status: int = 200, /, **values: Any) -> 
 
     path = scope["path"].removeprefix(root).split("/")
     text = _templates().get_template(template).render(url=below, here=path[1] if len(path) > 1 else "", **values)
-    # Stray bytes of file names were made visible before; anything left becomes "?".
+    # Any stray bytes of file names that the template did not escape become "?".
     return Response(text.encode("utf-8", "replace"), status, media_type="text/html; charset=utf-8")
 
 
@@ -78,7 +78,7 @@ def _templates() -> jinja2.Environment:
     environment.filters |= filters
     environment.globals |= {
         "version": __version__, "other_way": other_way, "sums": sums, "bars": _bars, "time_columns": _time_columns,
-        "size": format_size, "duration": _duration,
+        "size": format_size, "duration": _duration, "pending_kinds": PENDING_KINDS,
     }  # fmt: skip
     return environment
 
@@ -97,7 +97,7 @@ def _duration(ms: float | None) -> str:
 
 
 def _time_columns(bins: Sequence[Mapping[str, Any]], what: str, show: Callable[[Any], str] = str) -> dict[str, Any]:
-    """dict: a column for each bin of a timeline, as high as its `what`, "messages" or "bytes"."""
+    """Return a column for each bin of a timeline, as high as its `what`, "messages" or "bytes"."""
     greatest = max((each[what] for each in bins), default=0)
     step = 100 / max(len(bins), 1)
     return {
@@ -129,10 +129,9 @@ def _bars(
     whole: float | None = None,
     logarithmic: bool = False,
 ) -> dict[str, Any]:
-    """dict: a bar for each row, with its `name` at the left and its `value`, as `show` writes it, at the right.
+    """Return a bar for each row, with its `name` on the left and its `value`, formatted by `show`, on the right.
 
-    `whole` is the length of a bar of the whole width, by default the greatest; with `logarithmic` few large values do not
-    hide the others.
+    `whole` is the value of a full bar, by default the greatest.
     """
     values = [max(row[value] or 0, 0) for row in rows]
     lengths = [math.log10(each + 1) if logarithmic else each for each in values]
@@ -157,14 +156,14 @@ def _bars(
 
 
 def body_view(body: bytes, mode: str, start: int) -> dict[str, Any]:
-    """dict: a part of a body as text, JSON or hex; in the view that fits where `mode` is empty."""
+    """Return a part of a body as text, JSON or hex; if `mode` is empty, in the view that fits."""
     start = min(start, max(len(body) - 1, 0))
     part = body[start : start + _BODY_SHOWN]
     note, document = "", None
     if mode == "json" or (not mode and start == 0 and body[:64].lstrip()[:1] in (b"{", b"[")):
         document = json_text(body, JSON_SHOWN) if len(body) <= JSON_SHOWN else None
         if document is None and mode == "json":
-            note, mode = "The body is no JSON, or too long to be laid out; this is its text.", "text"
+            note, mode = "The body is not JSON, or is too long to format; this is its text.", "text"
     if not mode:
         mode = "json" if document is not None else "text" if _is_text(part) else "hex"
     if mode == "json":
@@ -188,10 +187,7 @@ def body_view(body: bytes, mode: str, start: int) -> dict[str, Any]:
 
 
 def json_text(body: bytes, limit: int) -> str | None:
-    """str: a JSON body, indented, each value spelled as it was, cut with an ellipsis after about `limit` characters.
-
-    None where the body is no JSON.
-    """
+    """Return a JSON body indented, with its values unchanged, cut after about `limit` characters; None if it is not JSON."""
     try:
         text = body.decode("utf-8")
         json.loads(text, parse_constant=_no_constant, parse_int=str, parse_float=str)
@@ -222,7 +218,7 @@ def json_text(body: bytes, limit: int) -> str | None:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _lines(text: str) -> str:

@@ -1,7 +1,6 @@
-"""Rows of lists and their order, results that are kept, paths below the store, and errors in place of an answer.
+"""Rows of lists and their order, cached results, and the errors that become status 400 and 404.
 
-Owns the meaning of ``sort=``: a column's name, with a minus in front for descending.  A value that is not known comes last in
-both directions.
+``sort=`` is a column's name, with a minus for descending order.  Unknown values come last in both orders.
 """
 
 from __future__ import annotations
@@ -14,36 +13,40 @@ from typing import Any, Generic, TypeVar
 
 from rmqstore.errors import StoreError
 
-__all__ = ["BadQueryError", "Kept", "NotFoundError", "error_text", "file_name", "in_order", "other_way", "sort_choices", "sums"]
+__all__ = [
+    "Asked", "BadQueryError", "Kept", "NotFoundError", "check_choice", "error_text", "file_name", "in_order", "other_way",
+    "sort_choices", "sums",
+]  # fmt: skip
 
-Row = Mapping[str, Any]
+Asked = dict[str, Any]
+"""The parameters of a request, by name."""
+
 _Value = TypeVar("_Value")
-# Results of different keys that are kept.
+# Results kept at once.
 _NUM_KEPT = 32
 
 
 class NotFoundError(LookupError):
-    """There is nothing under that name or at that place; becomes status 404."""
+    """There is no such thing in the store; becomes status 404."""
 
 
 class BadQueryError(ValueError):
-    """A question with a wrong parameter, which the text names; becomes status 400."""
+    """A parameter has a wrong value; becomes status 400."""
 
 
 class Kept(Generic[_Value]):
-    """Results by key, each kept for some seconds; one is made at a time, and requests that waited get it too."""
+    """A cache by key.  One result is computed at a time, and requests that waited for it share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[Hashable, tuple[float, _Value]] = {}
 
     def get(self, key: Hashable, make: Callable[[], _Value], seconds: float, times: float = 0) -> _Value:
-        """The result of `make`, kept for `seconds`, or for `times` as long as it took to make if that is longer."""
+        """Return the result of `make`, cached for `seconds`, or for `times` as long as it took to make if that is longer."""
         with self._lock:
             begun = time.monotonic()
             known = self._known.get(key)
             if known is None or begun >= known[0]:
-                # Results that nobody may get any more take memory; so do those of many questions.
                 self._known = {each: kept for each, kept in self._known.items() if begun < kept[0]}
                 if len(self._known) >= _NUM_KEPT:
                     self._known.clear()
@@ -53,24 +56,32 @@ class Kept(Generic[_Value]):
 
 
 def error_text(error: Exception) -> str:
-    """str: the error's text; of an error of the operating system its reason and path, as on the command line."""
+    """Return the text of an error; for one of the operating system its reason and path, as on the command line."""
     if isinstance(error, OSError) and not isinstance(error, StoreError) and error.filename is not None:
         return f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]"
     return str(error)
 
 
 def file_name(path: str, root: str) -> str:
-    """str: `path` relative to the store's root."""
+    """Return `path` relative to the store's root."""
     return os.path.relpath(path, root)
 
 
+def check_choice(name: str, given: str, choices: tuple[str, ...]) -> str:
+    """Return `given`, or the first of `choices` if it is empty; raise `BadQueryError` for any other text."""
+    value = given or choices[0]
+    if value not in choices:
+        raise BadQueryError(f"{name} is {value[:40]!r}; give one of {', '.join(each for each in choices if each)}")
+    return value
+
+
 def sort_choices(columns: Iterable[str]) -> tuple[str, ...]:
-    """tuple of str: values of ``sort=`` for these columns, the default first."""
+    """Return the values of ``sort=`` for these columns, the default first."""
     return tuple(each for name in columns for each in (name, f"-{name}"))
 
 
 def other_way(name: str, sort: str, *, greatest_first: bool) -> str:
-    """str: the order for a click on the head of column `name`, where `sort` is the order now."""
+    """Return the ``sort=`` of a link in the head of column `name`; `sort` is the current order."""
     if sort.removeprefix("-") == name:
         return name if sort.startswith("-") else f"-{name}"
     return f"-{name}" if greatest_first else name
@@ -79,17 +90,7 @@ def other_way(name: str, sort: str, *, greatest_first: bool) -> str:
 def in_order(
     rows: Iterable[Any], sort: str, value: Callable[[Any, str], Any] = lambda row, name: row.get(name)
 ) -> list[Any]:
-    """list: the rows ordered by a column; equal rows keep their order.
-
-    Parameters
-    ----------
-    rows : iterable
-        Mappings, or what else `value` takes.
-    sort : str
-        A column's name; with a minus in front descending.
-    value : callable
-        The value of a row in a column.
-    """
+    """Return the rows ordered by a column; equal rows keep their order.  ``value(row, name)`` is what is compared."""
     name = sort.removeprefix("-")
     known: list[tuple[Any, Any]] = []
     unknown: list[Any] = []
@@ -100,6 +101,6 @@ def in_order(
     return [row for _, row in known] + unknown
 
 
-def sums(rows: Sequence[Row], *names: str) -> dict[str, Any]:
-    """dict: the sums of columns over the rows that have a value there."""
+def sums(rows: Sequence[Mapping[str, Any]], *names: str) -> dict[str, Any]:
+    """Return the sums of columns over the rows that have a value there."""
     return {name: sum(row.get(name) or 0 for row in rows) for name in names}

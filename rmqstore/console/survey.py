@@ -1,7 +1,7 @@
 """A survey of all queues of a store, for the sums and the order of lists.
 
-Owns when queues are looked at: at once where there are few, part by part in a thread where there are many, so that a page of a
-store with ten thousand topics costs what it shows.  Results are kept for a while.  No queue is opened for it.
+Few queues are read at once; many are read part by part in a thread, so that the cost of a page depends on what it shows.
+Results are cached.  No queue is opened.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rmqstore.store.message_store import MessageStore
 __all__ = ["AT_ONCE", "Survey", "Surveyed", "queue_row", "topic_rows", "unread_folders"]
 
 AT_ONCE = 2000
-"""Queues that are looked at for one request; the others of a longer list are looked at in a thread."""
+"""The most queues that one request reads; a thread reads the rest."""
 
 _KEPT = 1.0
-# What took long is kept longer: looking takes at most a tenth of the time.
+# A survey may use a tenth of the time.
 _KEPT_TIMES = 10
 # Queues between two checks that the store is still the same.
 _PART = 200
@@ -34,7 +34,7 @@ Key = tuple[str, int]
 
 
 def unread_folders(store: MessageStore, topic: str | None = None) -> list[dict[str, str]]:
-    """list of dict: path and detail of the unreadable folders that may hold queues (of `topic`)."""
+    """Return path and detail of the unreadable folders that may contain queues (of `topic`)."""
     return [
         {"path": file_name(folder, store.path), "detail": unseen_text(error)}
         for folder, error in store.queues.unseen_of(topic)
@@ -42,7 +42,7 @@ def unread_folders(store: MessageStore, topic: str | None = None) -> list[dict[s
 
 
 def queue_row(store: MessageStore, topic: str, queue_id: int) -> dict[str, Any] | None:
-    """dict: a list's row of a queue, with `error` where it cannot be read; None where there is none."""
+    """Return the row of a queue, with `error` if it cannot be read; None if there is no such queue."""
     log = store.commit_log
     try:
         look = store.queues.look(topic, queue_id, log.min_offset, sizes=True)
@@ -65,29 +65,29 @@ def queue_row(store: MessageStore, topic: str, queue_id: int) -> dict[str, Any] 
 
 @dataclass
 class Surveyed:
-    """A survey so far: the number of queues of the store, and `queue_row` of those that were looked at."""
+    """A survey so far: the number of queues of the store, and the rows of those that were read."""
 
     number: int
     rows: dict[Key, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
-        """bool: every queue was looked at."""
+        """True if every queue was read."""
         return len(self.rows) >= self.number
 
     @cached_property
     def topics(self) -> dict[str, dict[str, Any]]:
-        """dict: by topic, the sums over its queues."""
+        """The sums over its queues, by topic."""
         return topic_rows(self.rows.values())
 
     @property
     def errors(self) -> list[str]:
-        """list of str: why queues cannot be read."""
+        """The errors of the queues that cannot be read."""
         return [row["error"] for row in self.rows.values() if row["error"] is not None]
 
 
 def topic_rows(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """dict: by topic, in the order of the rows, the sums over queues."""
+    """Return the sums over queues by topic, in the order of the rows."""
     topics: dict[str, dict[str, Any]] = {}
     for row in rows:
         topic = topics.get(row["topic"])
@@ -110,7 +110,7 @@ def topic_rows(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 class Survey:
-    """The surveys of one store; `use` opens it for a ``with`` block in the thread, without it there is no thread."""
+    """The surveys of one store; `use` opens it for a ``with`` block in the thread.  Without `use` there is no thread."""
 
     def __init__(self, use: Callable[[], AbstractContextManager[MessageStore]] | None = None):
         self._use = use
@@ -122,10 +122,10 @@ class Survey:
         self._closed = threading.Event()
 
     def known(self, store: MessageStore) -> Surveyed:
-        """Surveyed: the newest survey; of a store with many queues perhaps not complete yet."""
+        """Return the newest survey, which may be incomplete if there are many queues."""
         with self._lock:
             if self._store is not store:
-                # The thread of another store notices and ends.
+                # A thread over another store notices, and ends.
                 self._store, self._known, self._thread, self._keep_until = store, None, None, 0.0
             known = self._known
             if self._thread is not None or (known is not None and time.monotonic() < self._keep_until):
@@ -178,12 +178,12 @@ class Survey:
                             return
                         known = self._known
                         if known is None or not known.complete:
-                            # During the first survey a copy of the part that is done.
+                            # During the first survey, publish a copy of the finished part.
                             self._known = Surveyed(found.number, dict(found.rows))
                         if first + _PART >= len(keys):
                             self._ended(found, begun)
         except (StoreError, OSError):
-            # It is gone, or was replaced: the next request reports it, or begins again.
+            # The store was deleted or replaced: the next request reports it, or starts again.
             pass
         finally:
             with self._lock:
@@ -191,5 +191,5 @@ class Survey:
                     self._thread = None
 
     def close(self) -> None:
-        """Look at no further queue."""
+        """Stop the thread before its next part."""
         self._closed.set()

@@ -1,8 +1,7 @@
-"""Bounds on what visitors take: connections, the time that one may be silent, and memory for answers on their way.
+"""Limits on connections, on how long one may be idle, and on the memory of responses that are being sent.
 
-Owns these bounds.  uvicorn's own limits do not replace them: ``limit_concurrency`` refuses requests but accepts connections, so
-silent ones take all file descriptors of the process, those of the store with them; no time-out of it ends a connection on which
-a request never comes, or a reader that takes nothing.
+uvicorn's limits do not replace them: ``limit_concurrency`` rejects requests but accepts connections, so that idle ones use up
+the file descriptors that the store needs; no timeout ends a connection without a request, or a client that reads nothing.
 """
 
 from __future__ import annotations
@@ -30,34 +29,30 @@ logger = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 4096
 _BACKLOG = 2048
-# Seconds that the rest of a request may take; longer than the server's own limit between two requests.
+# Seconds for the rest of a request; more than the server's own limit between two requests.
 _PATIENCE = 30.0
-# Seconds that a reader may take nothing of an answer.
+# Seconds in which a client must read something.
 _READER_PATIENCE = 60
 _PART = 256 * 1024
-# Bytes of answers on their way; room for three of the largest bodies that are unpacked, and for pages next to them.
+# Bytes of responses that are being sent: three of the largest decompressed bodies, and pages.
 _MOST_HELD = 256 * 1024 * 1024
-# Answers up to this size are not counted: connections are bounded, and each has one answer at a time.
+# Smaller responses are not counted: the number of connections is limited, and each sends one response at a time.
 _SMALL = 16 * 1024
 
 
 def _most() -> int:
-    # Half of the files that the process may open is for the store.
+    # Half of the process's file descriptors are for the store.
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(_MOST_CONNECTIONS, soft // 2), 1)
 
 
 def backlog() -> int:
-    """int: connections that may wait to be accepted; asyncio accepts all of them before it reads from the first."""
+    """Return how many connections may wait to be accepted; asyncio accepts all of them before it reads from the first."""
     return max(min(_BACKLOG, _most() // 4), 1)
 
 
 class Connection(H11Protocol):
-    """A connection that ends when a request does not come in time, or when a new connection needs its place.
-
-    Of connections without a request the one that has waited longest makes room.  A connection whose request is being
-    answered never ends for another.
-    """
+    """A connection that is closed if a request takes too long, or if it has been idle longest when a new one needs room."""
 
     waiting_since = 0.0
     _seen: tuple[Any, int] | None = (None, 0)
@@ -65,14 +60,14 @@ class Connection(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """bool: no request of it is being answered: one is still to come, or the rest of one."""
+        """True if no request is being answered."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept it, or close it where there is no room."""
+        """Accept the connection, or close it if there is no room."""
         super().connection_made(transport)
-        # Sending waits until the operating system has all of it: nothing counts as sent that is still in memory here.
+        # Sending waits for the operating system, so that no data counts as sent while it is in memory here.
         transport.set_write_buffer_limits(high=0)
         self.waiting_since = time.monotonic()
         if len(self.connections) > _most() and not self._make_room():
@@ -81,7 +76,7 @@ class Connection(H11Protocol):
         self._look = self.loop.call_later(_PATIENCE, self._look_after)
 
     def _make_room(self) -> bool:
-        # The visitor may still be reading what is in the buffer.
+        # A client may still be reading the data in the buffer.
         idle = [
             each
             for each in self.connections
@@ -95,7 +90,7 @@ class Connection(H11Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop looking after it."""
+        """Cancel the timer."""
         if self._look is not None:
             self._look.cancel()
         super().connection_lost(exc)
@@ -106,7 +101,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def _look_after(self) -> None:
-        # An answer may take as long as it takes, a request may not.  A closing connection counts while some of its bytes go out.
+        # Responses have no time limit, requests have.  A closing connection is alive while its buffer shrinks.
         idle = self.waits or self.transport.is_closing()
         state = (self.cycle, self.transport.get_write_buffer_size()) if idle else None
         if state is not None and state == self._seen:
@@ -117,20 +112,14 @@ class Connection(H11Protocol):
 
 
 class Outgoing:
-    """ASGI middleware: sends answers in parts, and refuses one for which there is no room next to those on their way.
-
-    Attributes
-    ----------
-    held : int
-        Bytes of answers that are on their way.
-    """
+    """ASGI middleware that sends responses in parts, and rejects one that exceeds the memory for responses."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
         self.held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have it answered."""
+        """Pass the request on, and count the bytes of the response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -140,18 +129,18 @@ class Outgoing:
         finally:
             self.held -= answer.counted
             if answer.counted and not self.held:
-                # glibc keeps what many threads needed at the same time, up to tens of MiB, until it is told.
+                # glibc otherwise keeps up to tens of MiB that many threads needed at once.
                 tell_allocator("malloc_trim", 0)
 
 
 def tell_allocator(name: str, *numbers: int) -> None:
-    """Call a function of glibc's allocator; another C library has none of that name."""
+    """Call a function of glibc's allocator, if the C library has it."""
     with contextlib.suppress(OSError, AttributeError):
         getattr(ctypes.CDLL(None), name)(*numbers)
 
 
 class _Answer:
-    # Ignores what the application sends after the answer was refused, or its reader given up.
+    # Ignores all that the application sends after the response was rejected or timed out.
 
     def __init__(self, outgoing: Outgoing, scope: Scope, send: Send):
         self._outgoing, self._scope, self._send = outgoing, scope, send
@@ -167,7 +156,7 @@ class _Answer:
                 return
             size = int(Headers(raw=message["headers"]).get("content-length", 0))
             if size > _SMALL:
-                # One that is larger than the room goes out alone.
+                # A response larger than the limit is sent alone.
                 if self._outgoing.held and self._outgoing.held + size > _MOST_HELD:
                     await self._refuse()
                     return
@@ -175,12 +164,12 @@ class _Answer:
                 self._outgoing.held += size
             await self._wait(message)
         except TimeoutError:
-            # The server closes the connection, since the body is not whole.
+            # The server closes the connection, because the body is incomplete.
             self._ended = True
-            logger.warning("a reader of %s took nothing for %d s", escape(self._scope["path"]), _READER_PATIENCE)
+            logger.warning("client of %s read nothing for %d s; connection closed", escape(self._scope["path"]), _READER_PATIENCE)
 
     async def _refuse(self) -> None:
-        text = "many answers wait for slow readers; ask again"
+        text = "Service unavailable: too many responses are being sent; try again later."
         response = said(self._scope, text, 503, {"Retry-After": "2"})
         forbid(response.headers)
         await self._wait({"type": "http.response.start", "status": 503, "headers": response.raw_headers})
@@ -188,8 +177,7 @@ class _Answer:
         self._ended = True
 
     async def _parts(self, message: Message) -> None:
-        # Each part waits until the one before it is sent: a server takes a whole body at once, and would keep it for a slow
-        # reader after it was counted as sent.  So the end comes after the last part.
+        # Send part by part: the server would buffer a whole body for a slow client after it was counted as sent.
         body = memoryview(message.get("body", b""))
         if len(body) <= _SMALL:
             await self._wait(message)
@@ -197,7 +185,7 @@ class _Answer:
         for first in range(0, len(body), _PART):
             part = bytes(body[first : first + _PART])
             await self._wait({"type": "http.response.body", "body": part, "more_body": True})
-            # A server learns that the reader left when the loop goes on, and then takes nothing more.
+            # Let the server notice that the client is gone.
             await anyio.lowlevel.checkpoint()
         if not message.get("more_body", False):
             await self._wait({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,11 +1,11 @@
-"""ConsumeQueues: where the messages of a topic's queue lie in the log.
+"""ConsumeQueues: the places of the messages of a queue in the log.
 
-A unit is what a record left there: nothing here reads the log.
+Each record leaves a unit here.  This package never reads the log.
 
-- `queue_folders`: which topic can name a folder, and the queues there are
+- `queue_folders`: the folders of queues and their names
 - `consume_queue`: one simple queue; `consume_queue_ext`: its extension; `batch_consume_queue`: one batch queue;
-  `unit_queue`: what they share, and finding a unit by store time, where clocks went back
+  `unit_queue`: their base, and the search by store time
 - `consume_queue_store`: all queues of a store, opened at their first use
-- `queue_look`: a look at a queue in its files, which stays unopened; a first one when a store is opened
-- `database_queues`: queues in RocksDB, served as ordinary ones in memory; units that only the log has
+- `queue_look`: an inspection of a queue's files without opening it, for the opening of a store
+- `database_queues`: queues in RocksDB as ordinary ones in memory; units that only the log has
 """

@@ -1,14 +1,14 @@
 """Batch queues (``batchconsumequeue``): 46-byte units, for topics of queue type BatchCQ.
 
-Owns what a unit says and which one holds a queue offset; the files are those of `UnitQueue`.  It never reads the commit
-log.  A damaged unit is passed over by what its neighbours say, never trusted.
+Owns the fields of a unit and the search by queue offset.  It never reads the commit log.  A damaged unit is skipped or corrected
+by its neighbours, never trusted.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -53,14 +53,14 @@ class BatchConsumeQueue(UnitQueue):
         return _core.read_batch_unit(mapped_file.region, number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset)
 
     def unit_of(self, number: int) -> Unit:
-        """The unit with this number, as it says."""
+        """Return the unit with this number as it is stored."""
         phy_offset, size, tags_code, _, base_offset, num = self._read(number)
         return Unit(base_offset, phy_offset, size, tags_code, num)
 
     def units(self, number: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read up to `count` units, beginning with this one, as they are stored and within its file.
+        """Read up to `count` units from this one, as they are stored, up to the end of its file.
 
-        - Returns (int64 array, int32 array, int64 array): phy offsets, sizes, base queue offsets; empty where there is no file.
+        - Returns (int64 array, int32 array, int64 array): phy offsets, sizes, base queue offsets; empty without a file.
         """
         mapped_file = self._file_of_unit(number) if number < self.unit_num else None
         if mapped_file is None:
@@ -72,30 +72,30 @@ class BatchConsumeQueue(UnitQueue):
 
     @property
     def max_queue_offset(self) -> int:
-        """int: queue offset of the next message."""
+        """The queue offset of the next message."""
         if self.unit_num <= self.first_unit:
             return 0
         unit = self.unit_of(self.unit_num - 1)
-        # A unit may be damaged, and say what no queue offset is.
+        # A damaged unit may have any queue offset.
         return min(max(unit.queue_offset + max(unit.num, 1), 0), _INT64_MAX)
 
     def min_queue_offset(self, min_phy_offset: int) -> int:
-        """int: base queue offset of the first record that the log still holds."""
+        """Return the base queue offset of the first record that is still in the log; `max_queue_offset` for none."""
         number = self.first_unit_at_or_after(min_phy_offset)
         return max(self.unit_of(number).queue_offset, 0) if number < self.unit_num else self.max_queue_offset
 
     def unit(self, queue_offset: int) -> Unit | None:
-        """The unit whose record holds the message with this queue offset, None if there is none."""
+        """Return the unit whose record holds the message with this queue offset, None for none."""
         number = self._number_of(queue_offset)
         return None if number is None else self.unit_of(number)
 
     def places(self, begin: int, end: int, damage: DamagePolicy | None = None) -> Iterator[Places]:
-        """As every queue does; unit by unit, as a damaged one may have any queue offset."""
+        """Yield the places of the units from queue offset `begin` up to but not including `end`, see `UnitQueue.places`."""
         tell = self.warn_of_lost if damage is None else partial(damage.units, self)
         at, number = begin, self.start_of(begin)
         previous = number - 1 if self.follows(number) else -2
         if damage is not None and number == 0:
-            # Callers that know of older ones have them reported.
+            # Older units are reported.
             previous = -2
         reached: int | None = None
         while number < self.unit_num and at < end:
@@ -133,11 +133,11 @@ class BatchConsumeQueue(UnitQueue):
             tell(at, end)
 
     def numbers_of(self, begin: int, end: int) -> Span:
-        """As every queue does."""
+        """Return the unit numbers of the queue offsets from `begin` up to but not including `end`."""
         return self.start_of(begin), self.start_of(end)
 
     def numbered_places(self, begin: int, end: int) -> Iterator[Places]:
-        """As every queue does; as they are stored, and with no tags codes."""
+        """Yield the places of the units with these numbers, as they are stored and without tags codes."""
         while begin < end:
             phy_offsets, sizes, queue_offsets = self.units(begin, end - begin)
             if len(phy_offsets):
@@ -145,10 +145,7 @@ class BatchConsumeQueue(UnitQueue):
             begin = begin + len(phy_offsets) if len(phy_offsets) else self.next_file_unit(begin)
 
     def backward(self, begin: int, end: int) -> Iterator[Unit]:
-        """Yield the units from queue offset `begin` up to but not including `end`, the newest first.
-
-        It ends before a unit that is gone.
-        """
+        """Yield the units from queue offset `begin` up to but not including `end`, the newest first, back to a lost unit."""
         while end > begin:
             unit = self.unit(end - 1)
             if unit is None:
@@ -157,22 +154,19 @@ class BatchConsumeQueue(UnitQueue):
             end = min(unit.queue_offset, end - 1)
 
     def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
-        """Yield parts of these queue offsets that can be read alone, of about `step` messages each.
-
-        All of them, as units have no place that follows from their queue offset.
-        """
+        """Yield all of these queue offsets as one part: the place of a unit does not follow from its queue offset."""
         if begin < end:
             yield begin, end
 
     def numbers(self, start: int) -> Iterator[int]:
-        """The numbers of its units from `start` on, without places whose unit was lost or whose file is missing."""
+        """Yield the numbers of the existing units from `start`."""
         number = self._written_from(start)
         while number < self.unit_num:
             yield number
             number = self._written_from(number + 1)
 
     def _written_from(self, number: int) -> int:
-        # Number of the first unit from this one on that was not lost; `unit_num` for none.
+        # The number of the first existing unit from this one; `unit_num` for none.
         end, offsets = self.unit_num, self.files.file_offsets
         for base in offsets[max(bisect_right(offsets, number * _BATCH_UNIT_SIZE) - 1, 0) :]:
             first = base // _BATCH_UNIT_SIZE
@@ -184,7 +178,7 @@ class BatchConsumeQueue(UnitQueue):
         return end
 
     def _written_before(self, number: int) -> int:
-        # Number of the last unit before this one that was not lost; -1 for none.
+        # The number of the last existing unit before this one; -1 for none.
         offsets = self.files.file_offsets
         for base in reversed(offsets[: bisect_left(offsets, number * _BATCH_UNIT_SIZE)]):
             first = base // _BATCH_UNIT_SIZE
@@ -194,32 +188,26 @@ class BatchConsumeQueue(UnitQueue):
                 return first + found
         return -1
 
-    def _first_where(self, is_so: Callable[[_Fields], bool], start: int = 0) -> int:
-        # Number of the first unit from `start` on of which this is so, as it is of all after it; `unit_num` for none.
-        # What was lost is passed over.
+    def _number_above(self, queue_offset: int) -> int:
+        # The number of the first existing unit whose base is above this queue offset; `unit_num` for none.
         end = self.unit_num
 
-        def is_so_from(number: int) -> bool:
+        def is_above(number: int) -> bool:
             fields = self._read(number)
             if fields[1] <= 0:
                 number = self._written_from(number)
                 if number == end:
                     return True
                 fields = self._read(number)
-            return is_so(fields)
+            return fields[4] > queue_offset
 
-        begins = [base // _BATCH_UNIT_SIZE for base in self.files.file_offsets]
-        begins = [max(begin, start) for begin in begins if begin < end and begin + self.units_per_file > start]
-        at = bisect_left(begins, True, key=is_so_from)
+        begins = [begin for base in self.files.file_offsets if (begin := base // _BATCH_UNIT_SIZE) < end]
+        at = bisect_left(begins, True, key=is_above)
         if at == 0:
             return self._written_from(begins[0]) if begins else end
         first = begins[at - 1]
-        numbers = range(first, min(first - first % self.units_per_file + self.units_per_file, end))
-        return self._written_from(first + bisect_left(numbers, True, 1, key=is_so_from))
-
-    def _number_above(self, queue_offset: int) -> int:
-        # Of the first unit whose base is above this.
-        return self._first_where(lambda fields: fields[4] > queue_offset)
+        numbers = range(first, min(first + self.units_per_file, end))
+        return self._written_from(first + bisect_left(numbers, True, 1, key=is_above))
 
     def _number_of(self, queue_offset: int) -> int | None:
         number = self._written_before(self._number_above(queue_offset))
@@ -232,15 +220,15 @@ class BatchConsumeQueue(UnitQueue):
         return unit.queue_offset <= queue_offset < unit.queue_offset + max(unit.num, 1)
 
     def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
-        """Up to `count` units from the one that holds `queue_offset` on, none beyond its file.
+        """Yield up to `count` units from the one that holds `queue_offset`, up to the end of its file.
 
-        Their queue offsets rise and each holds one message at least: a base or a number that is damaged, so that it goes
-        back, or beyond the unit after it, is taken for what the units around it leave.
+        Their queue offsets rise and each holds at least one message: a damaged base or number, which goes back or beyond the next
+        unit, is corrected by its neighbours.
         """
         number = self._written_before(self._number_above(queue_offset))
         before = self._written_before(number) if number >= 0 else -1
         if before >= 0 and self._read(before)[4] >= self._read(number)[4]:
-            # It lost its base, or the one before it did, and may hide the unit that is looked for.
+            # One of the two bases is damaged, which may hide the unit.
             units = self._around(queue_offset, before - before % self.units_per_file)
             found = list(itertools.islice(units, count))
             if found:
@@ -251,16 +239,12 @@ class BatchConsumeQueue(UnitQueue):
                 yield unit
 
     def _around(self, queue_offset: int, first: int) -> Iterator[Unit]:
-        # The units of the file that begins with unit `first`, from the one that holds the queue offset by what the units
-        # around it leave.
-        begun = False
-        for _, unit in self.numbered(self._written_from(first), self.units_per_file):
-            begun = begun or unit.queue_offset <= queue_offset < unit.queue_offset + unit.num
-            if begun:
-                yield unit
+        # The corrected units of the file that begins with unit `first`, from the one that holds the queue offset.
+        units = (unit for _, unit in self.numbered(self._written_from(first), self.units_per_file))
+        return itertools.dropwhile(lambda unit: not unit.queue_offset <= queue_offset < unit.queue_offset + unit.num, units)
 
     def numbered(self, number: int, count: int, reached: int | None = None) -> Iterator[tuple[int, Unit]]:
-        """As `read`, from the unit with this number on, which was written, with the number of each."""
+        """Yield number and unit from an existing unit, corrected as in `read`, up to the end of its file."""
         torn = self.torn_units()
         last = min(self.unit_num, number - number % self.units_per_file + self.units_per_file, number + count)
         unit = self.unit_of(number)
@@ -286,10 +270,9 @@ class BatchConsumeQueue(UnitQueue):
             unit = after
 
     def start_of(self, queue_offset: int) -> int:
-        """int: number of a unit from which on all with this queue offset or a later one are found; `unit_num` for none.
+        """Return the number of a unit after which all with this or a later queue offset are found; `unit_num` for none.
 
-        A damaged unit may say that it holds the queue offset, or hide the one that does: then it is the first of its
-        file, or of all.
+        If a damaged unit may claim or hide the queue offset, it is the first unit of its file, or of all.
         """
         if queue_offset >= self.max_queue_offset:
             return self.unit_num
@@ -305,37 +288,37 @@ class BatchConsumeQueue(UnitQueue):
         return number
 
     def next_file_offset(self, queue_offset: int) -> int:
-        """int: where the first unit after `queue_offset` begins; the files of a batch queue are searched, not computed."""
+        """Return the base queue offset of the first unit after `queue_offset`."""
         number = self._number_above(queue_offset)
         return self.unit_of(number).queue_offset if number < self.unit_num else self.max_queue_offset
 
     def next_file_unit(self, number: int) -> int:
-        """int: number of the first unit of the file after the one that has this unit, of those that are there."""
+        """Return the number of the first unit of the next existing file."""
         after = number * _BATCH_UNIT_SIZE
         return next((base // _BATCH_UNIT_SIZE for base in self.files.offsets if base > after), self.unit_num)
 
     def follows(self, number: int) -> bool:
-        """bool: the unit in front of this one was not lost, and its file is there; or this is the first of all."""
+        """Return True if the unit before this one exists, or this is the first of all."""
         return self._written_before(number) == number - 1
 
     def tags_code(self, unit: Unit) -> int | None:
-        """int or None: the hash of the tags; None where it is lost."""
+        """Return the hash of the tags, None if it is lost."""
         return None if unit.tags_code == NO_TAGS_CODE else unit.tags_code
 
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         for number in range(count):
             phy_offset, size, *_ = _core.read_batch_unit(mapped_file.region, number * _BATCH_UNIT_SIZE)
-            # A unit without a size was never written, or its page was lost.
+            # Lost units have no size.
             if size <= 0 or phy_offset + size > end_phy_offset:
                 return number
         return count
 
     def last_record(self) -> Unit | None:
-        """The newest unit, None for an empty queue."""
+        """Return the newest unit, None for an empty queue."""
         return self.unit_of(self.unit_num - 1) if self.unit_num > self.first_unit else None
 
     def first_record(self) -> Unit | None:
-        """The oldest unit that leads to a record, None without any."""
+        """Return the oldest existing unit, None for none."""
         number = self._written_from(self.first_unit)
         return self.unit_of(number) if number < self.unit_num else None
 
@@ -343,12 +326,12 @@ class BatchConsumeQueue(UnitQueue):
         return sum(1 for _ in self.numbers(self.first_unit))
 
     def store_timestamp(self, queue_offset: int) -> int:
-        """int: store time (ms since epoch) in the unit that holds `queue_offset`, -1 if there is none."""
+        """Return the store time (ms since epoch) in the unit that holds `queue_offset`, -1 for none."""
         number = self._number_of(queue_offset)
         return -1 if number is None else self._read(number)[3]
 
     def sound_end(self, min_phy_offset: int) -> int:
-        """Return the number of the first unit that does not follow the one before: offsets rise, batches join."""
+        """Return the number of the first unit that does not continue the one before in phy offset and queue offset."""
         previous: tuple[int, ...] | None = None
         for number in range(self.first_unit, self.unit_num):
             unit = self._read(number)
@@ -360,19 +343,9 @@ class BatchConsumeQueue(UnitQueue):
         return self.unit_num
 
     def repair(self, unit: Unit, store_timestamp: int) -> bool:
-        """Write a unit that is there again if it is not this one; True if it was written.
-
-        Found by its record's phy offset, or else by its queue offset.
-        """
+        """Overwrite the existing unit of this phy offset, or else of this queue offset, if it differs; True if it was written."""
         queue_offset, phy_offset, size, tags_code, num = unit
-        number = self.first_unit
-        for base in self.files.offsets:
-            first = base // _BATCH_UNIT_SIZE
-            high = min(self.units_per_file, self.unit_num - first)
-            at = _core.unit_at_or_after(self.files.file(base).region, 0, max(high, 0), phy_offset, _BATCH_UNIT_SIZE)
-            number = first + at
-            if at < high:
-                break
+        number = self._find_first_unit(phy_offset)
         if number >= self.unit_num or self._read(number)[0] != phy_offset:
             found = self._number_of(queue_offset)
             if found is None:
@@ -388,7 +361,7 @@ class BatchConsumeQueue(UnitQueue):
         return True
 
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
-        """As every queue does; appended."""
+        """Append the unit of one record; False if the last unit has its phy offset or a later one."""
         queue_offset, phy_offset, size, tags_code, num = unit
         last = self.last_record()
         if last is not None and phy_offset <= last.phy_offset:

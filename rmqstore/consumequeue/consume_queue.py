@@ -1,9 +1,7 @@
-"""Simple consume queues: where in the commit log each message of a queue lies.
+"""Simple consume queues: the place of each message of a queue in the commit log.
 
-Owns the 20-byte units (``consumequeue``), and which of them point into the extension, where a queue has one.  It never
-reads the commit log itself and never decides what to do about a gap; callers say.  A unit's place follows from its queue
-offset alone, so a unit that is already there is never written twice (RocketMQ 5.5.0 appends at the end instead and
-shifts the queue).
+Owns the 20-byte units (``consumequeue``), and their entries in the extension, if a queue has one.  It never reads the commit log.
+A unit's place follows from its queue offset alone, so that no unit is written twice (RocketMQ 5.5.0 appends and shifts the queue).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from rmqstore.files.mapped_file import MappedFile, MappedFilePool, name_of_offse
 from rmqstore.sources import STEP, DamagePolicy, Places
 from rmqstore.spans import Span
 
-# Units of a file that are read together from its end.
+# The number of units that are read together backward.
 _BACK = 256
 _EXT_UNIT_MIN_SIZE = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
 
@@ -45,7 +43,6 @@ class ConsumeQueue(UnitQueue):
     root : str
         The store's root.
     topic, queue_id
-        Whose queue.
     config : StoreConfig
         `consume_queue_file_size` in bytes.
     pool : MappedFilePool
@@ -72,18 +69,17 @@ class ConsumeQueue(UnitQueue):
             self.ext = ConsumeQueueExt(root, topic, queue_id, config, pool, read_only=read_only)
 
     def load(self) -> None:
-        """As every queue does; the extension's files too."""
+        """Load the units and the extension."""
         super().load()
         if self.ext is not None:
             self.ext.load()
 
     def tidy(self) -> None:
-        """As every queue does; the extension's files too."""
+        """Delete bytes after the end, empty files, and entries of the extension without a unit."""
         super().tidy()
         if self.ext is None:
             return
         self.ext.files.tidy()
-        # What no unit points at goes: units are written after what they point at.
         if not len(self.files):
             self.ext.files.destroy()
             return
@@ -92,8 +88,7 @@ class ConsumeQueue(UnitQueue):
                 break
 
     def _cut_extension(self, tags_codes: np.ndarray) -> bool:
-        # Cuts the extension after what these point at; whether any of them does.  Addresses ascend, but for one of which lost
-        # power took a part: what the others point at stays.
+        # Cuts the extension after the last entry of these units; False if they have none.  Addresses ascend, except for torn ones.
         addresses = tags_codes[tags_codes <= EXT_ADDRESS_MAX]
         if self.ext is None or not len(addresses):
             return False
@@ -101,10 +96,7 @@ class ConsumeQueue(UnitQueue):
         return True
 
     def file_end(self, number: int) -> FileEnd | None:
-        """As every queue does; the same object each time, without a file where there is an extension, or no writer.
-
-        The file stays mapped while it is the one.
-        """
+        """Return the file for unit `number`, which stays mapped, in the same object each time; None for readers and extensions."""
         if self.ext is not None or self.read_only:
             return None
         if self._file_end is None:
@@ -121,18 +113,11 @@ class ConsumeQueue(UnitQueue):
         return self._file_end
 
     def sound_end(self, min_phy_offset: int) -> int:
-        """Return the number of the first unit that lost power may have left in part, `unit_num` for none.
-
-        Where a unit has a part of its phy offset, or no entry of its own in the extension.
-        """
-        return min(self.whole_end(), self.first_unresolved(min_phy_offset))
+        """Return the number of the first unit that a power cut may have torn, `unit_num` for none."""
+        return min(self.whole_end(), self._first_unresolved(min_phy_offset))
 
     def whole_end(self) -> int:
-        """int: `unit_num` without the units at the end that lost power left only in part.
-
-        Their own phy offset is below those before them, in their file.  What lies between whole units is not for this: it is
-        compared with the log.
-        """
+        """Return `unit_num` without torn units at the end, whose phy offset is below those before them in the file."""
         first = max(self.unit_num - 1, 0) // self.units_per_file * self.units_per_file
         phy_offsets, sizes, _ = self.units(first, self.units_per_file)
         torn = _are_torn(phy_offsets, sizes)
@@ -140,13 +125,9 @@ class ConsumeQueue(UnitQueue):
         end = int(whole[-1]) + 1 if len(whole) else 0
         return first + end if torn[end:].any() else self.unit_num
 
-    def first_unresolved(self, min_phy_offset: int) -> int:
-        """int: number of the first unit whose address does not lead to an entry of its own; `unit_num` for none.
-
-        Entries are only ever appended, so that addresses ascend: one that does not lie behind the entries of the units
-        before it has lost a part.  It says nothing of a message before `min_phy_offset`, which is gone and keeps its
-        place.
-        """
+    def _first_unresolved(self, min_phy_offset: int) -> int:
+        # The number of the first unit without an entry of its own in the extension, `unit_num` for none.  Entries are only
+        # appended: an address that is not after the entries of earlier units is torn.  Units before `min_phy_offset` do not count.
         if self.ext is None:
             return self.unit_num
         behind = 0
@@ -167,7 +148,7 @@ class ConsumeQueue(UnitQueue):
         return self.unit_num
 
     def leads_before(self, number: int, phy_offset: int) -> bool:
-        """bool: as of every queue; a unit of which only a part is left does not count."""
+        """Return True if a whole unit after `number`, in its file, points to a record before `phy_offset`."""
         first = number - number % self.units_per_file
         phy_offsets, sizes, _ = self.units(first, self.units_per_file)
         older = _are_real(phy_offsets, sizes) & ~_are_torn(phy_offsets, sizes) & (phy_offsets < phy_offset)
@@ -175,15 +156,15 @@ class ConsumeQueue(UnitQueue):
 
     @property
     def max_queue_offset(self) -> int:
-        """int: queue offset of the next message."""
+        """The queue offset of the next message."""
         return self.unit_num
 
     def min_queue_offset(self, min_phy_offset: int) -> int:
-        """int: queue offset of the first message that the log still holds; `max_queue_offset` if it holds none."""
+        """Return the queue offset of the first message that is still in the log; `max_queue_offset` for none."""
         return self.first_unit_at_or_after(min_phy_offset)
 
     def unit(self, queue_offset: int) -> Unit | None:
-        """The unit at `queue_offset`, None if there is none or only a pre-fill unit."""
+        """Return the unit at `queue_offset`, None for no unit or a pre-fill unit."""
         place = self.place_of(queue_offset)
         if place is None:
             return None
@@ -195,14 +176,11 @@ class ConsumeQueue(UnitQueue):
         return queue_offset if self.first_unit <= queue_offset < self.unit_num else None
 
     def units(self, queue_offset: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Up to `count` units from `queue_offset` on, none beyond the file in which it lies.
+        """Read up to `count` units from `queue_offset`, up to the end of its file.
 
-        Returns
-        -------
-        (int64 array, int32 array, int64 array)
-            phy offsets, sizes, tags codes; empty where there is no file.
+        - Returns (int64 array, int32 array, int64 array): phy offsets, sizes, tags codes; empty without a file.
         """
-        # The end first: a file that is asked for later holds all units before it.
+        # The end first: a file that is opened later holds all units before it.
         end = self.unit_num
         mapped_file = self._file_of_unit(queue_offset) if queue_offset < end else None
         if mapped_file is None:
@@ -215,7 +193,7 @@ class ConsumeQueue(UnitQueue):
         )
 
     def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
-        """As every queue does; the units have to follow each other."""
+        """Return True if the units of these records exist and agree with them; the records must have consecutive units."""
         number, done = int(columns.queue_offset[rows[0]]), 0
         while done < len(rows):
             mapped_file = self._file_of_unit(number) if self.first_unit <= number < self.unit_num else None
@@ -233,10 +211,7 @@ class ConsumeQueue(UnitQueue):
         return True
 
     def differing_tags(self, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
-        """int64 array: which units, from `queue_offset` on in one file, give other tags codes or times than the records.
-
-        - `rows`: one row a unit; there must be as many units.
-        """
+        """Return the numbers of `rows` whose tags codes or times differ from the units after `queue_offset` in one file (int64)."""
         codes = self.units(queue_offset, len(rows))[2]
         tags_codes = columns.tags_code[rows]
         differ = codes != tags_codes
@@ -252,9 +227,9 @@ class ConsumeQueue(UnitQueue):
         return np.flatnonzero(differ)
 
     def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:
-        """As every queue does; the units are those of `units`."""
+        """Return the file with up to `count` units, the position of the first, and their number; None for none."""
         files = self.files
-        # The end first, as of `units`.
+        # The end first, see `units`.
         room = files.wrote_where // UNIT_SIZE - queue_offset
         offsets = files.file_offsets
         mapped_file = files.find(queue_offset * UNIT_SIZE)
@@ -266,7 +241,7 @@ class ConsumeQueue(UnitQueue):
         return region, pos, min(count, room, self.units_per_file - pos // UNIT_SIZE)
 
     def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
-        """The units of `units` one by one, pre-fill units left out."""
+        """Yield the units of `units` without pre-fill units."""
         phy_offsets, sizes, tags_codes = self.units(queue_offset, count)
         for i, (phy, size, tags) in enumerate(
             zip(phy_offsets.tolist(), sizes.tolist(), tags_codes.tolist(), strict=True), queue_offset
@@ -275,25 +250,31 @@ class ConsumeQueue(UnitQueue):
                 yield Unit(i, phy, size, tags)
 
     def path_of(self, queue_offset: int) -> tuple[str, int | None]:
-        """As every queue does."""
+        """Return the file, or former file, of the unit for this queue offset, and its position; the folder if unknown."""
         if not self.disk_files:
             return super().path_of(queue_offset)
         pos = queue_offset * UNIT_SIZE % self.files.mapped_file_size
         return os.path.join(self.files.path, name_of_offset(queue_offset * UNIT_SIZE - pos)), pos
 
     def places(self, begin: int, end: int, damage: DamagePolicy | None = None) -> Iterator[Places]:
-        """As every queue does; none of them is beyond a file."""
+        """Yield the places of the units from queue offset `begin` up to but not including `end`, each part from one file."""
         at = begin
         tell = self.warn_of_lost if damage is None else partial(damage.units, self)
         if damage is not None and self.in_memory:
-            # Of what went from the front of a database nothing is left, not even a gap between files.
+            # Units that left the front of a database leave no gap between files.
             first = min(self.first_unit_at_or_after(0), end)
             if at < first:
                 tell(at, first)
                 at = first
         torn = self.torn_units()
         while at < min(self.unit_num, end):
-            phy_offsets, sizes, codes = self._units_there(at, min(STEP, end - at), is_known=damage is not None)
+            try:
+                phy_offsets, sizes, codes = self.units(at, min(STEP, end - at))
+            except OffsetOutOfRangeError:
+                # Its file was deleted since it was listed.
+                if damage is None:
+                    raise
+                phy_offsets = sizes = codes = np.empty(0, np.int64)
             if len(phy_offsets):
                 if (sizes <= 0).any():
                     # A file was cut short, or a page of it lost.
@@ -312,17 +293,6 @@ class ConsumeQueue(UnitQueue):
         if damage is not None and at < end:
             tell(at, end)
 
-    def _units_there(
-        self, queue_offset: int, count: int, *, is_known: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        try:
-            return self.units(queue_offset, count)
-        except OffsetOutOfRangeError:
-            # Its file was deleted since it was listed.
-            if not is_known:
-                raise
-            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
-
     def backward(self, begin: int, end: int) -> Iterator[Unit]:
         """Yield the units from queue offset `begin` up to but not including `end`, the newest first."""
         while begin < end:
@@ -331,19 +301,16 @@ class ConsumeQueue(UnitQueue):
             end = first
 
     def cuts(self, begin: int, end: int, step: int) -> Iterator[Span]:
-        """Yield parts of these queue offsets that can be read alone, of about `step` messages each."""
+        """Yield parts of these queue offsets of about `step` messages that can be read separately."""
         for at in range(begin, end, step):
             yield at, min(at + step, end)
 
     def next_file_offset(self, queue_offset: int) -> int:
-        """int: queue offset at which the file after the one for `queue_offset` begins, of those that are there."""
-        for base in self.files.offsets:
-            if base // UNIT_SIZE > queue_offset:
-                return base // UNIT_SIZE
-        return self.unit_num
+        """Return the first queue offset of the next existing file after `queue_offset`."""
+        return next((base // UNIT_SIZE for base in self.files.offsets if base // UNIT_SIZE > queue_offset), self.unit_num)
 
     def tags_code(self, unit: Unit) -> int | None:
-        """int or None: the hash of the tags; None when it is lost, or an address in the extension that leads nowhere."""
+        """Return the hash of the tags, None if it is lost."""
         if unit.queue_offset in self.torn_units():
             return None
         if unit.tags_code > EXT_ADDRESS_MAX:
@@ -352,7 +319,7 @@ class ConsumeQueue(UnitQueue):
         return found[0] if found else None
 
     def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
-        """As every queue does; one code after the other."""
+        """Return tags codes with extension addresses resolved; an address without a unit stays."""
         if self.ext is None:
             return codes
         codes = codes.copy()
@@ -364,7 +331,7 @@ class ConsumeQueue(UnitQueue):
 
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         phy_offsets, sizes, tags_codes = _core.read_units(mapped_file.region, 0, count)
-        # A unit without a size was never written, or its page was lost.
+        # Lost units have no size.
         bad = _are_real(phy_offsets, sizes) & (phy_offsets + sizes > end_phy_offset) | (sizes <= 0)
         keep = int(np.argmax(bad)) if bad.any() else count
         if keep < count:
@@ -372,16 +339,16 @@ class ConsumeQueue(UnitQueue):
         return keep
 
     def last_record(self) -> Unit | None:
-        """The newest unit, None for a queue that holds none but pre-fill units."""
+        """Return the newest unit, None for a queue without units or with a pre-fill unit at its end."""
         return self.unit(self.unit_num - 1)
 
     def first_record(self) -> Unit | None:
-        """The oldest unit that leads to a record, None without any."""
-        # Nothing is kept of it: a recovery may repair a unit before it.
+        """Return the oldest unit that points to a record, None for none."""
+        # Not cached: a recovery may repair a unit before it.
         return self.unit(self._find_first_unit(0))
 
     def begin_again(self) -> int:
-        """As every queue does; the extension's files too."""
+        """Drop every unit and the extension, see `UnitQueue.begin_again`."""
         dropped = super().begin_again()
         if self.ext is not None:
             self.ext.files.destroy()
@@ -392,7 +359,7 @@ class ConsumeQueue(UnitQueue):
         return sum(int(_are_real(phy_offsets, sizes).sum()) for phy_offsets, sizes in files)
 
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
-        """As every queue does; as `put_units` for one."""
+        """Write one unit, see `UnitQueue.put` and `put_units`."""
         queue_offset, phy_offset, size, tags_code, _ = unit
         if queue_offset < self.unit_num:
             return False
@@ -414,10 +381,9 @@ class ConsumeQueue(UnitQueue):
         tags_codes: np.ndarray,
         store_timestamps: np.ndarray,
     ) -> int:
-        """Write the units of records with the queue offsets `queue_offset`, +1, …
+        """Write the units of records with the queue offsets `queue_offset`, +1, …, and return the number of new ones.
 
-        Those that are there already are left as they are.  What lies between the end of the queue and `queue_offset` is
-        filled with pre-fill units, which readers pass over, so that every later unit has its place.
+        Existing units stay.  Pre-fill units, which readers skip, fill the gap between the end of the queue and `queue_offset`.
         """
         skip = min(max(self.unit_num - queue_offset, 0), len(phy_offsets))
         number = queue_offset + skip
@@ -452,7 +418,7 @@ class ConsumeQueue(UnitQueue):
         return done - skip
 
     def _reach(self, queue_offset: int) -> None:
-        # Fills the place from the end, or from the start of the first file, up to the unit with pre-fill units.
+        # Writes pre-fill units from the end, or from the start of the first file, up to this unit.
         if not 0 <= queue_offset <= (2**63 - 1) // UNIT_SIZE - self.units_per_file:
             raise InvalidMessageError(f"queue offset {queue_offset} has no place in a queue", self.files.path)
         while queue_offset > self.unit_num or (not len(self.files) and queue_offset):
@@ -475,10 +441,9 @@ class ConsumeQueue(UnitQueue):
                 return
 
     def fill_holes(self, phy_offset: int) -> int:
-        """Give every place that lost its message a pre-fill unit, from about `phy_offset` of the log on, as of `put_units`.
+        """Write pre-fill units into holes after about `phy_offset` of the log; cut holes and pre-fill units at the end.
 
-        Holes at the end, and pre-fill units there, are cut off instead.  Who opens the queue again finds the same end then:
-        it takes a place that nobody wrote to for the end of the newest file.
+        The next opening then finds the same end, the first unwritten place of the newest file.
         """
         filled, is_end = 0, True
         for base in reversed(self.files.offsets):
@@ -506,7 +471,7 @@ class ConsumeQueue(UnitQueue):
         return filled
 
     def repair(self, unit: Unit, store_timestamp: int) -> bool:
-        """Write a unit that is there again if it is not this one; True if it was written; its place is before the end."""
+        """Overwrite the existing unit of this queue offset if it differs; True if it was written."""
         queue_offset, phy_offset, size, tags_code, _ = unit
         mapped_file = self._file_of_unit(queue_offset)
         if mapped_file is None:
@@ -524,16 +489,15 @@ class ConsumeQueue(UnitQueue):
         return True
 
     def make_room(self, count: int) -> None:
-        """As every queue does, in the extension too."""
+        """Allocate space for `count` units, also in the extension."""
         super().make_room(count)
         if self.ext is not None and self.config.enable_consume_queue_ext:
             self.ext.make_room(count)
 
     def delete_before(self, min_phy_offset: int) -> int:
-        """As every queue does; the extension goes as far as the units that point into it."""
+        """Delete old files, see `UnitQueue.delete_before`, and those of the extension that no unit points into."""
         deleted = super().delete_before(min_phy_offset)
         if deleted and self.ext is not None:
-            # The extension goes with the units that point into it.
             tags_codes = self.units(self.first_unit, self.units_per_file)[2]
             addresses = tags_codes[tags_codes <= EXT_ADDRESS_MAX]
             if len(addresses):
@@ -542,14 +506,14 @@ class ConsumeQueue(UnitQueue):
 
 
 def _are_real(phy_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    # Which units lead to a record.
+    # A mask of the units that point to a record.
     real: np.ndarray = (sizes > 0) & ~((phy_offsets == 0) & (sizes == PRE_FILL_SIZE))
     return real
 
 
 def _are_torn(phy_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    # Which of the units of a file lead less far into the log than those before them, as if a part of their phy offset was
-    # never written.  A record that names a light message queue twice has two units there.
+    # A mask of the units of a file with a lower phy offset than those before them, as if a part was never written.  Equal ones are
+    # fine: a record that names a light message queue twice has two units there.
     if not len(phy_offsets):
         return np.zeros(0, bool)
     real = _are_real(phy_offsets, sizes)

@@ -1,7 +1,4 @@
-"""The extension of a simple queue (``consumequeue_ext``): units of any length, found by address.
-
-Owns its files and where they end.  Which unit of the queue points at which address is the queue's to know.
-"""
+"""The extension of a simple queue (``consumequeue_ext``): units of any length, found by the address in a unit of the queue."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.mapped_file_queue import Handling, MappedFileQueue
 
-# A file ends with at least so many bytes that say so (RocketMQ ConsumeQueueExt.END_BLANK_DATA_LENGTH).
+# The least length of the blank that ends a file (RocketMQ ConsumeQueueExt.END_BLANK_DATA_LENGTH).
 _END_SIZE = 4
 
 
@@ -49,7 +46,7 @@ class ConsumeQueueExt(NotCopied):
         self.files.wrote_where = base + pos
 
     def get(self, address: int) -> tuple[int, int, bytes] | None:
-        """(tags code, store timestamp, bitmap) at an address from a tags code, None where there is none that is whole."""
+        """Return (tags code, store timestamp, bitmap) at an address from a tags code, None for no whole unit."""
         offset = address - EXT_ADDRESS_BASE
         mapped_file = self.files.find(offset)
         if mapped_file is None:
@@ -59,7 +56,7 @@ class ConsumeQueueExt(NotCopied):
         if unit is None:
             return None
         for problem in self.files.damaged():
-            # Where a file was cut short the rest of a unit reads as zeros.
+            # If a file was cut short, the rest of a unit reads as zeros.
             end = pos + int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE) + len(unit[2])
             if problem.path == mapped_file.path and problem.pos is not None and problem.pos < end:
                 return None
@@ -68,7 +65,7 @@ class ConsumeQueueExt(NotCopied):
     def agreeing(
         self, addresses: np.ndarray, tags_codes: np.ndarray | None = None, store_timestamps: np.ndarray | None = None
     ) -> int:
-        """int: how many addresses, from the first on, lead to a whole unit, which says these things if they are given."""
+        """Return the number of leading addresses of whole units, with these tags codes and times if they are given."""
         done = 0
         while done < len(addresses):
             offset = int(addresses[done]) - EXT_ADDRESS_BASE
@@ -88,7 +85,7 @@ class ConsumeQueueExt(NotCopied):
         return done
 
     def repair(self, address: int, tags_code: int, store_timestamp: int) -> bool:
-        """Write the whole unit at `address` again if it says something else; True if it did.  Its bitmap stays."""
+        """Overwrite the whole unit at `address` if it differs, except for its bitmap; True if it was written."""
         unit, mapped_file = self.get(address), self.files.find(address - EXT_ADDRESS_BASE)
         if unit is None or mapped_file is None or unit[:2] == (tags_code, store_timestamp):
             return False
@@ -98,15 +95,15 @@ class ConsumeQueueExt(NotCopied):
         return True
 
     def make_room(self, count: int) -> None:
-        """Make sure that `count` units without bitmap can be put; errors as of `MappedFileQueue.make_room`."""
+        """Allocate space for `count` units without bitmap, see `MappedFileQueue.make_room`."""
         size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
-        # So much of a file's end, at most, holds no unit.
+        # The longest end of a file without a unit.
         unused = size + _END_SIZE - 1
         ends = count // ((self.files.mapped_file_size - _END_SIZE) // size) + 1
         self.files.make_room(count * size + ends * unused)
 
     def put(self, tags_code: int, store_timestamp: int) -> int:
-        """int: the address of a unit without bitmap that was appended."""
+        """Append a unit without bitmap and return its address."""
         size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
         while True:
             mapped_file = self.files.file_for_append()
@@ -120,7 +117,7 @@ class ConsumeQueueExt(NotCopied):
             self.files.wrote_where = mapped_file.file_from_offset + mapped_file.size
 
     def truncate(self, address: int) -> None:
-        """Cut after the unit at `address`; the units that pointed further are gone."""
+        """Cut the extension after the unit at `address`."""
         unit = self.get(address)
         if unit is not None:
             self.files.truncate(address - EXT_ADDRESS_BASE + _core.ExtUnitLayout.EXT_UNIT_MIN_SIZE + len(unit[2]))

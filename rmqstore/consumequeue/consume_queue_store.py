@@ -1,9 +1,8 @@
-"""All consume queues of a store: which there are, of which kind, and finding or making one.
+"""All consume queues of a store: their list and kinds, finding and creating one.
 
-Owns the list of queues by topic and queue id.  A queue's files are looked at when it is first asked for, so a store with
-ten thousand queues opens by listing names.  Whether a topic's queues are batch queues follows from the directory that is
-there and from the broker's topics (attribute ``queue.type``), in ``config/topics.json`` or in RocksDB; a record that holds an
-inner batch settles it for a new topic.  It never reads the commit log.
+Owns the list of queues by topic and queue id.  A queue's files are opened at its first use, so a store with ten thousand queues
+opens by listing names.  A topic has batch queues by their directory, by the broker's topics (attribute ``queue.type``) in
+``config/topics.json`` or in RocksDB, or by its first record, if that is an inner batch.  It never reads the commit log.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -68,9 +67,9 @@ class ConsumeQueueStore(NotCopied):
     Attributes
     ----------
     unseen : dict of str to OSError
-        Folders that cannot be read, and why (read-only use); which queues are in them is not known.
+        Unreadable folders and their errors (read-only use); their queues are unknown.
     unread : dict of (str, int) to OSError
-        By topic and queue id the queues that `leave_out` was told of.
+        The errors that `leave_out` took, by topic and queue id.
     """
 
     _queues: dict[tuple[str, int], AnyConsumeQueue | None]
@@ -90,27 +89,29 @@ class ConsumeQueueStore(NotCopied):
         self.unseen: dict[str, OSError] = {}
         self.unread: dict[tuple[str, int], OSError] = {}
         self._queues = {}
+        # What is known of queues that are not open, from a look just before; each is used once.
+        self.plain_queues: dict[tuple[str, int], PlainQueue] = {}
         self._batch_topics: set[str] = set()
         self._topics_state: tuple[Any, ...] = ()
         self._extended = False
         self._in_memory = False
-        # Another place that has units of queues, RocksDB; read-only.
+        # Units of queues in RocksDB (read-only use).
         self.source: DatabaseQueues | None = None
         self._lock = threading.RLock()
 
     def renew_lock(self) -> None:
-        """Give up the lock that another thread of a parent process may have held at a fork."""
+        """Replace the locks after a fork."""
         self._lock = threading.RLock()
         if self.source is not None:
             self.source.renew_lock()
 
     @property
     def lock(self) -> threading.RLock:
-        """threading.RLock: who holds it opens queues, or says what is in them."""
+        """The lock for opening queues and adding units."""
         return self._lock
 
     def load(self) -> None:
-        """List the queues; their files are looked at when they are first asked for."""
+        """Find the queues by their folders; the first use of a queue opens its files."""
         queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
         unseen: dict[str, OSError] | None = {} if self.read_only else None
         for topic, queue_id, _ in queue_directories(self.root, ConsumeQueue.kind, unseen):
@@ -131,7 +132,7 @@ class ConsumeQueueStore(NotCopied):
         if self.source is not None:
             for key in self.source.keys():
                 queues.setdefault(key, None)
-        # What was opened stays so.
+        # Open queues stay open.
         queues.update((key, queue) for key, queue in self._queues.items() if queue is not None)
         self._queues = queues
         self._extended = self.config.enable_consume_queue_ext or os.path.isdir(
@@ -140,34 +141,34 @@ class ConsumeQueueStore(NotCopied):
         self.load_topics(os.path.join(self.root, "config", "topics.json"))
 
     def load_topics(self, path: str) -> None:
-        """Take the topics of queue type BatchCQ from a ``topics.json``, and from the RocksDB of topics beside it, if any.
+        """Read the topics of queue type BatchCQ from a ``topics.json``, and from the store's RocksDB of topics.
 
-        What is missing or cannot be read says nothing; but a writer that may not look does not guess.
+        Missing and unreadable files are ignored; a writer without permission to read them gets the error.
         """
         self._batch_topics |= _batch_topics_of(path, self.read_only)
         root = os.path.dirname(os.path.dirname(path))
         state = database_state(root)
         if state != self._topics_state:
-            # A reader looks at the queues often, and opens a database only where it changed.
+            # A reader lists the queues often, and opens only a changed database.
             self._topics_state = state
             self._batch_topics |= _batch_topics_in_databases(root)
 
     def keys(self) -> list[tuple[str, int]]:
-        """list of (str, int): topic and queue id of every queue, sorted."""
+        """Return topic and queue id of every queue, sorted."""
         with self._lock:
             return sorted(self._queues)
 
     @property
     def batch_topics(self) -> frozenset[str]:
-        """frozenset of str: the topics that are known to have batch queues."""
+        """The topics with batch queues."""
         return frozenset(self._batch_topics)
 
     def is_batch_topic(self, topic: str) -> bool:
-        """bool: the topic's queues are batch queues."""
+        """Return True if the topic has batch queues."""
         return topic in self._batch_topics
 
     def add_batch_topic(self, topic: str) -> bool:
-        """Make `topic` one with batch queues; False if it has simple ones already."""
+        """Note that `topic` has batch queues; False if it has simple ones."""
         with self._lock:
             if topic not in self._batch_topics and any(name == topic for name, _ in self._queues):
                 return False
@@ -175,13 +176,7 @@ class ConsumeQueueStore(NotCopied):
             return True
 
     def find(self, topic: str, queue_id: int) -> AnyConsumeQueue | None:
-        """The queue, None if there is none.
-
-        Raises
-        ------
-        OSError
-            The system does not give out its folder, or one in which it may lie.
-        """
+        """Return the queue, None for none; OSError if its folder, or one that may contain it, is unreadable."""
         queue = self._queues.get((topic, queue_id))
         if queue is None and (topic, queue_id) in self._queues:
             with self._lock:
@@ -194,12 +189,12 @@ class ConsumeQueueStore(NotCopied):
         return queue
 
     def check_seen(self, topic: str | None = None) -> None:
-        """Raise OSError where a folder is among `unseen` in which queues of `topic` (of any without one) may lie."""
+        """Raise OSError if an `unseen` folder may contain queues of `topic` (of any topic by default)."""
         for folder, error in self.unseen_of(topic):
             raise with_path(error, folder)
 
     def unseen_of(self, topic: str | None = None) -> list[tuple[str, OSError]]:
-        """list of (str, OSError): the folders of `unseen` in which queues of `topic` (of any without one) may lie."""
+        """Return the `unseen` folders that may contain queues of `topic` (of any topic by default)."""
         found = []
         for folder, error in self.unseen.items():
             # The folder of all queues, of a topic, or of one queue.
@@ -209,14 +204,14 @@ class ConsumeQueueStore(NotCopied):
         return found
 
     def leave_out(self, topic: str, queue_id: int, error: OSError) -> None:
-        """Take down that an answer about many queues has to do without this one, which the system does not give out."""
+        """Note that an answer about many queues lacks this one, which is unreadable; raise any other error."""
         if not (self.read_only and is_unreadable(error)):
             raise error
         if (topic, queue_id) not in self.unread:
             where = self.root if error.filename is None else os.fsdecode(error.filename)
             logger.warning(
                 "%s: queue %d of %s is left out, as this cannot be read (%s); let this user read it, or restore it "
-                "from a copy where the disk fails",
+                "from a copy if the disk fails",
                 where, queue_id, topic, error.strerror or error,
             )  # fmt: skip
         self.unread[topic, queue_id] = error
@@ -226,17 +221,21 @@ class ConsumeQueueStore(NotCopied):
         if source is not None and topic not in self._batch_topics and source.is_batch(topic, queue_id):
             self._batch_topics.add(topic)
         queue = self._make(topic, queue_id)
-        queue.load()
+        plain = self.plain_queues.pop((topic, queue_id), None)
+        if plain is None:
+            queue.load()
+        else:
+            queue.files.take(plain.offsets, plain.end)
         return source.queue(queue) if source is not None and source.goes_beyond(queue) else queue
 
     def look_again(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Open these queues again when they are next asked for: their source has new units (read-only use)."""
+        """Open these queues again at their next use: their source has new units (read-only use)."""
         with self._lock:
             for key in keys:
                 self._queues[key] = None
 
     def find_or_create(self, topic: str, queue_id: int) -> AnyConsumeQueue:
-        """The queue; a new one gets its first file with its first unit."""
+        """Return the queue; a new one gets its first file with its first unit."""
         queue = self._find_or_create(topic, queue_id)
         if self._in_memory and not queue.in_memory:
             queue.in_memory = True
@@ -244,7 +243,7 @@ class ConsumeQueueStore(NotCopied):
 
     @contextlib.contextmanager
     def in_memory(self) -> Iterator[None]:
-        """Let whoever puts units meanwhile put them into memory, where they stay until `forget_memory` (read-only use)."""
+        """Put units into memory while this runs, until `forget_memory` (read-only use)."""
         self._in_memory = True
         try:
             yield
@@ -252,14 +251,14 @@ class ConsumeQueueStore(NotCopied):
             self._in_memory = False
 
     def forget_memory(self) -> None:
-        """Forget the units that are in memory; the queues are what is on disk again."""
+        """Forget the units that are in memory, and list the queues on disk again."""
         with self._lock:
             kept = {}
             for key, queue in self._queues.items():
                 if queue is None or not queue.in_memory:
                     kept[key] = queue
                 else:
-                    # Who asks it at this moment goes on asking it.
+                    # Other threads may still use it.
                     queue.let_go()
             self._queues = kept
             self.load()
@@ -268,7 +267,7 @@ class ConsumeQueueStore(NotCopied):
         queue = self.find(topic, queue_id)
         if queue is None:
             with self._lock:
-                # Files may be there all the same, of an extension for instance.
+                # It may have files, of an extension for instance.
                 queue = self._make(topic, queue_id)
                 queue.load()
                 if not self.read_only:
@@ -277,7 +276,7 @@ class ConsumeQueueStore(NotCopied):
         return queue
 
     def forget(self, topic: str, queue_id: int) -> None:
-        """Take a queue without any file out of the list again, and its folder away."""
+        """Remove a queue without a file from the list, and its folder."""
         with self._lock:
             queue = self._queues.get((topic, queue_id))
             if queue is not None and not len(queue.files):
@@ -289,10 +288,10 @@ class ConsumeQueueStore(NotCopied):
                         os.rmdir(queue.files.path)
 
     def forget_empty_batch_queues(self) -> None:
-        """Take the batch queues that have no file any more out of the list, and their folders away.
+        """Remove batch queues without a file from the list, and their folders.
 
-        RocketMQ 5.5.0 ends with a NullPointerException where somebody asks a batch queue whose folder is empty for its
-        first message (``BatchConsumeQueue.getMinMsgOffset``), and is content where there is no folder.
+        RocketMQ 5.5.0 raises a NullPointerException for the first message of a batch queue with an empty folder
+        (``BatchConsumeQueue.getMinMsgOffset``), and not without the folder.
         """
         with self._lock:
             for (topic, queue_id), queue in list(self._queues.items()):
@@ -300,32 +299,34 @@ class ConsumeQueueStore(NotCopied):
                     self.forget(topic, queue_id)
 
     def plain(self, topic: str, queue_id: int) -> PlainQueue | None:
-        """What `plain_queue` says of a queue that is there and was not asked for yet; None also for one that was."""
+        """Return the result of `plain_queue` for a queue that is not open; None for an open one."""
         if self._extended or topic in self._batch_topics or self._queues.get((topic, queue_id)) is not None:
             return None
         return plain_queue(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size)
 
-    def look(self, topic: str, queue_id: int, min_phy_offset: int, *, sizes: bool = False) -> QueueLook | None:
-        """What a look at a queue says, None if there is none; one that nobody asked for is not opened for it, where that can be.
+    def look(
+        self, topic: str, queue_id: int, min_phy_offset: int, *, sizes: bool = False, offsets: Collection[int] = ()
+    ) -> QueueLook | None:
+        """Return the bounds and the last unit of a queue, None if there is no such queue.
 
-        - `sizes`: also what its records take in the log (`QueueLook.log_bytes`).
+        A queue that is not open is read from its files, if possible; `sizes` and `offsets` as for `look_at_files`.
         """
         if self._is_in_files(topic, queue_id):
-            directory = self._plain_directory(topic, queue_id)
-            found = look_at_files(directory, self.config.consume_queue_file_size, min_phy_offset, sizes=sizes)
+            directory, file_size = self._plain_directory(topic, queue_id), self.config.consume_queue_file_size
+            found = look_at_files(directory, file_size, min_phy_offset, sizes=sizes, offsets=offsets)
             if found is not None:
                 return found
         queue = self.find(topic, queue_id)
         return None if queue is None else look_at_queue(queue, min_phy_offset, sizes=sizes)
 
     def ends_as(self, topic: str, queue_id: int, look: QueueLook) -> bool:
-        """bool: the queue is known to end as this look found it; one that was asked for is not known to."""
+        """Return True if the queue is not open and still ends as this look found it."""
         if not self._is_in_files(topic, queue_id):
             return False
         return ends_as(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size, look)
 
     def folder_mark(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """Return inode and time of change of the folder that has a queue's only files; None where there is no such folder."""
+        """Return inode and change time of the folder with all files of a queue, None for no such folder."""
         if self._extended:
             return None
         try:
@@ -335,7 +336,7 @@ class ConsumeQueueStore(NotCopied):
         return status.st_ino, status.st_ctime_ns
 
     def unit(self, topic: str, queue_id: int, queue_offset: int) -> Unit | None:
-        """The unit that holds a queue offset, None if there is none; as by `look`, no queue is opened for it."""
+        """Return the unit that holds a queue offset, None for none; opens no queue if possible, like `look`."""
         if queue_offset >= 0 and self._is_in_files(topic, queue_id):
             directory = self._plain_directory(topic, queue_id)
             with contextlib.suppress(GeometryError):
@@ -358,7 +359,7 @@ class ConsumeQueueStore(NotCopied):
         return newest.phy_offset + newest.size if unit is not None and unit.phy_offset == newest.phy_offset else -1
 
     def _is_in_files(self, topic: str, queue_id: int) -> bool:
-        # A simple queue that is listed, was not asked for, and has its units in files and nowhere else.
+        # True for a listed simple queue that is not open and has all units in files.
         if self._extended or self.source is not None or topic in self._batch_topics:
             return False
         return self._queues.get((topic, queue_id), self) is None
@@ -366,25 +367,22 @@ class ConsumeQueueStore(NotCopied):
     def plain_agrees(
         self, plain: PlainQueue, topic: str, queue_id: int, columns: RecordColumns, rows: np.ndarray
     ) -> bool | None:
-        """bool: as `ConsumeQueue.agrees`; None where the queue must be asked, or was asked for already."""
+        """Call `ConsumeQueue.agrees` for a queue that is not open; None for an open one, or if it must be opened."""
         if self._queues.get((topic, queue_id)) is not None:
             return None
         return plain.agrees(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size, columns, rows)
 
     def _plain_directory(self, topic: str, queue_id: int) -> str:
-        # The topic is the name of a directory that was listed.
+        # The topic is the name of a listed directory.
         return os.sep.join((self.root, ConsumeQueue.kind, topic, str(queue_id)))
 
     def unit_num(self, topic: str, queue_id: int) -> int | None:
-        """Number of units of a queue that was asked for, None for others."""
+        """Return the number of units of an open queue, None for others."""
         queue = self._queues.get((topic, queue_id))
         return None if queue is None else queue.unit_num
 
     def set_aside(self, limit: int) -> None:
-        """If more than `limit` queues were asked for, close those that nothing was written to until they are asked for again.
-
-        For whoever went over all of them; nobody else may hold one of them meanwhile.
-        """
+        """Close clean queues if there are more than `limit` queues, after a scan of all; nobody else may use one."""
         with self._lock:
             if len(self._queues) <= limit:
                 return
@@ -400,7 +398,7 @@ class ConsumeQueueStore(NotCopied):
         return kind(self.root, topic, queue_id, self.config, self.pool, read_only=self.read_only)
 
     def refresh(self) -> None:
-        """Look for queues that another process made since (read-only use)."""
+        """Find queues that another process created (read-only use)."""
         with self._lock:
             self.load()
 
@@ -411,18 +409,18 @@ class ConsumeQueueStore(NotCopied):
                 yield queue
 
     def opened(self) -> list[AnyConsumeQueue]:
-        """The queues that were asked for so far."""
+        """Return the open queues."""
         with self._lock:
             return [queue for queue in self._queues.values() if queue is not None]
 
     def take_config(self, config: StoreConfig) -> None:
-        """Open all queues again with these sizes when they are next asked for (read-only use)."""
+        """Open all queues again with these sizes at their next use (read-only use)."""
         with self._lock:
             self.config = config
             self._queues = dict.fromkeys(self._queues)
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
-        """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`; ask while nobody writes."""
+        """Return the files that were written since the last call, see `MappedFileQueue.take_dirty`."""
         files: list[MappedFile] = []
         for queue in self.opened():
             files += queue.take_dirty(least_pages)
@@ -442,18 +440,17 @@ class ConsumeQueueStore(NotCopied):
 
 
 def unseen_text(error: OSError) -> str:
-    """str: what to say of a folder of queues that the system does not give out, because of `error`."""
+    """Return the message about a folder of queues that is unreadable because of `error`."""
     return (
         f"this folder cannot be looked into ({error.strerror or error}), and which queues are in it is not known; "
-        + ("bring back what it leads to" if is_broken_link(error) else "let this user list and search it")
+        + ("restore the folder that it points to" if is_broken_link(error) else "let this user list and search it")
     )
 
 
 def _batch_topics_of(path: str, read_only: bool) -> set[str]:
     import json
 
-    # What cannot be read says nothing; the directories that are there and the records decide then.  Values that are nested
-    # too deeply for the parser are a RecursionError.
+    # Directories and records decide if the file is unreadable.  Values that are nested too deeply raise RecursionError.
     try:
         table = json.loads(decode_java_utf8(read_small_file(path) or b"{}")).get("topicConfigTable", {})
         return {topic for topic, options in table.items() if _has_batch_queues(options)}
@@ -480,7 +477,7 @@ def _batch_topics_in_databases(root: str) -> set[str]:
                         if _has_batch_queues(json.loads(text)):
                             found.add(name)
         except (StoreError, OSError) as error:
-            # A store whose queues are in RocksDB too is not opened without rocksdict, which is said then.
+            # The opening of queues in RocksDB reports missing rocksdict.
             if not isinstance(error, MissingDependencyError) or not queue_databases(root):
                 logger.warning("which topics have batch queues is not known from the broker's settings: %s", error)
     return found

@@ -1,8 +1,8 @@
-"""Consume queues in RocksDB, served as ordinary queues: their units in memory, stretch by stretch at their first use.
+"""Consume queues in RocksDB as ordinary queues: their units in memory, in stretches that are built at their first use.
 
-`DatabaseQueues` merges the units of the database, of queue files next to it, and those that were collected from the log because the
-database lacks them.  It never reads the log: `complete` reports holes and damage, `add` takes what was collected.  Memory is
-bounded: the oldest stretches are dropped.
+`DatabaseQueues` merges the units of the database, of queue files next to it, and those that were collected from the log because
+the database lacks them.  It never reads the log: `complete` reports holes and damage, `add` takes collected units.  The oldest
+stretches are dropped.
 
 `CollectedQueues` only collect the units of records of the log, in queue order and each unit once.  They have no files; a queue may
 begin at any offset and have holes.
@@ -35,12 +35,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 STRETCH_UNITS = 8192
-"""Units of a stretch; a get ends with it as with a queue file."""
+"""The number of units of a stretch; a get ends with it as with a queue file."""
 
 _UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
 _STRETCH_SIZE = STRETCH_UNITS * _UNIT_SIZE
 _SMALLEST_RECORD = int(RecordLayout.RECORD_FIXED_SIZE)
-# So many stretches stay in memory, 160 KiB each.
+# The number of stretches in memory, 160 KiB each.
 _STRETCHES_KEPT = 1024
 _UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
 
@@ -55,7 +55,7 @@ class CollectedUnits:
     def __init__(self) -> None:
         self.begin = self.end = 0
         self._parts: list[tuple[np.ndarray, ...]] = []
-        # Others ask for units while more are added.
+        # Other threads read units while more are added.
         self._lock = threading.Lock()
 
     def renew_lock(self) -> None:
@@ -63,7 +63,7 @@ class CollectedUnits:
         self._lock = threading.Lock()
 
     def add(self, *columns: np.ndarray) -> None:
-        """Add units: queue offsets (ascending), phy offsets, sizes, tags codes, how many messages each record holds."""
+        """Add units: queue offsets (ascending), phy offsets, sizes, tags codes, numbers of messages in each record."""
         first, last = int(columns[0][0]), int(columns[0][-1])
         with self._lock:
             self.begin = min(self.begin, first) if self._parts else first
@@ -71,12 +71,12 @@ class CollectedUnits:
             self.end = max(self.end, last + 1)
 
     def first(self) -> Unit | None:
-        """The unit with the lowest queue offset, None without any."""
+        """Return the unit with the lowest queue offset, None for none."""
         columns = self.columns(self.begin, self.begin + 1)
         return Unit(*(int(each[0]) for each in columns)) if len(columns[0]) else None
 
     def clear(self) -> int:
-        """Forget every unit; how many there were."""
+        """Forget every unit, and return their number."""
         num = len(self.columns(self.begin, self.end)[0])
         with self._lock:
             self.begin = self.end = 0
@@ -84,7 +84,7 @@ class CollectedUnits:
         return num
 
     def columns(self, begin: int, end: int) -> tuple[np.ndarray, ...]:
-        """The units with queue offsets from `begin` to before `end`, as `add` took them; of an offset the first that came."""
+        """Return the units with queue offsets from `begin` up to but not including `end`, like `add`; the first of equal ones."""
         with self._lock:
             if not self._parts:
                 return tuple(np.empty(0, np.int64) for _ in range(_COLUMNS))
@@ -98,7 +98,7 @@ class CollectedUnits:
 
 
 class _Collecting:
-    # What both kinds of queues do that collect their units and have no files.
+    # The common part of both kinds of queues that collect their units and have no files.
 
     def __init__(self, topic: str, queue_id: int):
         self.topic, self.queue_id = topic, queue_id
@@ -106,24 +106,24 @@ class _Collecting:
         self._last: Unit | None = None
 
     def load(self) -> None:
-        """Nothing: it has no files."""
+        """Do nothing: it has no files."""
 
     def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
-        """Return False: its units are not asked for."""
+        """Return False: its units are not compared."""
         return False
 
     def file_end(self, number: int) -> None:
         """Return None: it has no files."""
 
     def close(self) -> None:
-        """Nothing: it has no files."""
+        """Do nothing: it has no files."""
 
     def last_record(self) -> Unit | None:
-        """The newest unit, None without any."""
+        """Return the newest unit, None for none."""
         return self._last
 
     def first_record(self) -> Unit | None:
-        """The oldest unit, None without any."""
+        """Return the oldest unit, None for none."""
         return self.units_there.first()
 
     def begin_again(self) -> int:
@@ -137,11 +137,11 @@ class CollectedQueue(_Collecting, ConsumeQueue):
 
     @property
     def unit_num(self) -> int:
-        """int: queue offset after the last unit."""
+        """The queue offset after the last unit."""
         return self.units_there.end
 
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
-        """Take one unit."""
+        """Collect one unit."""
         one = [np.array([value], np.int64) for value in (unit.phy_offset, unit.size, unit.tags_code, store_timestamp)]
         return self.put_units(unit.queue_offset, *one) > 0
 
@@ -153,13 +153,13 @@ class CollectedQueue(_Collecting, ConsumeQueue):
         tags_codes: np.ndarray,
         store_timestamps: np.ndarray,
     ) -> int:
-        """Take consecutive units, see `ConsumeQueue.put_units`; those before the end are skipped."""
+        """Collect consecutive units, see `ConsumeQueue.put_units`; skip those before the end."""
         skip = min(max(self.unit_num - queue_offset, 0), len(phy_offsets))
         count = len(phy_offsets) - skip
         if count <= 0:
             return 0
         first = queue_offset + skip
-        # The arrays that came are filled again with the next records.
+        # The caller reuses its arrays.
         columns = [np.array(each[skip:], np.int64) for each in (phy_offsets, sizes, tags_codes)]
         self.units_there.add(np.arange(first, first + count, dtype=np.int64), *columns, np.ones(count, np.int64))
         self._last = Unit(first + count - 1, *(int(each[-1]) for each in columns))
@@ -171,11 +171,11 @@ class CollectedBatchQueue(_Collecting, BatchConsumeQueue):
 
     @property
     def max_queue_offset(self) -> int:
-        """int: queue offset of the next message."""
+        """The queue offset of the next message."""
         return 0 if self._last is None else self._last.queue_offset + self._last.num
 
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
-        """Take one unit."""
+        """Collect one unit; False if it is not newer than the last."""
         if self._last is not None and unit.phy_offset <= self._last.phy_offset:
             return False
         self.units_there.add(*(np.array([value], np.int64) for value in unit))
@@ -184,7 +184,7 @@ class CollectedBatchQueue(_Collecting, BatchConsumeQueue):
 
 
 class CollectedQueues(ConsumeQueueStore):
-    """Queues to dispatch into, which collect; none has files."""
+    """Queues that collect the units dispatched to them; none has files."""
 
     def _make(self, topic: str, queue_id: int) -> AnyConsumeQueue:
         if topic in self._batch_topics:
@@ -192,12 +192,12 @@ class CollectedQueues(ConsumeQueueStore):
         return CollectedQueue(topic, queue_id)
 
     def forget(self, topic: str, queue_id: int) -> None:
-        """Take a queue out of the list again."""
+        """Remove a queue from the list."""
         with self._lock:
             self._queues.pop((topic, queue_id), None)
 
     def collected(self) -> dict[tuple[str, int], CollectedUnits]:
-        """dict of (str, int) to CollectedUnits: those of each queue that has any, by topic and queue id."""
+        """Return the units of each queue that has any, by topic and queue id."""
         found = {}
         for queue in self.opened():
             assert isinstance(queue, CollectedQueue | CollectedBatchQueue)
@@ -207,7 +207,7 @@ class CollectedQueues(ConsumeQueueStore):
 
 
 class UnitStream(MappedFileQueue):
-    """The units of one queue as files in memory that are made when they are asked for."""
+    """The units of one queue as files in memory that are built at their first use."""
 
     def __init__(self, owner: DatabaseQueues, topic: str, queue_id: int, older: ConsumeQueue | None):
         super().__init__(owner.path, _STRETCH_SIZE, owner.pool, read_only=True)
@@ -215,18 +215,18 @@ class UnitStream(MappedFileQueue):
         self.owner = owner
         self.topic, self.queue_id = topic, queue_id
         self.older = older
-        # The first unit in the database that the log may still hold, and where its record lies; -1 without one.
+        # The first unit in the database that may still be in the log, and its phy offset; -1 for none.
         self.first_unit = self.first_phy = -1
-        # How often something was taken in.
+        # The number of calls of `take_in`.
         self._taken_in = 0
         self.take_in()
 
     def take_in(self, *, whole: bool = False) -> None:
-        """Take in the units that were collected since; with `whole` also those before the end."""
+        """Pick up newly collected units; with `whole` also those before the end."""
         bases, end = self.owner.extent(self)
         known = self.wrote_where
-        # What was made of the last stretch has room for what follows, and readers may hold it.  The database is not read under
-        # a lock: that may lead to a walk over the log, whose threads take the same one.
+        # The last stretch has room, and readers may hold it.  The database is read without a lock: it may cause a scan of the log,
+        # whose threads need the same one.
         grown = [] if whole else [base for base in self._files if base <= known < base + _STRETCH_SIZE and end > known]
         contents = {base: self.owner.content(self, base, end) for base in grown}
         with self.pool.lock:
@@ -236,14 +236,14 @@ class UnitStream(MappedFileQueue):
                 if base in contents:
                     self._files[base].region.write(known - base, contents[base][known - base :])
                 else:
-                    # Another thread made it meanwhile.
+                    # Another thread built it in the meantime.
                     del self._files[base]
             self.file_offsets, self._memory_only = bases, set(bases)
             self.wrote_where = end
             self._taken_in += 1
 
     def file(self, offset: int) -> MappedFile:
-        """The stretch that begins at `offset`, made now if it is not there."""
+        """Return the stretch that begins at `offset`, and build it if needed."""
         made = self._files.get(offset)
         while made is None:
             end, taken_in = self.wrote_where, self._taken_in
@@ -252,7 +252,7 @@ class UnitStream(MappedFileQueue):
             with self.pool.lock:
                 if self._closed:
                     raise StoreClosedError("the store is closed; open it again", self.path)
-                # What another thread took in meanwhile is not in it.
+                # It lacks units that another thread picked up in the meantime.
                 if taken_in == self._taken_in:
                     made = self._files.setdefault(offset, new)
             if made is not None:
@@ -260,16 +260,16 @@ class UnitStream(MappedFileQueue):
         return made
 
     def forget(self, offset: int) -> None:
-        """Let a stretch go; it is made again when it is asked for."""
+        """Drop a stretch; the next use builds it again."""
         with self.pool.lock:
             self._files.pop(offset, None)
 
     def refresh(self) -> bool:
-        """bool: False; what follows comes by `take_in`."""
+        """Return False: `take_in` picks up new units."""
         return False
 
     def was_replaced(self) -> bool:
-        """bool: False, as nobody else has these files."""
+        """Return False: no other process has these files."""
         return False
 
 
@@ -301,50 +301,50 @@ class DatabaseQueues:
         self.log_bounds, self.batch_num, self.complete = log_bounds, batch_num, complete
         self.damage: list[CorruptionError] = []
         self._collected: dict[Key, list[CollectedUnits]] = {}
-        # Queues that began again after the units of the database.
+        # Queues that began again and whose units in the database are old.
         self._replaced: set[Key] = set()
         self._kept: dict[tuple[UnitStream, int], None] = {}
         self._lock = threading.Lock()
 
     def renew_lock(self) -> None:
-        """Give up the locks that another thread of a parent process may have held at a fork."""
+        """Replace the locks after a fork."""
         self._lock = threading.Lock()
         for known in self._collected.values():
             for units in known:
                 units.renew_lock()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         if self.database is not None:
             self.database.close()
 
     # ----------------------------------------------------------------------------------------------- what there is
 
     def keys(self) -> set[Key]:
-        """set of (str, int): topic and queue id of every queue; names that no queue can have are passed over."""
+        """Return topic and queue id of every queue, without impossible names."""
         there = set(self._collected)
         if self.database is not None:
             there |= self.database.last.keys()
         return {key for key in there if can_name_queue(key[0])}
 
     def add(self, key: Key, units: CollectedUnits) -> None:
-        """Take units that the database lacks, or may lack: where it has them, its own count."""
+        """Add units that the database may lack; its own take precedence."""
         known = self._collected.setdefault(key, [])
         if units not in known:
             known.append(units)
 
     def database_of(self, key: Key) -> QueueDatabase | None:
-        """QueueDatabase or None: None where it has no units of this queue, or of one of that name which was deleted."""
+        """Return the database, None if it has no units of this queue, or only of a deleted one of that name."""
         database = self.database
         return None if database is None or key not in database.last or key in self._replaced else database
 
     def begin_again(self, key: Key) -> None:
-        """Forget the units of a queue that the database has, and that were added: another queue of its name began."""
+        """Forget all units of a queue: a new queue of its name began."""
         self._replaced.add(key)
         self._collected.pop(key, None)
 
     def is_batch(self, topic: str, queue_id: int) -> bool:
-        """bool: the newest unit of the queue in the database leads to an inner batch."""
+        """Return True if the newest unit of the queue in the database points to an inner batch."""
         database = self.database_of((topic, queue_id))
         if database is None:
             return False
@@ -356,7 +356,7 @@ class DatabaseQueues:
         return value is not None and self.batch_num(value[0], value[1]) > 0
 
     def goes_beyond(self, queue: ConsumeQueue | BatchConsumeQueue) -> bool:
-        """bool: there are units after those that a queue has in its files."""
+        """Return True if there are units after those in the files of a queue."""
         key = queue.topic, queue.queue_id
         database = self.database_of(key)
         ends = [each.end for each in self._collected.get(key, ())]
@@ -364,7 +364,7 @@ class DatabaseQueues:
         return end > (queue.max_queue_offset if len(queue.files) else 0)
 
     def queue(self, own: ConsumeQueue | BatchConsumeQueue) -> ConsumeQueue | BatchConsumeQueue:
-        """The queue with all of its units; `own` is what its own files hold."""
+        """Return the queue with all of its units; `own` has those of its files."""
         if isinstance(own, BatchConsumeQueue):
             return self._batch_queue(own)
         older = own if len(own.files) else None
@@ -374,12 +374,12 @@ class DatabaseQueues:
         queue.files, queue.units_per_file = stream, STRETCH_UNITS
         begin_of_log = self.log_bounds()[0]
         if older is None and not self._collected.get((own.topic, own.queue_id)) and stream.first_phy >= begin_of_log:
-            # Who only asks for the bounds needs no unit.
+            # The bounds need no unit.
             queue.min_for = begin_of_log, stream.first_unit
         return queue
 
     def _batch_queue(self, queue: BatchConsumeQueue) -> BatchConsumeQueue:
-        # RocketMQ 5.5.0 writes one unit a record without the number of its messages; batch queues in RocksDB do not work there.
+        # RocketMQ 5.5.0 writes one unit a record, without the number of its messages: its batch queues in RocksDB do not work.
         key = queue.topic, queue.queue_id
         units: dict[int, Unit] = {}
         for collected in self._collected.get(key, ()):
@@ -400,9 +400,9 @@ class DatabaseQueues:
     # ------------------------------------------------------------------------------------------------------ units
 
     def extent(self, stream: UnitStream) -> tuple[list[int], int]:
-        """(list of int, int): where the stretches of a queue begin, and where it ends, in bytes of the queue."""
+        """Return the first offsets of the stretches of a queue, and its end, in bytes of the queue."""
         key = stream.topic, stream.queue_id
-        # First, as damage there starts a walk over the log, which collects more.
+        # First, as damage there starts a scan of the log, which collects more.
         in_database = self._in_database(key)
         ranges = [(each.begin, each.end) for each in self._collected.get(key, ()) if each.end > each.begin]
         if in_database is not None:
@@ -418,7 +418,7 @@ class DatabaseQueues:
         return [number * _STRETCH_SIZE for number in sorted(stretches)], end * _UNIT_SIZE
 
     def _in_database(self, key: Key) -> tuple[LastUnit, int] | None:
-        # The first and the end of the units that the log may still hold; of the stale ones before them the last, if all are.
+        # The first unit that may still be in the log, and the end of the units; the last unit if all are stale.
         database = self.database_of(key)
         if database is None:
             return None
@@ -451,7 +451,7 @@ class DatabaseQueues:
         return first, newest.queue_offset + 1
 
     def _bound(self, key: Key, low: int, high: int, phy_offset: int) -> int:
-        # The first queue offset from `low` on whose unit is at or after `phy_offset`, `high` if there is none before it.
+        # The first queue offset from `low` whose unit is at or after `phy_offset`, at most `high`.
         assert self.database is not None
         while low < high:
             middle = (low + high) // 2
@@ -463,7 +463,7 @@ class DatabaseQueues:
         return low
 
     def _read(self, key: Key, begin: int, end: int) -> Units:
-        # What the database has of these, and as much of it as can be read.
+        # The readable units of these queue offsets in the database.
         damage: list[CorruptionError] = []
         assert self.database is not None
         found = self.database.units(*key, begin, end, damage)
@@ -494,7 +494,7 @@ class DatabaseQueues:
         return content.tobytes()
 
     def _complete_holes(self, key: Key, first: int, num: int, stored: Units) -> None:
-        # Where queue offsets do not go on by one, records between are in the log and not here: a broker that was killed lost them.
+        # Queue offsets with gaps: a broker that was killed lost units of records that are in the log.
         assert self.database is not None
         database = self.database
         offsets, phy_offsets = stored.queue_offsets, stored.phy_offsets
@@ -517,16 +517,16 @@ class DatabaseQueues:
             self.complete(min(begins), max(ends))
 
     def report(self, error: CorruptionError) -> None:
-        """Note damage in the database; the first makes the whole log be gone over for what the database lacks."""
+        """Note damage in the database; the first one makes `complete` scan the whole log."""
         known = {each.message for each in self.damage}
         if error.message not in known:
-            logger.warning("%s: %s; what it lacks is taken from the log", error.path, error.message)
+            logger.warning("%s: %s; missing units are taken from the log", error.path, error.message)
             self.damage.append(error)
         if not known:
             self.complete(None, None)
 
     def keep(self, stream: UnitStream, offset: int) -> None:
-        """Note a stretch that was made; drop the oldest if there are too many."""
+        """Note a new stretch; drop the oldest if there are too many."""
         with self._lock:
             self._kept[stream, offset] = None
             while len(self._kept) > _STRETCHES_KEPT:

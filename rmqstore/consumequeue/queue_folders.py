@@ -1,10 +1,8 @@
-"""The folders of queues: a topic's name, and below it a number for each queue.
-
-Owns which topic can name a folder, and what there is below the root of a store.  It opens no file.
-"""
+"""The folders of queues, ``TOPIC/QUEUE_ID``: their names, and listing them.  It opens no file."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 
@@ -13,26 +11,26 @@ from rmqstore.files.listing import Listing, listing
 from rmqstore.files.os_errors import broken_link, is_missing, is_unreadable
 
 QUEUE_FOLDERS = ("consumequeue", "batchconsumequeue", "consumequeue_ext")
-"""The folders of a store that have a folder for each topic, and in it one for each queue."""
+"""The folders of a store that contain a folder for each topic, and in it one for each queue."""
 
 
 def queue_directories(root: str, kind: str, unseen: dict[str, OSError] | None = None) -> Iterator[tuple[str, int, str]]:
-    """Every queue below ``root/kind``: (topic, queue id, directory), sorted; other things there are passed over.
+    """Yield every queue below ``root/kind``: (topic, queue id, directory), sorted; skip other entries.
 
     - `kind`: ``consumequeue``, ``batchconsumequeue`` or ``consumequeue_ext``.
-    - `unseen`: takes the folders that the system does not give out, and why; without it the first of them is an error.
+    - `unseen`: takes unreadable folders and their errors; without it the first of them raises.
     """
     folder = os.path.join(root, kind)
     for topic in _listing(folder, unseen, lambda _: True, is_missing).names:
-        directory = os.path.join(folder, topic)
+        directory = f"{folder}{os.sep}{topic}"
         for queue_id in sorted(map(int, _listing(directory, unseen, is_queue_name).names)):
-            yield topic, queue_id, os.path.join(directory, str(queue_id))
+            yield topic, queue_id, f"{directory}{os.sep}{queue_id}"
 
 
 def _listing(
     path: str, unseen: dict[str, OSError] | None, is_name: Callable[[str], bool], *passed: Callable[[OSError], bool]
 ) -> Listing:
-    # The folders at `path` whose names are right.
+    # The folders at `path` with valid names.
     found = listing(path, lambda entry: is_name(entry.name) and _is_folder(entry, unseen))
     if unseen is not None and found.unreadable is not None:
         unseen[path] = found.unreadable
@@ -40,14 +38,15 @@ def _listing(
     return found.checked(*passed)
 
 
+@functools.lru_cache(maxsize=1024)
 def is_queue_name(name: str) -> bool:
-    """bool: a folder of this name below a topic's is a queue."""
+    """Return True if a folder of this name below a topic's is a queue."""
     digits = name.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) <= 10 and name == str(int(name))
 
 
 def _is_folder(entry: os.DirEntry[str], unseen: dict[str, OSError] | None) -> bool:
-    # What a link leads to may lie on a disk that is not mounted; then nobody knows what is in it.
+    # A broken link may point to a disk that is not mounted: its content is unknown.
     try:
         if entry.is_dir():
             return True
@@ -61,7 +60,7 @@ def _is_folder(entry: os.DirEntry[str], unseen: dict[str, OSError] | None) -> bo
 
 
 def can_name_queue(topic: str) -> bool:
-    """bool: `topic` can be the name of a directory."""
+    """Return True if `topic` can be the name of a directory."""
     return (
         topic not in ("", ".", "..")
         and "/" not in topic
@@ -71,7 +70,7 @@ def can_name_queue(topic: str) -> bool:
 
 
 def queue_directory(root: str, kind: str, topic: str, queue_id: int) -> str:
-    """str: the directory of a queue."""
+    """Return the directory of a queue."""
     if not can_name_queue(topic):
         raise UnsupportedFormatError(f"topic {topic[:80]!r} cannot name a queue's directory", root)
     return os.path.join(root, kind, topic, str(queue_id))

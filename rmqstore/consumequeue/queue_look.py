@@ -1,20 +1,21 @@
-"""A look at a queue without opening it: its bounds, its newest unit, what its messages take in the log.
+"""Inspect a queue without opening it: its bounds, its newest unit, the size of its messages in the log.
 
-Owns reading these from the files of a simple queue by a few short reads, however long the queue is: whoever shows ten thousand
-queues maps none of them.  It keeps nothing, changes nothing, and never reads the commit log.  What is not as a writer leaves it
-(a strange name or length, a gap, pre-fill units at the start, units in RocksDB) is left to whoever opens the queue.
+Owns a few short reads of the files of a simple queue, so that an overview of ten thousand queues maps none of them.  It keeps
+nothing, changes nothing, and never reads the commit log.  A queue with a strange name or length, a gap, pre-fill units at the
+start, or units in RocksDB must be opened instead.
 
-The end of a file is found by halving, from its first page on: beyond that page a unit that was never written is taken for the
-end of all that were.  A queue that was opened knows its end from all its units.
+The end of a file is found by bisection after its first page: an unwritten unit there counts as the end.  An open queue reads all
+units.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from rmqstore import _core, _dispatch
@@ -32,25 +33,26 @@ from rmqstore.files.open_file import open_regular, open_with_size, written_exten
 __all__ = ["QueueLook", "look_at_files", "look_at_queue", "unit_in_files"]
 
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
-# What is read of a file at once: two pages.  Most queues of a store with many are shorter.
+# The units of a read, two pages.  Most queues of a large store are shorter.
 _READ_UNITS = 8192 // _UNIT_SIZE
-# Units of a queue that are all added up; of a longer one so many parts of so many.
+# The longest queue whose units are all added up; the number of parts of a longer one, and their units.
 _ALL_UNITS = 4096
 _PARTS, _PART_UNITS = 32, 102
-# Beyond this no log ends; what is added to it does not overflow.
+# After the end of any log, and sums do not overflow.
 _FAR = 2**62
 _UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
 _FIELDS = struct.Struct(">qiq")
 
 
 class QueueLook(NamedTuple):
-    """What a look at a queue says.
+    """The bounds, the last unit and the sizes of a queue.
 
     - `kind`: "SimpleCQ" or "BatchCQ".
-    - `min_queue_offset`, `max_queue_offset`: of the first message that the log still holds, and of the next one to come.
-    - `log_bytes`: bytes of the log that its records take, from the sizes in its units; -1 where nobody asked.
-    - `exact`: whether all units were added up for `log_bytes`, instead of some all over it.
+    - `min_queue_offset`, `max_queue_offset`: of the first message that is still in the log, and of the next one.
+    - `log_bytes`: bytes of its records in the log, from the sizes in its units; -1 if not requested.
+    - `exact`: True if all units were added up for `log_bytes`, instead of samples.
     - `ext_files`, `ext_size`: files of its extension, and their bytes.
+    - `units`: by queue offset the units that the caller asked for, if they were read from files; None for one without a record.
     """
 
     kind: str
@@ -63,15 +65,16 @@ class QueueLook(NamedTuple):
     exact: bool = True
     ext_files: int = 0
     ext_size: int = 0
+    units: Mapping[int, Unit | None] = {}
 
     @property
     def messages(self) -> int:
-        """int: messages that are still there."""
+        """The number of messages."""
         return self.max_queue_offset - self.min_queue_offset
 
     @property
     def end(self) -> int:
-        """int: phy offset after the record of the newest unit, 0 for none."""
+        """The phy offset after the record of the newest unit, 0 for none."""
         return 0 if self.last is None else self.last.phy_offset + max(self.last.size, 0)
 
 
@@ -83,7 +86,7 @@ def _read(fd: int, size: int, pos: int) -> bytes:
 
 
 def _stop_read_ahead(fd: int) -> None:
-    # Pages that are read ahead, of each of many queues, would fill the memory of a container.
+    # Read-ahead in many queues would fill the memory of a container.
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -100,7 +103,7 @@ class _Files:
         self._starts: dict[int, bytes] = {}
 
     def start(self, base: int) -> bytes:
-        """bytes: the first units of a file, at most two pages."""
+        """Return the first units of a file, at most two pages."""
         known = self._starts.get(base)
         if known is not None:
             return known
@@ -113,7 +116,7 @@ class _Files:
         return data
 
     def are_whole(self) -> bool:
-        """bool: every file has its length; that of an open one is known."""
+        """Return True if every file has its length; the length of an open one is known."""
         return _all_whole(self.directory, self.file_size, [base for base in self.offsets if base not in self._starts])
 
     def read(self, number: int, count: int) -> bytes:
@@ -124,7 +127,7 @@ class _Files:
         return start[begin:end] if end <= len(start) else _read(self._fds[base], end - begin, begin)
 
     def unit(self, number: int) -> tuple[int, int, int]:
-        """(int, int, int): phy offset, size and tags code of a unit."""
+        """Return phy offset, size and tags code of a unit."""
         return _FIELDS.unpack(self.read(number, 1))
 
     def close(self) -> None:
@@ -133,7 +136,7 @@ class _Files:
 
 
 def _count(files: _Files, base: int) -> int | None:
-    # How many units from the start of a file on are written; None where its start has a gap.
+    # The number of written units from the start of a file; None for a gap at its start.
     data = files.start(base)
     known = len(data) // _UNIT_SIZE
     # A hole may begin within the last unit, whose tags code ends in zeros.
@@ -154,7 +157,7 @@ def _count(files: _Files, base: int) -> int | None:
 
 
 def _first_at_or_after(files: _Files, end: int, min_phy_offset: int) -> int | None:
-    # Number of the first unit whose record is at or after this, `end` if there is none; None where pre-fill units are in the way.
+    # The number of the first unit whose record is at or after this, `end` for none; None after pre-fill units.
     for base in files.offsets:
         first = base // _UNIT_SIZE
         last = min(first + files.units_per_file, end) - 1
@@ -181,7 +184,7 @@ def _first_at_or_after(files: _Files, end: int, min_phy_offset: int) -> int | No
 
 
 def _parts(begin: int, end: int) -> list[tuple[int, int]]:
-    # Which units are added up, as (number, count): all of a short queue, of a longer one some that are spread over it evenly.
+    # The units to add up, as (number, count): all of a short queue, samples of a longer one.
     if end - begin <= _ALL_UNITS:
         return [(begin, end - begin)]
     step = (end - begin - _PART_UNITS) / (_PARTS - 1)
@@ -195,7 +198,7 @@ def _estimate(total: int, seen: int, num: int) -> tuple[int, bool]:
 
 
 def _log_bytes(files: _Files, begin: int, end: int) -> tuple[int, bool]:
-    # Bytes of the records of the units from `begin` to `end`, and whether all of them were added up.
+    # The bytes of the records of the units from `begin` to `end`, and True if all were added up.
     total = seen = 0
     for number, count in _parts(begin, end):
         stop = number + count
@@ -209,37 +212,55 @@ def _log_bytes(files: _Files, begin: int, end: int) -> tuple[int, bool]:
     return _estimate(total, seen, end - begin)
 
 
-def look_at_files(directory: str, file_size: int, min_phy_offset: int, *, sizes: bool = False) -> QueueLook | None:
+def _unit_of(queue_offset: int, fields: tuple[int, int, int]) -> Unit | None:
+    # None where no record was put, or a pre-fill unit.
+    phy_offset, size, tags_code = fields
+    if size <= 0 or phy_offset < 0 or (phy_offset, size) == (0, PRE_FILL_SIZE):
+        return None
+    return Unit(queue_offset, phy_offset, size, tags_code)
+
+
+def _units(files: _Files, offsets: Iterable[int], end: int) -> dict[int, Unit | None]:
+    # The units before `end`; reading one by itself reports why it cannot be read.
+    units = {}
+    for offset in offsets:
+        if offset < end:
+            with contextlib.suppress(GeometryError, OSError):
+                units[offset] = _unit_of(offset, files.unit(offset))
+    return units
+
+
+def look_at_files(
+    directory: str, file_size: int, min_phy_offset: int, *, sizes: bool = False, offsets: Collection[int] = ()
+) -> QueueLook | None:
     """Look at a simple queue in its files; None where it is not as a writer leaves it, and has to be opened.
 
     - `sizes`: also find `QueueLook.log_bytes`: up to 80 KiB of units are read for it.
+    - `offsets`: also read `QueueLook.units` at these queue offsets; for those before the first message, its unit.
     """
-    offsets = files_in_a_row(directory, file_size)
-    if not offsets:
+    bases = files_in_a_row(directory, file_size)
+    if not bases:
         return None
-    files = _Files(directory, file_size, offsets)
+    files = _Files(directory, file_size, bases)
     try:
         number = 0
-        for base in reversed(offsets):
+        for base in reversed(bases):
             count = _count(files, base)
             if count is None:
                 return None
-            if count or base == offsets[0]:
+            if count or base == bases[0]:
                 number = base // _UNIT_SIZE + count
                 break
         first = _first_at_or_after(files, number, min_phy_offset)
         if first is None:
             return None
-        last = None
-        if number > offsets[0] // _UNIT_SIZE:
-            phy_offset, size, tags_code = files.unit(number - 1)
-            if size > 0 and (phy_offset or size != PRE_FILL_SIZE):
-                last = Unit(number - 1, phy_offset, size, tags_code)
+        last = _unit_of(number - 1, files.unit(number - 1)) if number > bases[0] // _UNIT_SIZE else None
+        units = _units(files, {max(offset, first) for offset in offsets}, number) if offsets else {}
         log_bytes, exact = _log_bytes(files, first, number) if sizes else (-1, True)
         if not files.are_whole():
             return None
         return QueueLook(
-            ConsumeQueue.cq_type, first, number, len(offsets), len(offsets) * file_size, last, log_bytes, exact
+            ConsumeQueue.cq_type, first, number, len(bases), len(bases) * file_size, last, log_bytes, exact, units=units
         )
     except (GeometryError, OSError):
         # A file is not whole, cannot be read, or went: opening the queue says which.
@@ -249,7 +270,7 @@ def look_at_files(directory: str, file_size: int, min_phy_offset: int, *, sizes:
 
 
 def look_at_queue(queue: ConsumeQueue | BatchConsumeQueue, min_phy_offset: int, *, sizes: bool = False) -> QueueLook:
-    """QueueLook: of an open queue; parameters as of `look_at_files`."""
+    """Inspect an open queue, see `look_at_files`."""
     low, high = queue.bounds(min_phy_offset)
     log_bytes, exact = _log_bytes_of_open(queue, low, high) if sizes else (-1, True)
     files = queue.files
@@ -309,14 +330,11 @@ def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | N
         os.close(fd)
     if len(data) < _UNIT_SIZE:
         return None
-    phy_offset, size, tags_code = _FIELDS.unpack(data)
-    if size <= 0 or phy_offset < 0 or (phy_offset, size) == (0, PRE_FILL_SIZE):
-        return None
-    return Unit(queue_offset, phy_offset, size, tags_code)
+    return _unit_of(queue_offset, _FIELDS.unpack(data))
 
 
 def ends_as(directory: str, file_size: int, look: QueueLook) -> bool:
-    """bool: in the files of a simple queue, the last unit is known to be the one that this look found."""
+    """Return True if the files of a simple queue still end with the last unit of this look."""
     if look.last is None:
         return False
     at = look.last.queue_offset * _UNIT_SIZE
@@ -332,22 +350,25 @@ def ends_as(directory: str, file_size: int, look: QueueLook) -> bool:
 
 
 class PlainQueue(NamedTuple):
-    """What `plain_queue` found: where the record of the last unit ends, and the furthest one of its file, -1 for none.
+    """The end of a queue that `plain_queue` found to be in order.
 
-    `newest` is the offset of the newest file, in bytes of the queue.
+    - `last_end`, `furthest_end`: the phy offsets at which the record of the last unit ends, and the furthest one of its file; -1
+      for a pre-fill unit.
+    - `offsets`, `end`: where the files begin, and the last unit ends, in bytes of the queue.
     """
 
     last_end: int
     furthest_end: int
-    newest: int
+    offsets: list[int]
+    end: int
 
     def agrees(self, directory: str, file_size: int, columns: RecordColumns, rows: np.ndarray) -> bool | None:
         """bool: as `ConsumeQueue.agrees`, read from the newest file; None where the units lie in others."""
-        number = int(columns.queue_offset[rows[0]])
-        pos = number * _UNIT_SIZE - self.newest
+        number, newest = int(columns.queue_offset[rows[0]]), self.offsets[-1]
+        pos = number * _UNIT_SIZE - newest
         if pos < 0 or pos + len(rows) * _UNIT_SIZE > file_size:
             return None
-        fd = open_regular(f"{directory}{os.sep}{name_of_offset(self.newest)}")
+        fd = open_regular(f"{directory}{os.sep}{name_of_offset(newest)}")
         try:
             data = os.pread(fd, len(rows) * _UNIT_SIZE, pos)
         finally:
@@ -358,7 +379,7 @@ class PlainQueue(NamedTuple):
 
 
 def files_in_a_row(directory: str, file_size: int) -> list[int] | None:
-    """list of int: the offsets of a queue's files, ascending; None unless their names are in a row, and nothing else is there."""
+    """Return the offsets of a queue's files, ascending; None for a gap in their names, or other entries."""
     try:
         names = names_in(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -368,7 +389,7 @@ def files_in_a_row(directory: str, file_size: int) -> list[int] | None:
 
 @functools.lru_cache(maxsize=64)
 def _row_of(names: tuple[str, ...], file_size: int) -> list[int] | None:
-    # The files of most queues have the same names; the list is not changed.
+    # The files of most queues have the same names; callers must not change the list.
     first = offset_of_name(names[0]) if names else 0
     if first is None or first % file_size:
         return None
@@ -377,7 +398,7 @@ def _row_of(names: tuple[str, ...], file_size: int) -> list[int] | None:
 
 
 def _all_whole(directory: str, file_size: int, offsets: Iterable[int]) -> bool:
-    # Whether these are files of this size.
+    # True if these are files of this size.
     for offset in offsets:
         status = os.stat(f"{directory}{os.sep}{name_of_offset(offset)}")
         if status.st_size != file_size or not stat.S_ISREG(status.st_mode):
@@ -395,19 +416,18 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     offsets = files_in_a_row(directory, file_size)
     if not offsets or not _all_whole(directory, file_size, offsets):
         return None
-    newest = offsets[-1]
-    data = _written_start(f"{directory}{os.sep}{name_of_offset(newest)}", file_size)
+    data = _written_start(f"{directory}{os.sep}{name_of_offset(offsets[-1])}", file_size)
     size = -(-_core.nonzero_size(data) // _UNIT_SIZE) * _UNIT_SIZE
     if not size:
         return None
     # A hole may begin within the last unit, whose tags code ends in zeros.
     ends = _core.unit_ends(memoryview(data.ljust(size, b"\0"))[:size], _FAR)
-    return None if ends is None else PlainQueue(*ends, newest)
+    return None if ends is None else PlainQueue(*ends, offsets, offsets[-1] + size)
 
 
 def _written_start(path: str, size: int) -> bytes:
-    # What was written of a file of `size` bytes if it is one stretch from its start on; nothing if it is not, or if the file
-    # system cannot tell.
+    # The written part of a file of `size` bytes if it is one range from the start; empty otherwise, or if the file system does not
+    # report it.
     fd = open_regular(path)
     try:
         extents = written_extents(fd, 0, size) if os.fstat(fd).st_size == size else None

@@ -1,8 +1,8 @@
-"""What simple and batch queues share: files of units of one size, found by number.
+"""The base of simple and batch queues: files of units of one size, found by number.
 
-Owns the files of one queue and where its units end.  What a unit says, and at which queue offset it stands, is known to
-`ConsumeQueue` and `BatchConsumeQueue`.  It never reads the commit log.  Owns the search by store time too: times do not have to
-rise, as clocks step back and jump ahead, so a block of units is skipped only where the times of all of them are known.
+Owns the files of one queue and the end of its units; `ConsumeQueue` and `BatchConsumeQueue` interpret the units.  It never reads
+the commit log.  Owns the search by store time too: clocks step back and jump ahead, so a block of units is skipped only if the
+times of all of them are known.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 
 
 REPAIR = "rebuild the queues from the log (rmqstore rebuild --what consumequeue), which needs no file of them"
-"""What makes a file of a queue again."""
+"""The way to rebuild a file of a queue."""
 
 NO_TAGS_CODE = EXT_ADDRESS_MAX
-"""Stands for a tags code that is lost: an address in an extension that leads nowhere, so that the record decides."""
+"""A lost tags code: an extension address without a unit, so that readers compare the record."""
 
 
 class Unit(NamedTuple):
-    """One unit as queried: `queue_offset` is its (first) ordinal, `num` how many messages its record holds."""
+    """One unit: `queue_offset` is that of its first message, `num` the number of messages in its record."""
 
     queue_offset: int
     phy_offset: int
@@ -53,13 +53,13 @@ class Unit(NamedTuple):
 
 
 class UnitQueue(NotCopied):
-    """What simple and batch queues share: files of units, found by number."""
+    """A queue: files of units, found by number."""
 
     kind: str
-    # The queue's type as RocketMQ names it (CQType).
+    # RocketMQ's name of the type (CQType).
     cq_type: str
     unit_size: int
-    # Where tags codes and times are that a unit has no room for; None where units have them.
+    # Tags codes and times outside of the units.
     ext: ConsumeQueueExt | None = None
     files: MappedFileQueue
     min_for: tuple[int, int] | None
@@ -89,36 +89,33 @@ class UnitQueue(NotCopied):
             handling=Handling(
                 root,
                 lambda: file_size != usual or is_usual_size(root, self.kind, file_size),
-                # A reader of many queues touches a page or two of each, and units are small: what the system reads ahead around
-                # a page, holes too, would fill the memory of a container.
+                # A reader of many queues touches a page or two of each: read-ahead would fill the memory of a container.
                 "random" if read_only else "normal",
                 REPAIR,
             ),
         )
         if file_size != usual:
             self.files.of_all_files = GeometryError(
-                f"the files of this queue have {file_size} bytes where the store's others have {usual}: a broker takes one size "
-                "and ends at the other. Readers read all of them. For a broker, rebuild the queues from the log "
-                "(rmqstore rebuild --what consumequeue)",
+                f"the files of this queue have {file_size} bytes where the store's others have {usual}: a broker fails on them, "
+                "readers do not. For a broker, rebuild the queues from the log (rmqstore rebuild --what consumequeue)",
                 directory,
                 0,
             )
         self.units_per_file = file_size // self.unit_size
-        # When a reader beside a writer looked last (`time.monotonic`).
+        # The time of the last refresh (`time.monotonic`).
         self.refreshed_at = -1.0
         self._forget()
         self._warned_of: set[int] = set()
 
     def _forget(self) -> None:
-        # What is known of units that may go, or become others.
-        # What `bounds` found last: the commit log's min offset, and the number of the first unit at or after it.
+        # The log's min offset at the last `first_unit_at_or_after`, and its result.
         self.min_for = None
         self.times = UnitTimes()
 
     def load(self) -> None:
-        """Find the files and the end: the first unit that was never written.  Nothing is changed.
+        """List the files and find the end, the first unit that was never written.  Nothing is changed.
 
-        A last file without a unit (RocketMQ 5.5.0 gains a bogus unit from one) counts as absent; `tidy` deletes it.
+        A last file without a unit (RocketMQ 5.5.0 finds a bogus unit in one) counts as missing; `tidy` deletes it.
         """
         self.files.load()
         self.files.wrote_where = self._end()
@@ -133,19 +130,23 @@ class UnitQueue(NotCopied):
         return 0
 
     def lowest_behind_end(self) -> int:
-        """int: the lowest phy offset of units that lie behind the end, after one that was lost; -1 where there is none."""
+        """Return the lowest phy offset of units after the end, where one was lost; -1 for none."""
         end = self.files.wrote_where
         mapped_file = self.files.find(end)
         if mapped_file is None:
             return -1
         first = end - mapped_file.file_from_offset
-        last = mapped_file.last_nonzero(first)
-        places = range(first, min(last, mapped_file.size - self.unit_size + 1), self.unit_size)
-        found = (_place_of_record(mapped_file.region, pos) for pos in places)
-        return min((phy_offset for phy_offset in found if phy_offset >= 0), default=-1)
+        return min(self._records(mapped_file, first, mapped_file.last_nonzero(first)), default=-1)
+
+    def _records(self, mapped_file: MappedFile, begin: int, end: int) -> Iterator[int]:
+        # The phy offsets in units that point to records, from position `begin` to before `end`.
+        for pos in range(begin, min(end, mapped_file.size - self.unit_size + 1), self.unit_size):
+            phy_offset = _place_of_record(mapped_file.region, pos)
+            if phy_offset >= 0:
+                yield phy_offset
 
     def torn_units(self) -> list[int]:
-        """list of int: numbers of the units in which a file that was cut short ends: their tags codes may be lost."""
+        """Return the numbers of the units within which a file was cut short: their tags codes may be lost."""
         ends = [
             (offset_of_name(os.path.basename(problem.path)) or 0) + problem.pos
             for problem in self.files.damaged()
@@ -154,26 +155,26 @@ class UnitQueue(NotCopied):
         return [end // self.unit_size for end in ends if end % self.unit_size]
 
     def warn_of_lost(self, begin: int, end: int) -> None:
-        """Say, once for each place, that the units of these queue offsets are lost, past which somebody reads."""
+        """Log once for each place that the units of these queue offsets are lost."""
         if begin not in self._warned_of:
             self._warned_of.add(begin)
             logger.warning(
-                "%s: no unit of queue %s/%d is there for queue offsets %d to %d; these messages are left out. To have "
-                "them again, %s",
+                "%s: queue %s/%d lacks the units of queue offsets %d to %d; these messages are left out. To restore "
+                "them, %s",
                 self.files.path, self.topic, self.queue_id, begin, end - 1, REPAIR,
             )  # fmt: skip
 
     def leads_before(self, number: int, phy_offset: int) -> bool:
-        """bool: a unit from `number` on, in its file, leads to a record before `phy_offset`."""
+        """Return True if a unit after `number`, in its file, points to a record before `phy_offset`."""
         mapped_file = self._file_of_unit(number)
         if mapped_file is None:
             return False
-        end = min(self.files.wrote_where - mapped_file.file_from_offset, mapped_file.size - self.unit_size + 1)
-        places = range(number * self.unit_size - mapped_file.file_from_offset, end, self.unit_size)
-        return any(0 <= _place_of_record(mapped_file.region, pos) < phy_offset for pos in places)
+        base = mapped_file.file_from_offset
+        found = self._records(mapped_file, number * self.unit_size - base, self.files.wrote_where - base)
+        return any(place < phy_offset for place in found)
 
     def tidy(self) -> None:
-        """Make the files say what `load` understood: no bytes after the end and no file without a unit."""
+        """Delete bytes after the end, and files without a unit."""
         self.files.tidy()
         end = self.files.wrote_where
         if len(self.files) and end == 0:
@@ -182,12 +183,12 @@ class UnitQueue(NotCopied):
             self.files.truncate(end)
 
     def refresh(self) -> None:
-        """Take in the units that another process appended since (read-only use); units in memory stand until it is closed."""
+        """Pick up units that another process appended (read-only use); units in memory stay until the queue is closed."""
         if self.in_memory:
             return
         with self.pool.lock:
             if self.files.was_replaced():
-                # The queue was made again: nothing that was known of it stands.
+                # The queue was rebuilt.
                 self.files.forget_files()
                 self._forget()
                 self.files.relist()
@@ -195,7 +196,7 @@ class UnitQueue(NotCopied):
                 return
             self.files.refresh()
             while (mapped_file := self.files.find(self.files.wrote_where)) is not None:
-                # Another process only ever appends, so what was counted before still stands.
+                # Another process only appends, so the known units stay.
                 base = mapped_file.file_from_offset
                 known = (self.files.wrote_where - base) // self.unit_size
                 end = base + self.unit_size * _core.count_units(mapped_file.region, self.unit_size, known)
@@ -205,7 +206,7 @@ class UnitQueue(NotCopied):
 
     @property
     def in_memory(self) -> bool:
-        """bool: units are put into memory instead of into files (read-only use)."""
+        """True if units are put into memory instead of into files (read-only use)."""
         return self.files.in_memory
 
     @in_memory.setter
@@ -214,48 +215,48 @@ class UnitQueue(NotCopied):
             files.in_memory = value
 
     def file_end(self, number: int) -> FileEnd | None:
-        """Return the file that has unit `number`, or gets it next, for compiled code; None where a unit is more than 20 bytes."""
+        """Return the file that has unit `number`, or gets it next, for compiled code; None if it cannot write the units."""
         return None
 
     def let_go(self) -> None:
-        """Let every mapping go; what is asked for again is mapped again."""
+        """Drop every mapping; the next use maps a file again."""
         for files in self.file_lists():
             files.let_go()
 
     @property
     def disk_files(self) -> int:
-        """int: how many files of units are on disk."""
+        """The number of files of units on disk."""
         return self.files.disk_num
 
     @property
     def unit_num(self) -> int:
-        """int: number of the unit that is written next; units before the oldest file count."""
+        """The number of the next unit; units before the oldest file count."""
         return self.files.wrote_where // self.unit_size
 
     @property
     def max_queue_offset(self) -> int:
-        """int: queue offset of the next message."""
+        """The queue offset of the next message."""
         raise NotImplementedError
 
     def min_queue_offset(self, min_phy_offset: int) -> int:
-        """int: queue offset of the first message that the log still holds; `max_queue_offset` if it holds none."""
+        """Return the queue offset of the first message that is still in the log; `max_queue_offset` for none."""
         raise NotImplementedError
 
     @property
     def first_unit(self) -> int:
-        """int: number of the first unit for which there is a file."""
+        """The number of the first unit in the oldest file."""
         return max(self.files.min_offset, 0) // self.unit_size
 
     def numbers_of(self, begin: int, end: int) -> Span:
-        """Return the numbers of the units from queue offset `begin` to before `end`, first and one after the last."""
+        """Return the unit numbers of the queue offsets from `begin` up to but not including `end`."""
         return begin, end
 
     def numbered_places(self, begin: int, end: int) -> Iterator[Places]:
-        """Yield the places of the units with numbers from `begin` to before `end`, some at a time."""
+        """Yield the places of the units with numbers from `begin` up to but not including `end`, some at a time."""
         return self.places(begin, end)
 
     def spans(self, begin: int, end: int, *, backward: bool = False) -> list[Span]:
-        """list of (int, int): the numbers of the units from queue offset `begin` to before `end` for which there are files."""
+        """Return the spans of unit numbers that have files, for the queue offsets from `begin` up to but not including `end`."""
         begin, end = self.numbers_of(begin, end)
         firsts = (base // self.unit_size for base in self.files.file_offsets)
         found = joined((max(first, begin), min(first + self.units_per_file, end)) for first in firsts)
@@ -265,10 +266,7 @@ class UnitQueue(NotCopied):
         return self.files.find(number * self.unit_size)
 
     def first_unit_at_or_after(self, min_phy_offset: int) -> int:
-        """int: number of the first unit whose record is at or after `min_phy_offset`.
-
-        Pre-fill units do not count, nor do places whose unit was lost.
-        """
+        """Return the number of the first unit whose record is at or after `min_phy_offset`, not of a pre-fill or lost one."""
         known = self.min_for
         if known is not None and known[0] == min_phy_offset:
             return known[1]
@@ -293,12 +291,12 @@ class UnitQueue(NotCopied):
     # ------------------------------------------------------------------------------------------------ by queue offset
 
     def bounds(self, min_phy_offset: int) -> tuple[int, int]:
-        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
+        """Return `min_queue_offset`, never above the second, and `max_queue_offset`."""
         high = self.max_queue_offset
         return min(self.min_queue_offset(min_phy_offset), high), high
 
     def place_of(self, queue_offset: int) -> tuple[MappedFile, int] | None:
-        """Return the file that has the unit for this queue offset, and the unit's position in it; None for no unit."""
+        """Return the file that has the unit of this queue offset, and its position; None for no unit."""
         number = self._number_of(queue_offset)
         mapped_file = None if number is None else self._file_of_unit(number)
         if number is None or mapped_file is None:
@@ -309,46 +307,44 @@ class UnitQueue(NotCopied):
         raise NotImplementedError
 
     def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:
-        """Return the file with up to `count` units of one message each, the position of the first, and how many; None for none."""
+        """Return the file with up to `count` units of one message each, the position of the first, their number; None for none."""
         return None
 
     def path_of(self, queue_offset: int) -> tuple[str, int | None]:
-        """Return the file that has, or had, the unit for this queue offset, and the position in it; the folder where unknown."""
+        """Return the file, or former file, of the unit for this queue offset, and its position; the folder if unknown."""
         return self.files.path, None
 
     def places(self, begin: int, end: int, damage: DamagePolicy | None = None) -> Iterator[Places]:
         """Yield the places of the units from queue offset `begin` up to but not including `end`, some at a time.
 
-        The tags code is `NO_TAGS_CODE` where it is lost, as in a unit within which a file was cut short.
+        A lost tags code, as in a unit within which a file was cut short, is `NO_TAGS_CODE`.
 
-        - `damage`: for callers that know that there were units from `begin` to `end`: takes those that are not there
-          (any more). Pre-fill units, and queue offsets that a batch queue has no place for, are not gone.  By default a warning
-          names those between others.
+        - `damage`: takes missing units, if all from `begin` to `end` existed; pre-fill units, and queue offsets between the units
+          of a batch queue, are not missing.  By default a warning names gaps between units.
         """
         raise NotImplementedError
 
     # -------------------------------------------------------------------------------------------- compared with records
 
     def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
-        """Return whether the units of these records are known to be there and to be what the records need."""
+        """Return True if the units of these records exist and agree with them."""
         return False
 
     def fill_holes(self, phy_offset: int) -> int:
-        """Give each place that lost its message after `phy_offset` a pre-fill unit, where units have places; their number."""
+        """Write pre-fill units in place of units that were lost after `phy_offset`, and return their number."""
         return 0
 
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
-        """Write the unit of one record; False where it is there already.
+        """Write the unit of one record; False if it exists.
 
-        - `extended`: put tags code and time into the extension if the config says so; RocketMQ does not for further queues
-          (LMQ).
+        - `extended`: put tags code and time into the extension if the config says so; RocketMQ does not for light queues (LMQ).
         """
         raise NotImplementedError
 
     def cut(self, end_phy_offset: int, before: Callable[[UnitQueue, int], None] | None = None) -> int:
-        """Drop the units from the first on whose record does not end at or before `end_phy_offset`; their number.
+        """Drop all units from the first whose record ends after `end_phy_offset`, and return their number.
 
-        - `before`: told the queue and the number of the first unit that goes, before anything is changed.
+        - `before`: called with the queue and the number of the first unit that goes, before any change.
         """
         dropped = 0
         while self.unit_num > self.first_unit:
@@ -374,14 +370,14 @@ class UnitQueue(NotCopied):
         return dropped
 
     def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
-        """Return tags codes, with codes from the extension in place of addresses; an address without a unit stays."""
+        """Return tags codes with extension addresses resolved; an address without a unit stays."""
         return codes
 
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         raise NotImplementedError
 
     def truncate(self, number: int) -> int:
-        """Drop the units from `number` on; how many there were."""
+        """Drop the units from `number`, and return their number."""
         dropped = self.unit_num - number
         self._forget()
         self.files.truncate(number * self.unit_size)
@@ -390,7 +386,7 @@ class UnitQueue(NotCopied):
         return dropped
 
     def begin_again(self) -> int:
-        """Drop every unit: the queue was deleted, and another one of its name begins; how many led to records."""
+        """Drop every unit, as the queue was deleted and begins again; return the number of units that pointed to records."""
         dropped = self._record_num()
         self._forget()
         self.files.destroy()
@@ -400,7 +396,7 @@ class UnitQueue(NotCopied):
         raise NotImplementedError
 
     def delete_before(self, min_phy_offset: int) -> int:
-        """Delete the files whose last unit lies below `min_phy_offset`, oldest first, never the last; their number."""
+        """Delete the files whose last unit is below `min_phy_offset`, oldest first, never the last; return their number."""
         deleted = 0
         while len(self.files) > 1:
             if self._last_phy_offset(self.files.file(self.files.offsets[0]).region) >= min_phy_offset:
@@ -411,33 +407,32 @@ class UnitQueue(NotCopied):
         return deleted
 
     def _last_phy_offset(self, region: _core.Region) -> int:
-        # Of the last unit in a full file that leads to a record; -1 for none.  A lost message left a hole, or a pre-fill unit,
-        # whose phy offset is 0.
+        # The phy offset in the last unit of a full file that points to a record; -1 for none.
         places = range((self.units_per_file - 1) * self.unit_size, -1, -self.unit_size)
         found = (_place_of_record(region, pos) for pos in places)
         return next((phy_offset for phy_offset in found if phy_offset >= 0), -1)
 
     def make_room(self, count: int) -> None:
-        """Make sure that `count` units can be put, see `MappedFileQueue.make_room`."""
+        """Allocate space for `count` units, see `MappedFileQueue.make_room`."""
         self.files.make_room(count * self.unit_size)
 
     def forget_prepared(self) -> None:
-        """Leave what was prepared to the parent of this forked process."""
+        """Leave the prepared files to the parent of this forked process."""
         for files in self.file_lists():
             files.prepared.forget()
 
     def file_lists(self) -> list[MappedFileQueue]:
-        """Return the lists of its files, that of the extension included."""
+        """Return the lists of its files, with that of the extension."""
         return [self.files] if self.ext is None else [self.files, self.ext.files]
 
     def mapped_files(self) -> Iterator[MappedFile]:
-        """Every file, those of the extension included."""
+        """Yield every file, with those of the extension."""
         for files in self.file_lists():
             for base in files.offsets:
                 yield files.file(base)
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
-        """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`."""
+        """Return the files that were written since the last call, see `MappedFileQueue.take_dirty`."""
         files = self.files.take_dirty(least_pages)
         return files if self.ext is None else files + self.ext.files.take_dirty()
 
@@ -456,20 +451,20 @@ class UnitQueue(NotCopied):
 
 
 def _place_of_record(region: _core.Region, pos: int) -> int:
-    # The phy offset that the unit at `pos` says, simple or batch; -1 of one that leads to no record.
+    # The phy offset in the unit at `pos`, simple or batch; -1 if it points to no record.
     phy_offset, size, _ = _core.read_unit(region, pos)
     return -1 if size <= 0 or (phy_offset, size) == (0, PRE_FILL_SIZE) else phy_offset
 
 
 BLOCK_UNITS = 8192
-"""The number of units of which times are read at once."""
+"""The number of units whose times are read at once."""
 
 TimesOf = Callable[[int, int], tuple["np.ndarray", "np.ndarray"]]
-"""By the numbers of units, first and one after the last: queue offsets and store times of those that lead to a record."""
+"""Takes the first unit number and one after the last; returns queue offsets and store times of units that point to records."""
 
 
 class UnitTimes:
-    """The least and the greatest store time of each block of units that were read and all lead to records."""
+    """The least and the greatest store time of each block of units that were read and all point to records."""
 
     __slots__ = ("_known",)
 
@@ -477,10 +472,7 @@ class UnitTimes:
         self._known: dict[int, tuple[int, int]] = {}
 
     def find(self, spans: Iterable[Span], times: tuple[int, int], times_of: TimesOf, *, newest: bool) -> int | None:
-        """Return the queue offset of the first unit with a store time in a range; of the last with `newest`; None for none.
-
-        - `times_of`: reads the times of at most `BLOCK_UNITS` units.
-        """
+        """Return the queue offset of the first unit with a store time in a range; of the last with `newest`; None for none."""
         low, high = times
         for begin, end in spans:
             blocks = range(begin // BLOCK_UNITS, -(-end // BLOCK_UNITS))

@@ -1,8 +1,8 @@
-"""Consumer: reads the queues of a topic on behalf of a group, waits for new messages, and commits progress.
+"""Consumer: read the queues of a topic for a group, wait for new messages, and commit progress.
 
-Owns the position in each queue and when progress is committed: a message counts as consumed when the next one is asked
-for or `commit` is called, so that a consumer that stops or dies gets it again (at least once).  It never reads files itself
-and never waits in a busy loop.  Committed progress never passes a message that was not handed out, unless retention deleted it.
+Owns the position in each queue and the time of commits: a message counts as consumed when the next one is requested or `commit` is
+called, so that a consumer that stops or dies gets it again (at least once).  Committed progress never passes a message that was not
+handed out, unless retention deleted it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rmqstore.arguments import Moment, check_timeout, milliseconds, shown
-from rmqstore.consumer.consumer_offset import ConsumerOffsets
+from rmqstore.arguments import Moment, check_timeout, milliseconds, shown, whole_number
+from rmqstore.consumer.consumer_offset import ConsumerOffsets, progress_key
 from rmqstore.errors import StoreClosedError, StoreError
 from rmqstore.message import MessageExt
 
@@ -29,15 +29,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a consumer reads of a topic, and how long it waits; the parameters of `MessageStore.consume`."""
+    """The parameters of `MessageStore.consume`."""
 
     queue_ids: Sequence[int] | None
     tags: str | Iterable[str] | None
     max_num: int
     consume_from: Literal["first", "last", "progress"] | Moment
     timeout: float | None
+    commit: Literal["each", "interval"]
 
     def __post_init__(self) -> None:
+        if self.commit not in ("each", "interval"):
+            raise ValueError(f"commit is {self.commit!r}: give 'each' or 'interval'")
         if self.max_num < 1:
             raise ValueError(f"max_num is {self.max_num}: give the messages to fetch at once, 1 or more")
         begin = self.consume_from
@@ -55,11 +58,11 @@ class Wanted:
 
 
 class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
-    """The messages of a topic for a group, one by one; made by `MessageStore.consume`.
+    """The messages of a topic for a group, one by one; created by `MessageStore.consume`.
 
-    Iterate over it in one thread by ``for``, or in one task of an event loop by ``async for``, in which no thread waits.
-    Asking for the next message commits the one before, and so does `commit`.  Nothing else does: a loop that is left by
-    ``break``, an exception or a cancellation, in a ``with`` block or not, gets its last message again.
+    Iterate in one thread by ``for``, or in one task of an event loop by ``async for``, in which no thread waits.  The next message
+    commits the one before, and so does `commit`.  Nothing else does: a loop that ends by ``break``, an exception or a cancellation,
+    in a ``with`` block or not, gets its last message again.
 
     Attributes
     ----------
@@ -69,34 +72,39 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     def __init__(self, store: Any, topic: str, group: str, wanted: Wanted, offsets: ConsumerOffsets | None):
         if offsets is not None and not isinstance(offsets, ConsumerOffsets):
             raise TypeError(f"offsets is {shown(offsets)}; give ConsumerOffsets")
+        progress_key(topic, group)
         self.topic, self.group = topic, group
-        # A `MessageStore`, whose package is above this one.
+        # `store` is a `MessageStore`, whose package imports this one; it persists its own offsets.
         self._store, self._wanted = store, wanted
-        # The store persists its own.
         self._is_own = offsets is not None
         self._offsets: ConsumerOffsets = store.consumer_offsets if offsets is None else offsets
         self._persisted = time.monotonic()
-        # The next queue offset to fetch, by queue; in turn, so that no queue waits for another to run dry.
+        # The next queue offset of each queue; queues take turns.
         self._positions: dict[int, int] = {}
         self._turn: deque[int] = deque()
         self._fetched: deque[tuple[MessageExt, int]] = deque()
         self._fetched_from = -1
-        self._handed_out: tuple[int, int] | None = None
+        # By queue the offset to commit for the messages that were returned.
+        self._handed_out: dict[int, int] = {}
         self._closed = False
         self._find_queues(first=True)
 
     # ------------------------------------------------------------------------------------------------------- progress
 
-    def commit(self) -> None:
-        """Commit everything that was handed out, the last message included, without asking for the next one.
+    def commit(self, durable: bool = False) -> None:
+        """Commit every message that was returned, including the last, without asking for the next one.
 
-        Progress in the store is on disk after `MessageStore.flush`, its `close`, or ``flush_consumer_offset_interval`` ms.
+        - `durable`: write the group's progress to disk now, and nothing else; a killed process then gets none of these
+          messages again.  Otherwise progress is on disk after `MessageStore.flush`, its `close`, or
+          ``flush_consumer_offset_interval`` ms.
         """
         self._commit_handed_out()
-        if self._is_due():
+        if durable or self._is_due():
             self._persist()
 
     def _is_due(self) -> bool:
+        if self._wanted.commit == "each":
+            return True
         if not self._is_own:
             return False
         interval: int = self._store.config.flush_consumer_offset_interval
@@ -107,12 +115,12 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         self._persisted = time.monotonic()
 
     def _commit_handed_out(self) -> None:
-        handed_out, self._handed_out = self._handed_out, None
-        if handed_out is not None:
-            self._offsets.commit(self.group, self.topic, *handed_out)
+        handed_out, self._handed_out = self._handed_out, {}
+        for queue_id, following in handed_out.items():
+            self._offsets.commit(self.group, self.topic, queue_id, following)
 
     async def _persist_in_thread(self) -> None:
-        # It waits for the disk, which the loop must not.
+        # The event loop must not wait for the disk.
         import asyncio
 
         await asyncio.to_thread(self._persist)
@@ -129,7 +137,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             low = self._store.min_queue_offset(self.topic, queue_id)
             high = self._store.max_queue_offset(self.topic, queue_id)
             if position > high:
-                # What was consumed was lost with the machine before it was flushed; what comes now has its numbers.
+                # A power cut took consumed messages before they were flushed; new ones get their queue offsets.
                 logger.warning(
                     "%s: group %s consumed %s/%d up to %d, but the queue ends at %d; going on there",
                     self._store.path, self.group, self.topic, queue_id, position, high,
@@ -138,7 +146,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
                 self._offsets.commit(self.group, self.topic, queue_id, position)
             elif position < 0:
                 position = low
-                # A queue that came into being later is new as a whole.
+                # All messages of a later queue are new.
                 if first and self._wanted.consume_from != "first":
                     position = self._first_position(queue_id, low, high)
                     self._offsets.commit(self.group, self.topic, queue_id, position)
@@ -153,7 +161,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             stored, problem = self._store.consumer_progress()
             offset = stored.get((self.group, self.topic), {}).get(queue_id)
             if offset is None and problem is not None:
-                raise StoreError(f"where group {self.group} stands in {self.topic} is not known: {problem}", self._store.path)
+                raise StoreError(f"the progress of group {self.group} in {self.topic} is unknown: {problem}", self._store.path)
             return low if offset is None or offset < 0 else min(offset, high)
         assert not isinstance(begin, str)
         first: int = self._store.offset_by_time(self.topic, queue_id, begin)
@@ -171,7 +179,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             self.commit()
             self._wait()
         except StoreClosedError:
-            # Another thread closed the store: what was fetched before could not be committed any more.
+            # Another thread closed the store: fetched messages could not be committed.
             if self._store.closed:
                 raise StopIteration from None
             raise
@@ -181,8 +189,22 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     def _hand_out(self) -> MessageExt:
         message, following = self._fetched.popleft()
-        self._handed_out = (self._fetched_from, following)
+        self._handed_out[self._fetched_from] = following
         return message
+
+    def batches(self, size: int) -> Batches:
+        """Iterate over lists of 1 to `size` messages, those that are there without waiting for more.
+
+        The result is for ``for`` and ``async for``.  A batch counts as consumed when the next one is requested, or at `commit`.
+        """
+        return Batches(self, whole_number(size, "size", 1))
+
+    def _batch(self, message: MessageExt, size: int) -> list[MessageExt]:
+        batch = [message]
+        while len(batch) < size and (self._fetched or self._fetch()):
+            if self._fetched:
+                batch.append(self._hand_out())
+        return batch
 
     def __aiter__(self) -> Consumer:
         return self
@@ -208,9 +230,9 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
         deadline = None if self._wanted.timeout is None else time.monotonic() + self._wanted.timeout
         while not self._fetched and not self._closed and not self._store.closed:
-            # What is fetched comes from mapped memory: a thread would cost more, and hold the GIL as well.
+            # A fetch reads mapped memory: a thread would cost more, and hold the GIL too.
             if self._fetch():
-                # Where there is always a next message, other tasks get their turn after each fetch.
+                # Other tasks run after each fetch.
                 await asyncio.sleep(0)
                 continue
             left = None if deadline is None else deadline - time.monotonic()
@@ -219,7 +241,6 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             await self._store.wait_for_messages_async(self._is_there, left)
 
     def _wait(self) -> None:
-        # Until a message was fetched, the time is over, or the store was closed.
         deadline = None if self._wanted.timeout is None else time.monotonic() + self._wanted.timeout
         while not self._fetched and not self._store.closed:
             if self._fetch():
@@ -230,7 +251,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             self._store.wait_for_messages(self._is_there, left)
 
     def _fetch(self) -> bool:
-        # True if there is a message now, or if a position moved.
+        # True if it fetched a message or moved a position.
         self._find_queues()
         for _ in range(len(self._turn)):
             queue_id = self._turn[0]
@@ -248,7 +269,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
                         "%s: %s/%d from %d to %d was deleted before group %s consumed it",
                         self._store.path, self.topic, queue_id, position, got.next_queue_offset, self.group,
                     )  # fmt: skip
-                # This group is past what no wanted tag matched, and what is gone.
+                # The group is past messages with other tags, and deleted ones.
                 self._positions[queue_id] = got.next_queue_offset
                 self._offsets.commit(self.group, self.topic, queue_id, got.next_queue_offset)
                 return True
@@ -262,17 +283,16 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         )
 
     def close(self) -> None:
-        """End the iteration; closing twice does nothing.  The last message, if it was not committed, comes again."""
-        if self._end() and self._is_own:
+        """End the iteration; closing twice does nothing.  An uncommitted last message comes again."""
+        if self._end() and (self._is_own or self._wanted.commit == "each"):
             self._persist()
 
     def _end(self) -> bool:
-        # False if it ended before.
         if self._closed:
             return False
         self._closed = True
         self._fetched.clear()
-        self._handed_out = None
+        self._handed_out = {}
         return True
 
     def __enter__(self) -> Consumer:
@@ -284,8 +304,8 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         self.close()
 
     async def aclose(self) -> None:
-        """As `close`, in an event loop: a thread of asyncio's pool writes progress that has a file of its own."""
-        if self._end() and self._is_own:
+        """Close in an event loop: a thread of asyncio's pool writes progress with a file of its own."""
+        if self._end() and (self._is_own or self._wanted.commit == "each"):
             await self._persist_in_thread()
 
     async def __aenter__(self) -> Consumer:
@@ -300,9 +320,28 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         return f"Consumer({self.topic!r}, {self.group!r}, {self._positions})"
 
 
+class Batches(Iterator[list[MessageExt]], AsyncIterator[list[MessageExt]]):
+    """The messages of a consumer in lists, see `Consumer.batches`."""
+
+    def __init__(self, consumer: Consumer, size: int):
+        self._consumer, self._size = consumer, size
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> list[MessageExt]:
+        return self._consumer._batch(next(self._consumer), self._size)
+
+    def __aiter__(self) -> Batches:
+        return self
+
+    async def __anext__(self) -> list[MessageExt]:
+        return self._consumer._batch(await anext(self._consumer), self._size)
+
+
 def _ends_of(got: Any, position: int) -> list[int]:
-    # What is committed when each of the messages is consumed: where the next one lies.  A message says that itself, and
-    # nothing protects it, so it counts only within what the queue says.
+    # The offsets to commit after each message: those of the next ones.  A message has its own, unprotected one, so it counts only
+    # within the bounds of the queue.
     ends = []
     for message in got.messages[1:]:
         position = min(max(message.queue_offset, position), got.next_queue_offset)

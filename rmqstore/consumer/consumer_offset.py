@@ -1,13 +1,13 @@
 """A broker's consumerOffset.json: the progress of consumer groups.
 
-Owns the members of that file: a table of offsets, one of pulls, one of light message queues, and a data version; and replacing the
-file safely.  It knows no message and does not check that an offset is in its queue.  Invariants:
+Owns the members of that file: tables of offsets, of pulls and of light message queues, and a data version; and replacing the file
+safely.  It knows no message and does not check that an offset is in its queue.  Invariants:
 
-- Members that are unknown here, of a broker of another version, are kept.
+- Unknown members, of a broker of another version, are kept.
 - A commit changes memory only; `persist` writes.
-- At every moment of a `persist` a whole main file is on disk (or, where there are no hard links, its backup, `.bak`), and only
-  a main file that was whole becomes the backup.
-- For reading, a group that cannot be read is a finding and the others are there; for writing it is an error and nothing is read.
+- At every moment of a `persist` a whole main file is on disk (without hard links, its backup, `.bak`), and only a whole main file
+  becomes the backup.
+- For reading, an unreadable group is a finding that hides no other; for writing it is an error and nothing is read.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from rmqstore.errors import CorruptionError, Finding, ReadOnlyError
 from rmqstore.files.durable import fsync_directory, make_directories
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.os_errors import has_no_links
+from rmqstore.files.os_errors import full_disk, has_no_links, is_full
 from rmqstore.message import encode_java_utf8
 
-__all__ = ["ConsumerOffsets"]
+__all__ = ["ConsumerOffsets", "progress_key"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _VERSION_MEMBERS = ("counter", "stateVersion", "timestamp")
 
 
 class _QueueIds(dict[str, int]):
-    # Queue ids by their names, of which a file has few; others than a broker writes are left to `whole_number`.
+    # Queue ids by their names in the file; `whole_number` reads names that no broker writes.
     def __missing__(self, name: str) -> int:
         if not (name.isascii() and name.isdecimal() and len(name) < 10):
             raise ValueError(name)
@@ -56,7 +56,7 @@ def _queue_table(document: Any, name: str, path: str, findings: list[Finding] | 
     def table(key: str, queues: Any) -> dict[int, int]:
         if not isinstance(queues, dict):
             raise CorruptionError(f"{name}: {key!r} is not an object", path)
-        # What brokers write takes the short way: a store may have millions of these.
+        # A fast path for the text of brokers: a store may have millions of entries.
         offsets = queues.values()
         if not queues or ({*map(type, offsets)} == {int} and min(offsets) >= 0 and max(offsets) < 2**63):
             with contextlib.suppress(ValueError):
@@ -87,7 +87,7 @@ def _entries(
 
 
 def _checked_number(value: int, what: str, bits: int) -> int:
-    """int: `value`, a number from 0 on that fits into `bits` bits with a sign; ValueError otherwise."""
+    """Return `value`, a whole number from 0 that fits into `bits` bits with a sign; ValueError otherwise."""
     number = operator.index(value)
     if isinstance(value, bool) or not 0 <= number < 2 ** (bits - 1):
         raise ValueError(f"{what} is {value!r}: give a whole number from 0 to 2**{bits - 1} - 1")
@@ -95,7 +95,7 @@ def _checked_number(value: int, what: str, bits: int) -> int:
 
 
 def _checked_name(value: str, what: str, never: str) -> str:
-    """str: `value`, a text that is not empty, has none of the characters `never` and can be UTF-8; ValueError otherwise."""
+    """Return `value`, a text that is not empty, has none of the characters `never` and can be UTF-8; ValueError otherwise."""
     if not isinstance(value, str) or not value or any(char in value for char in never):
         raise ValueError(
             f"{what} is {value!r}: give a text that is not empty" + (f" and has none of {never!r}" if never else "")
@@ -105,46 +105,48 @@ def _checked_name(value: str, what: str, never: str) -> str:
     return plain_text(value)
 
 
-class ConsumerOffsets(NotCopied):
-    """Progress of consumer groups as a broker keeps it in `config/consumerOffset.json`.
+def progress_key(topic: str, group: str) -> str:
+    """Return the key of a topic and group in the file; ValueError for a name that it cannot hold."""
+    return f"{_checked_name(topic, 'topic', '@')}@{_checked_name(group, 'group', '')}"
 
-    An offset is the queue offset that the group consumes next.  All methods may be called from several threads; the
-    tables change meanwhile, so take `list` for a copy of them.  The constructor gives empty tables and reads nothing: a file
-    that exists wants `load`.
+
+class ConsumerOffsets(NotCopied):
+    """The progress of consumer groups in a broker's `config/consumerOffset.json`.
+
+    An offset is the queue offset that the group consumes next.  All methods are thread-safe; `list` returns a copy of the tables.
+    The constructor creates empty tables; `load` reads a file.
 
     Parameters
     ----------
     path : str or os.PathLike
-        ``.../config/consumerOffset.json``, or ``lmqConsumerOffset.json`` where a broker with `enableLmq` keeps it.
+        ``.../config/consumerOffset.json``, or ``lmqConsumerOffset.json`` of a broker with `enableLmq`.
     read_only : bool
-        Whether `commit`, `remove` and `persist` are refused.
+        Refuse `commit`, `remove` and `persist`.
     version_step : int
-        Commits after which the data version goes up by one (`consumer_offset_update_version_step`).
+        The number of commits per data version (`consumer_offset_update_version_step`).
     clock : callable, optional
-        Gives the time in ms since the epoch, for the data version.
+        Returns the time in ms since the epoch, for the data version.
 
     Attributes
     ----------
     offset_table : dict
         ``"topic@group"`` -> queue id -> offset.
     pull_offset_table : dict
-        The same for what was pulled (5.4.0 and later).
+        The same for pulls (5.4.0 and later).
     lmq_offset_table : dict
         ``"topic@group"`` -> offset, of light message queues.
     data_version : dict
-        Counter, state version and timestamp (ms); empty as long as the file has none (before 5.0.0).
-    path : str
-    read_only : bool
+        Counter, state version and timestamp (ms); may be empty (before 5.0.0).
     source : str or None
-        The file that was read: the main file, its backup, or None when there was neither.
+        The file that was read: the main file, its backup, or None.
     passed_over : list of CorruptionError
-        What is wrong with a main file in whose place the backup was read, or that is empty and has none.
+        Problems of a main file that was replaced by its backup, or is empty and has none.
     findings : list of Finding
-        Entries that cannot be read, each of a group in a topic; the others are (read-only use).
+        Unreadable entries, each of a group in a topic (read-only use).
     refusal : str
-        Why nothing may be committed, also with ``read_only=False``; "" where nothing speaks against it.
+        The reason why commits are refused, also with ``read_only=False``, or "".
     not_read : str or None
-        A second file of progress in the store, which a broker with another ``enableLmq`` uses.
+        A second file of progress in the store, for brokers with another ``enableLmq``.
     """
 
     __slots__ = (
@@ -163,7 +165,7 @@ class ConsumerOffsets(NotCopied):
     ):
         if version_step < 1:
             raise ValueError(f"version_step is {version_step}: give the number of commits, 1 or more")
-        # It is written again later, also after a change of the working directory.
+        # Absolute: the working directory may change before a write.
         self.path = os.fspath(path) if read_only else os.path.abspath(os.fspath(path))
         self.read_only = read_only
         self.refusal = ""
@@ -178,15 +180,15 @@ class ConsumerOffsets(NotCopied):
         self._version_step = version_step
         self._clock = system_clock if clock is None else clock
         self._has_lmq = os.path.basename(self.path) == "lmqConsumerOffset.json"
-        # Members of the file, and of its data version, that are not known here.
+        # Unknown members of the file, and of its data version.
         self._unknown: dict[str, Any] = {}
         self._unknown_of_version: dict[str, Any] = {}
         self._main_is_whole = False
         self._pid = os.getpid()
-        # `_lock` guards the tables; `_persist_lock` is for the file, and is taken first.
+        # `_lock` guards the tables; `_persist_lock` guards the file, and is taken first.
         self._lock = threading.Lock()
         self._persist_lock = threading.Lock()
-        # Changes of the tables, and how many of them the file has.
+        # The numbers of commits, of changes, and of changes in the file.
         self._commits = self._changes = self._persisted = 0
 
     @classmethod
@@ -198,22 +200,16 @@ class ConsumerOffsets(NotCopied):
         version_step: int = 500,
         clock: Callable[[], int] | None = None,
     ) -> ConsumerOffsets:
-        """Read the file at `path` (``.../config/consumerOffset.json``), or its ``.bak`` if the file is of no use.
+        """Read the file at `path` (``.../config/consumerOffset.json``), or its ``.bak`` if the file is missing or damaged.
 
-        A missing file without a backup means that nothing was consumed yet.  With ``read_only=False`` a damaged main
-        file whose backup is good is renamed to ``.damaged``, so that it can never replace the backup, and temporary
-        files of a killed process are deleted.
+        Without both files there is no progress.  With ``read_only=False`` a damaged main file with a good backup is renamed to
+        ``.damaged``, so that it never replaces the backup, and temporary files of a killed process are deleted.
 
-        A file with an entry that cannot be read (a group whose offset is not a number) counts as damaged, as it does for a
-        broker.  Where the backup is of no use either, such an entry hides no other one from who only reads: it is in
-        `findings`, and logged.  A writer gets the error: writing the file again would lose the entry.
+        A file with an unreadable entry (a group whose offset is not a number) counts as damaged, like for a broker.  If the backup
+        is unusable too, a reader gets the other entries, and the bad one is in `findings` and logged.  A writer gets the error:
+        writing the file again would lose the entry.
 
-        Raises
-        ------
-        CorruptionError
-            The file is damaged and the backup is missing or damaged too; nothing was changed.
-        OSError
-            A file cannot be read.
+        Raises CorruptionError if both files are unusable, without changing anything, and OSError.
         """
         offsets = cls(path, read_only=read_only, version_step=version_step, clock=clock)
         try:
@@ -232,7 +228,7 @@ class ConsumerOffsets(NotCopied):
         self._main_is_whole = self.source == self.path
         if not self.read_only:
             _remove_leftovers(self.path)
-            # With the backup alone there is no second chance; the next persist writes a main file again.
+            # The next persist must write a main file next to a lone backup.
             self._changes += self.source not in (None, self.path)
 
     def _decode(self, document: Any, path: str, whole: bool = True) -> None:
@@ -255,7 +251,7 @@ class ConsumerOffsets(NotCopied):
         }
         for finding in findings or ():
             logger.warning("%s: %s", finding.path, finding.detail)
-        # All of it or nothing: a file that fails in its last table must not leave the first ones behind.
+        # All or nothing: a file that fails in its last table leaves no earlier one.
         self.offset_table, self.pull_offset_table = offset_table, pull_offset_table
         self.lmq_offset_table, self.data_version = lmq_offset_table, data_version
         self.findings = findings or []
@@ -268,17 +264,11 @@ class ConsumerOffsets(NotCopied):
 
     @property
     def dirty(self) -> bool:
-        """Whether there is something for `persist` to write."""
+        """True if `persist` has something to write."""
         return self._changes != self._persisted
 
     def check_writable(self) -> None:
-        """Raise where nothing can be committed, as `commit` does.
-
-        Raises
-        ------
-        ReadOnlyError
-            The offsets were loaded read-only, or by the parent of this process.
-        """
+        """Raise ReadOnlyError if commits are refused: the offsets were loaded read-only, or by the parent of this process."""
         if self.refusal:
             raise ReadOnlyError(self.refusal, self.path)
         if self._pid != os.getpid():
@@ -291,7 +281,7 @@ class ConsumerOffsets(NotCopied):
             )
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
-        """Next offset that `group` consumes from a queue; -1 when it is unknown, as a broker answers."""
+        """Return the next offset that `group` consumes from a queue; -1 if it is unknown, like a broker."""
         group = one_text(group, "group")
         key = f"{topic}@{group}"
         with self._lock:
@@ -300,9 +290,9 @@ class ConsumerOffsets(NotCopied):
             return self.offset_table.get(key, {}).get(queue_id, -1)
 
     def list(self) -> dict[tuple[str, str], dict[int, int]]:
-        """All progress as (group, topic) -> queue id -> offset; a copy.
+        """Return all progress as (group, topic) -> queue id -> offset; a copy.
 
-        A key is cut at its first ``@``, which no topic contains; the group may (``group@broadcast`` in 5.5.0).
+        The first ``@`` of a key ends the topic; a group may contain more (``group@broadcast`` in 5.5.0).
         """
         result: dict[tuple[str, str], dict[int, int]] = {}
         with self._lock:
@@ -318,29 +308,18 @@ class ConsumerOffsets(NotCopied):
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
         """Note that `group` consumes `queue_offset` of a queue next; `persist` makes it durable.
 
-        A smaller offset than the one that is known replaces it too, as in a broker; that is logged.
+        A smaller offset replaces a larger one, like in a broker, and is logged.
 
-        Parameters
-        ----------
-        group : str
-            May contain ``@`` (a broker notes broadcasting groups as ``group@broadcast``).  Where the file has a table of
-            light message queues, groups that begin with ``%LMQ%`` go there.
-        topic : str
-            Without ``@``.
-        queue_id : int
-            0 to 2**31 - 1; 0 for a light message queue.
-        queue_offset : int
-            0 to 2**63 - 1.
+        - `group`: may contain ``@`` (a broker notes broadcasting groups as ``group@broadcast``).  If the file has a table of light
+          message queues, it takes groups that begin with ``%LMQ%``.
+        - `topic`: without ``@``.
+        - `queue_id`: 0 to 2**31 - 1; 0 for a light message queue.
+        - `queue_offset`: 0 to 2**63 - 1.
 
-        Raises
-        ------
-        ValueError
-            A value outside these bounds.
-        ReadOnlyError
-            The offsets were loaded read-only.
+        Raises ValueError for a value outside these bounds, and ReadOnlyError.
         """
         self.check_writable()
-        key = f"{_checked_name(topic, 'topic', '@')}@{_checked_name(group, 'group', '')}"
+        key = progress_key(topic, group)
         queue_id = _checked_number(queue_id, "queue_id", 32)
         offset = _checked_number(queue_offset, "queue_offset", 64)
         lmq = self._has_lmq and _is_lmq(group)
@@ -369,21 +348,10 @@ class ConsumerOffsets(NotCopied):
         self._changes += 1
 
     def remove(self, group: str | None = None, topic: str | None = None) -> int:
-        """Forget the progress of a group, or of all groups in a topic, or with both names of one group in one topic.
+        """Forget the progress of a group, of all groups in a topic, or of one group in one topic, in all tables.
 
-        In all tables.  A broker's `cleanOffset` by topic passes over groups with an ``@`` in them; here they are removed.
-
-        Returns
-        -------
-        int
-            The number of pairs of topic and group that were forgotten.
-
-        Raises
-        ------
-        ValueError
-            Neither a group nor a topic was given.
-        ReadOnlyError
-            The offsets were loaded read-only.
+        Groups with an ``@`` are removed too; a broker's `cleanOffset` by topic skips them.  Returns the number of pairs of topic
+        and group.  Raises ValueError without a group and a topic, and ReadOnlyError.
         """
         self.check_writable()
         if group is None and topic is None:
@@ -405,23 +373,10 @@ class ConsumerOffsets(NotCopied):
         return len(keys)
 
     def persist(self) -> bool:
-        """Write the file if there is something new in the tables; the one that was there becomes ``.bak``.
+        """Write the file if the tables changed, and return True when it is on disk; the old file becomes ``.bak``.
 
-        Brokers of all versions read the text.  Commits of other threads are not held up, and wait for the next time.  A missing
-        ``config`` directory is created.
-
-        Returns
-        -------
-        bool
-            Whether the file was written; True means that it is on disk.
-
-        Raises
-        ------
-        OSError
-            It could not be written, with the `errno` of the cause; the files on disk are what they were, and another
-            `persist` tries again.
-        ReadOnlyError
-            The offsets were loaded read-only.
+        Brokers of all versions read the text.  Other threads may commit; their commits wait for the next time.  A missing
+        ``config`` directory is created.  Raises OSError, with the `errno` of the cause, and the old files stay; and ReadOnlyError.
         """
         self.check_writable()
         with self._persist_lock:
@@ -434,6 +389,8 @@ class ConsumerOffsets(NotCopied):
                 _replace_file(self.path, data, keep=self._main_is_whole)
             except OSError as error:
                 text = "the offsets could not be saved; they are kept, remove the cause and persist again"
+                if is_full(error):
+                    raise full_disk(self.path, error, text) from error
                 raise OSError(error.errno, f"{error.strerror}: {text}", self.path) from error
             self._main_is_whole = True
             with self._lock:
@@ -441,7 +398,7 @@ class ConsumerOffsets(NotCopied):
         return True
 
     def _document(self) -> dict[str, Any]:
-        # A copy of what is written; the caller holds the lock of the tables.
+        # A copy of the content; the caller holds the lock of the tables.
         if "timestamp" not in self.data_version:
             self.data_version["timestamp"] = int(self._clock())
         document = {
@@ -465,7 +422,7 @@ def _is_lmq(group: str) -> bool:
 
 
 def _group_topic_map(offset_table: Iterable[str]) -> dict[str, list[str]]:
-    # Group -> topics, of the keys that Java's `split("@")`, which drops empty ends, cuts into two.
+    # Group -> topics, of keys with two parts by Java's `split("@")`, which drops empty ends.
     topics: dict[str, list[str]] = {}
     for key in offset_table:
         parts = key.rstrip("@").split("@")
@@ -475,7 +432,7 @@ def _group_topic_map(offset_table: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    # In tables of queues names have no quotes, as brokers write them; elsewhere fastjson2 cannot skip such names.
+    # Names in tables of queues have no quotes, like those of brokers; fastjson2 cannot skip such names elsewhere.
     texts = []
     for name, value in document.items():
         if name in ("offsetTable", "pullOffsetTable"):
@@ -511,11 +468,11 @@ def _write_new_file(path: str, data: bytes) -> None:
 
 
 def _replace_file(path: str, data: bytes, keep: bool) -> None:
-    """Make `data` the file at `path`, durably; with `keep` the file that is there becomes ``.bak``.
+    """Make `data` the file at `path`, durably; with `keep` the old file becomes ``.bak``.
 
-    RocketMQ 5.5.0 renames the main file to ``.bak`` and then writes a new one.  Here the new text is on disk before anything is
-    renamed, and the old file gets a second name first, so that there is a main file at every moment where the file system has
-    hard links.  Whichever of the renames a power loss undoes, both files are whole.  After an error the main file is what it was.
+    RocketMQ 5.5.0 renames the main file to ``.bak`` and then writes a new one.  Here the new text is on disk before any rename,
+    and the old file gets a second name first: with hard links there always is a main file.  Both files are whole whichever rename a
+    power cut undoes.  An error leaves the main file unchanged.
     """
     directory, backup = os.path.dirname(path), path + ".bak"
     make_directories(directory)
@@ -532,7 +489,7 @@ def _replace_file(path: str, data: bytes, keep: bool) -> None:
             os.replace(path, backup)
             _replace_or_undo(new, path, backup, path)
     finally:
-        # After success they are gone already, except when main file and backup were one file under two names.
+        # They are gone after success, unless main file and backup were one file with two names.
         for name in (new, previous):
             with contextlib.suppress(OSError):
                 os.unlink(name)
@@ -540,7 +497,7 @@ def _replace_file(path: str, data: bytes, keep: bool) -> None:
 
 
 def _link(path: str, name: str) -> bool:
-    """Give the file at `path` a second name; False where the file system, or its owner's protection, has no links."""
+    """Give the file at `path` a second name; False if the file system, or its protection, does not allow it."""
     try:
         os.link(path, name)
     except OSError as error:
@@ -560,7 +517,7 @@ def _replace_or_undo(source: str, target: str, undo_source: str, undo_target: st
 
 
 def _remove_leftovers(path: str) -> None:
-    """Delete the temporary files that killed processes left beside `path`."""
+    """Delete the temporary files that killed processes left next to `path`."""
     directory, name = os.path.split(path)
     for entry in listing(directory or ".").existing():
         if entry.name.startswith((name + _TEMPORARY, name + ".bak" + _TEMPORARY)):

@@ -1,7 +1,7 @@
 """A broker's JSON files: fastjson's dialect, the backup of a file, and the values in it.
 
-Owns reading these files, which changes nothing but what `load_with_backup` says.  Text is hostile: depth and lengths of numbers are
-bounded, and an error has the position in bytes.
+Only `load_with_backup` may change a file.  Text is hostile: depth and lengths of numbers are bounded, and an error has the position
+in bytes.
 
 Facts: Apache RocketMQ 4.0 to 5.3.x write the layout of fastjson 1.2.83, 5.5.0 that of fastjson2; all of them read both.
 """
@@ -31,12 +31,12 @@ T = TypeVar("T")
 # ---------------------------------------------------------------------------------------------------------- dialect
 
 _MAX_DEPTH = 64
-# As many as Python takes for a whole number.
+# Python's limit for a whole number.
 _MAX_NUMBER_LENGTH = 4300
-# Each run of blanks is taken whole and each comment ends at one place: a text can be split in one way only, in linear time.
+# A run of blanks is one match and a comment has one end: a text is split in one way only, in linear time.
 _BLANK = r"[ \t\r\n\f\b\ufeff]"
 _SPACE = rf"(?:{_BLANK}+(?!{_BLANK})|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/|//[^\n]*(?![^\n]))+"
-# A token behind space, and whether it is a name: a colon follows.  What begins no token matches without one.
+# A token after space; before a colon it is a name.  Anything else matches without a token.
 _TOKEN = re.compile(
     rf"""(?:{_SPACE})?
     (?P<token>"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'
@@ -55,15 +55,13 @@ _ESCAPED = {
 
 
 def parse_fastjson(text: str, path: str | None = None) -> Any:
-    """Parse what fastjson writes and accepts.
+    """Parse the JSON dialect of fastjson; return None for a text without a value.
 
     Beyond JSON: names that are whole numbers or words without quotes, single quotes, too many commas, comments, a byte order
     mark.  Names are always text.  The last of equal names counts.
-
-    - Returns dict, list, str, int, float, bool or None: None for a text without any value.
     """
     try:
-        # Quotes that this puts into a string end it in front of a digit, so that the text is then no JSON.
+        # A quote that this adds within a string ends it before a digit, so that the text is no JSON.
         if "\\u" not in text:
             return _parse_json(quoted_numbers(text.encode()).decode())
     except (ValueError, RecursionError):
@@ -149,7 +147,7 @@ def _json_parts(text: str, path: str | None) -> list[tuple[re.Match[str], str]]:
 
 
 def _number(text: str, pos: int, number: str, is_name: bool, path: str | None) -> str:
-    # A name in quotes, or the value as JSON has it.
+    # A quoted name, or a JSON number.
     if len(number) > _MAX_NUMBER_LENGTH:
         raise _damage(text, pos, f"a number of {len(number)} characters", path)
     if number.lstrip("+-").isdigit():
@@ -169,13 +167,13 @@ def _unescaped(text: str, pos: int, part: str, path: str | None) -> str:
         return _ESCAPED[escape[3]]
 
     value = _ESCAPE.sub(character, part[1:-1])
-    # Characters beyond U+FFFF come as two escapes; a lone surrogate has no place in text.
+    # Characters beyond U+FFFF are two escapes; a lone surrogate is replaced.
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 # ---------------------------------------------------------------------------------------------------------- loading
 
-# The members that only files of one kind have, beside their data version.
+# The members of each kind of file, apart from the data version.
 _MEMBERS = {
     "topics.json": ("topicConfigTable",),
     "subscriptionGroup.json": ("subscriptionGroupTable", "forbiddenTable"),
@@ -190,7 +188,7 @@ _MEMBERS = {
 
 
 def refuse_other_kind(document: Any, name: str, path: str) -> None:
-    """Raise CorruptionError for a document of the file `name` whose members are those of another file alone."""
+    """Raise CorruptionError if a document of the file `name` has only members of another file."""
     if not isinstance(document, dict) or any(member in document for member in _MEMBERS[name]):
         return
     for other, members in _MEMBERS.items():
@@ -199,7 +197,7 @@ def refuse_other_kind(document: Any, name: str, path: str) -> None:
 
 
 def _read_document(path: str) -> Any:
-    # None where the file is missing, or has no value in it.
+    # None for a missing file, or one without a value.
     data = read_small_file(path)
     return None if data is None else parse_fastjson(decode_java_utf8(data), path)
 
@@ -207,11 +205,11 @@ def _read_document(path: str) -> Any:
 def load_with_backup(
     path: str, read_only: bool, decode: Callable[[Any, str], T], told: list[CorruptionError] | None = None
 ) -> tuple[T, str | None]:
-    """Decode the main file, or its backup (`.bak`) where the main file is missing, empty or damaged.
+    """Decode the main file, or its backup (`.bak`) if the main file is missing, empty or damaged.
 
-    - `read_only`: otherwise a damaged main file whose backup is good is renamed to ``.damaged``.
-    - `told`: takes what is wrong with a main file that is not used, or that is empty without a backup; else it is logged.
-    - Returns (object, str or None): what `decode` returned, and the file that was read; None where there is no data.
+    - `read_only`: if False, rename a damaged main file with a good backup to ``.damaged``.
+    - `told`: takes the problem of an unused main file, or of an empty one without a backup, which is otherwise logged.
+    - Returns (object, str or None): the result of `decode`, and the file that was read; None without data.
     """
 
     def tell(what: str, pos: int | None = None) -> None:
@@ -233,32 +231,29 @@ def load_with_backup(
         if document is not None:
             value = decode(document, backup)
     except CorruptionError as error:
-        first = f"{path} is {'damaged' if problem else 'missing or empty'}"
+        text = f"{path} is {'damaged' if problem else 'missing or empty'} and its backup cannot be read either ({error.message}): "
         raise CorruptionError(
-            f"{first} and its backup cannot be read either ({error.message}): repair one of them, "
-            "or move both away to start without what it held",
-            backup,
-            error.pos,
+            text + "repair one of them, or move both away to start without them", backup, error.pos
         ) from None
     if document is None:
         if problem is not None:
-            text = "; and there is no backup: repair the file, or move it away to start without what it held"
+            text = "; and there is no backup: repair the file, or move it away to start without it"
             raise CorruptionError(f"{problem.message}{text}", problem.path, problem.pos)
         if os.path.lexists(path):
-            tell("is empty, or a link to nothing, and has no backup: put back what it held, or move it away")
+            tell("is empty, or a broken symlink, and has no backup: restore it, or move it away")
         return decode(None, path), None
     if problem is None:
-        # As a broker leaves it that dies while it writes the file.
+        # A broker that dies while it writes the file leaves it like this.
         logger.warning("%s is missing or empty, its backup is used", path)
         return value, backup
-    tell(f"is damaged ({problem.message}), its backup is used, which may be older: put back what it held", problem.pos)
+    tell(f"is damaged ({problem.message}), its backup is used, which may be older: restore the file", problem.pos)
     if not read_only:
         os.replace(path, path + ".damaged")
     return value, backup
 
 
 def table_of(document: Any, name: str, path: str) -> dict[str, Any]:
-    """The object `name` of a document, empty where it is missing; CorruptionError where it is something else."""
+    """Return the object `name` of a document, empty if it is missing; CorruptionError if it is no object."""
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -272,7 +267,7 @@ def table_of(document: Any, name: str, path: str) -> dict[str, Any]:
 
 
 def whole_number(value: Any, what: str, path: str, bits: int = 64) -> int:
-    """A number as fastjson takes it: also quoted, and cut off at the point."""
+    """Return a whole number like fastjson: it may be quoted, and a fraction is cut off."""
     if isinstance(value, float) or (isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,20}\s*", value, re.ASCII)):
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):

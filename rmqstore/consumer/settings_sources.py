@@ -1,12 +1,12 @@
-"""Where a broker keeps its topics, subscription groups and consumer offsets: every source, and which of them it takes.
+"""The sources of a broker's topics, subscription groups and consumer offsets, and its choice between them.
 
-Owns the reading of the JSON files and of the RocksDB databases below ``config`` into one shape, and the choice between
-several.  It only reads.  An entry that cannot be read is a finding and hides no other.
+Owns reading the JSON files and RocksDB databases below ``config`` into one shape, and the choice between several.  It only reads.
+An unreadable entry is a finding and hides no other.
 
-What a broker takes (RocketMQ 5.5.0): one with ``storeType=defaultRocksDB`` takes its database, and a JSON file whose data version
-has the larger counter is merged in at its start: topics and groups are added to those of the database, offsets replace them.
-Separate databases beside the single one are added likewise.  With ``configManagerVersion=v2`` it looks at nothing else.  A
-directory does not tell these options: of v2 and the rest that counts which was changed last.
+The choice of a broker (RocketMQ 5.5.0): with ``storeType=defaultRocksDB`` it takes its database, and merges a JSON file whose data
+version has the larger counter at its start: topics and groups are added to those of the database, offsets replace them.  Separate
+databases are added to the single one likewise.  With ``configManagerVersion=v2`` it reads nothing else.  A directory does not have
+these options: between v2 and the rest the newer one counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 SettingsKind = Literal["topics", "subscription_groups", "consumer_offsets"]
 
-# Of each kind: its JSON file, and by the name of a table there what a database calls it.
+# For each kind its JSON file, and the names of its tables there and in a database.
 _TABLES: dict[str, tuple[str, dict[str, Kind]]] = {
     "topics": ("topics.json", {"topicConfigTable": "topics"}),
     "subscription_groups": (
@@ -49,13 +49,13 @@ _VERSION_MEMBERS = ("counter", "stateVersion", "timestamp")
 
 @dataclass(slots=True)
 class SettingsSource:
-    """One place that holds settings of one kind.
+    """A source of settings of one kind.
 
-    - `form`: A JSON file, or one of the layouts of `rmqstore.rocksdb.settings`.
-    - `data_version`: counter, state version and timestamp (ms since epoch); empty where there is none yet.
-    - `tables`: by the names that the JSON files have: ``topicConfigTable``, ``subscriptionGroupTable``, ``forbiddenTable``,
+    - `form`: "json", or a layout of `rmqstore.rocksdb.settings`.
+    - `data_version`: counter, state version and timestamp (ms since epoch); may be empty.
+    - `tables`: by their names in JSON files: ``topicConfigTable``, ``subscriptionGroupTable``, ``forbiddenTable``,
       ``offsetTable`` and ``pullOffsetTable`` (``topic@group`` -> queue id -> offset).
-    - `counts`: False for the second file of progress, which a broker with another ``enableLmq`` uses.
+    - `counts`: False for the second file of progress, for brokers with another ``enableLmq``.
     """
 
     kind: SettingsKind
@@ -69,21 +69,21 @@ class SettingsSource:
 
     @property
     def counter(self) -> int:
-        """int: the data version's counter, 0 where there is none yet."""
+        """The counter of the data version, 0 without one."""
         return self.data_version.get("counter", 0)
 
     @property
     def entries(self) -> int:
-        """int: how many entries the tables have."""
+        """The number of entries in all tables."""
         return sum(map(len, self.tables.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class TakenSettings:
-    """What a broker that starts on the directory has.
+    """The settings of a broker that starts on the directory.
 
-    - `sources`: where they are from; what a later one has goes before.
-    - `reason`: why these, a sentence; "" where there is one source.
+    - `sources`: their sources; later ones take precedence.
+    - `reason`: a sentence that explains the choice; "" for a single source.
     """
 
     tables: dict[str, dict[str, Any]]
@@ -97,10 +97,10 @@ class TakenSettings:
 def settings_sources(
     root: str | os.PathLike[str], kind: SettingsKind, *, lmq: bool | None = None, quiet: bool = False
 ) -> list[SettingsSource]:
-    """Every source of one kind of settings in the store at `root`.
+    """Return every source of one kind of settings in the store at `root`.
 
-    - `lmq`: as in `progress_file`: which JSON file of offsets counts.  The second one is a source that does not count.
-    - `quiet`: do not log what cannot be read; it is in `SettingsSource.findings` anyway.
+    - `lmq`: selects the JSON file of offsets that counts, see `progress_file`.
+    - `quiet`: do not log the `SettingsSource.findings`.
     """
     root = os.fspath(root)
     found = []
@@ -129,11 +129,10 @@ def _reading(source: SettingsSource, root: str) -> SettingsSource:
     except MissingDependencyError:
         raise
     except StoreError as error:
-        # Where it is no damage there is no room to open the database.
+        # Otherwise there is no room to open the database.
         kind = _finding_kind(source) if isinstance(error, CorruptionError) else "not_checked"
         _note_unreadable(source, error.path, error.pos or 0, kind, error.message)
     except OSError as error:
-        # What cannot be opened hides no other source.
         path = None if error.filename is None else os.fsdecode(error.filename)
         _note_unreadable(source, path, 0, "file", error.strerror or error)
     return source
@@ -219,8 +218,8 @@ def _read_database(source: SettingsSource, root: str) -> None:
 def _database_table(database: SettingsDatabase, findings: list[Finding]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     if database.kind in ("consumer_offsets", "pull_offsets") and database.layout == "v2":
-        for entry in database.offsets():
-            table.setdefault(f"{entry.topic}@{entry.group}", {})[entry.queue_id] = entry.offset
+        for group, topic, queue_id, offset in database.offsets():
+            table.setdefault(f"{topic}@{group}", {})[queue_id] = offset
         return table
     for name, text in database.texts():
         value = _parsed(text, repr(name), database.path, findings)
@@ -258,7 +257,7 @@ def _parsed(text: str, what: str, path: str, findings: list[Finding]) -> dict[An
 
 
 def take_settings(sources: list[SettingsSource]) -> TakenSettings:
-    """What a broker that starts on a directory with these `sources`, all of one kind, has."""
+    """Return the settings of a broker that starts on a directory with these `sources` of one kind."""
     of = {source.form: source for source in sources if source.readable and source.counts}
     v1 = _named_second(_take_v1(of), sources)
     v2 = of.get("v2")
@@ -273,7 +272,7 @@ def take_settings(sources: list[SettingsSource]) -> TakenSettings:
 
 
 def _named_second(taken: TakenSettings, sources: list[SettingsSource]) -> TakenSettings:
-    # A second file of progress: the broker's option decides, which is not among its settings.
+    # The broker's option decides between two files of progress, and is not among its settings.
     second = next((source for source in sources if not source.counts), None)
     if second is None or not any(source.form == "json" for source in taken.sources):
         return taken
@@ -323,9 +322,9 @@ def _name(source: SettingsSource) -> str:
 
 
 def offsets_in_databases(root: str | os.PathLike[str], lmq: bool | None) -> ConsumerOffsets | None:
-    """Return the progress that the store at `root` keeps in RocksDB, None where it has no database of offsets; it is read only.
+    """Return the progress in RocksDB of the store at `root`, read-only; None without a database of offsets.
 
-    Where a broker takes a JSON file before the database, it is what that file says (`take_settings`).
+    If a broker prefers a JSON file to the database, it is the progress in that file (`take_settings`).
     """
     if not settings_layouts(root, "consumer_offsets"):
         return None
@@ -345,9 +344,8 @@ def offsets_in_databases(root: str | os.PathLike[str], lmq: bool | None) -> Cons
     offsets.findings = [finding for source in taken.sources for finding in source.findings]
     offsets.source = taken.sources[-1].path
     offsets.refusal = (
-        "the progress of this store is kept in RocksDB, which rmqstore reads and does not write, and a second file of "
-        "progress beside it would be one that the broker ignores: give offsets=ConsumerOffsets.load(a path of yours, "
-        "read_only=False)"
+        "the progress of this store is in RocksDB, which rmqstore does not write, and a broker ignores a second file of "
+        "progress: give offsets=ConsumerOffsets.load(a path of yours, read_only=False)"
     )
     return offsets
 
@@ -370,23 +368,18 @@ _TOPIC_PREFIX, _GROUP_PREFIX = "rmq_sys_", "CID_RMQ_SYS_"
 
 
 def is_system_topic(topic: str) -> bool:
-    """bool: a broker keeps its own messages in this topic."""
+    """Return True if a broker keeps its own messages in this topic."""
     return topic in _SYSTEM_TOPICS or topic.startswith(_TOPIC_PREFIX)
 
 
-def _is_system_group(group: str) -> bool:
-    """bool: a broker or RocketMQ's tools consume as this group."""
-    return group in _SYSTEM_GROUPS or group.startswith(_GROUP_PREFIX)
-
-
 def group_kind(group: str) -> str:
-    """str: "system" for a group of RocketMQ's own, else ""."""
-    return "system" if _is_system_group(group) else ""
+    """Return "system" for a group of a broker or RocketMQ's tools, else ""."""
+    return "system" if group in _SYSTEM_GROUPS or group.startswith(_GROUP_PREFIX) else ""
 
 
 def progress_kind(group: str, topic: str) -> str:
-    """str: what progress of a group in a topic is about: "system" for RocketMQ's own, "retry", "dlq" (dead letters), or ""."""
-    if _is_system_group(group) or is_system_topic(topic):
+    """Return the kind of a group's progress in a topic: "system" for RocketMQ's own, "retry", "dlq" (dead letters), or ""."""
+    if group_kind(group) or is_system_topic(topic):
         return "system"
     if topic.startswith(RETRY_PREFIX):
         return "retry"

@@ -1,15 +1,13 @@
-"""Checkpoint: the file that says how far a store was flushed.
+"""The checkpoint file: the times and offsets up to which a store was flushed.
 
-Owns the six fields of the `checkpoint` file and their place in its 4096 bytes.  It reads and writes the file with plain
-reads and writes and never maps it.  Invariants:
+Owns the six fields and their place in the 4096 bytes.  It never maps the file.  Invariants:
 
-- A flush writes the whole 4096 bytes at their place in the file and returns after they are on disk.
-- Bytes after the known fields are kept as they were read, but for the last 32: they hold a mark of this package while a
-  store is open for writing, and zeros after an orderly close.  The mark is void when anybody changed the fields.  It goes
-  after `abort` went: whoever finds that file finds the mark too.
-- A checkpoint that was loaded read-only never writes; a missing file reads as zeros and is not created by loading.
+- A flush writes the whole 4096 bytes in place and returns after they are on disk.
+- Bytes after the fields are kept, except for the last 32: a mark of this package while a store is open for writing, and zeros
+  after an orderly close.  A change of the fields voids the mark.  It outlives the `abort` file.
+- A checkpoint that was loaded read-only never writes; loading never creates the file.
 
-Layout: Apache RocketMQ 4.0 to 5.5.0 (StoreCheckpoint); six i64 big-endian.  Versions before 5.0.0 hold the first three
+Layout: Apache RocketMQ 4.0 to 5.5.0 (StoreCheckpoint); six i64 big-endian.  Versions before 5.0.0 have the first three
 fields, 5.0.0 adds the fourth, 5.1.1 the fifth, 5.4.0 the sixth; older files have zeros there.
 """
 
@@ -22,7 +20,7 @@ import zlib
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
 from rmqstore.files.durable import force_data, fsync_directory, write_all
-from rmqstore.files.open_file import open_regular, read_at
+from rmqstore.files.open_file import opened, read_at
 from rmqstore.files.os_errors import is_not_a_file, is_unreadable, naming_errors
 from rmqstore.files.store_lock import abort_mark, abort_process
 
@@ -31,8 +29,8 @@ __all__ = ["CHECKPOINT_SIZE", "SAFETY_MARGIN", "Checkpoint", "marked_end"]
 CHECKPOINT_SIZE = int(CheckpointLayout.CHECKPOINT_SIZE)
 
 _FIELDS = struct.Struct(">qqqqqq")
-# Magic, phy offset up to which everything is on disk (-1: not known), the one to which the log went, process ids (below: of
-# the writer, above: of the one whose mark it took over, or 0), CRC-32 of all fields and these.
+# Magic, phy offset up to which everything is on disk (-1: not known), the end of the log, process ids (low half: the writer, high
+# half: the process whose mark it took over, or 0), CRC-32 of all fields and these.
 _MARK = struct.Struct(">4sqqqI")
 _MARK_MAGIC = b"RMQS"
 _MARK_POS = CHECKPOINT_SIZE - _MARK.size
@@ -45,9 +43,8 @@ _NAMES = (
     "confirm_phy_offset",
     "logics_physical_offset",
 )
-# The store may have flushed a record a little after its timestamp, so that a start goes back by this much.
 SAFETY_MARGIN = 3000
-"""An unclean start begins to look so many milliseconds before the times of the checkpoint."""
+"""Recovery after a crash starts this number of milliseconds before the times of the checkpoint."""
 
 
 class Checkpoint:
@@ -68,13 +65,12 @@ class Checkpoint:
     logics_physical_offset : int
         Phy offset up to which the consume queues are on disk (5.4.0).
     flushed_offset : int
-        This package's own mark while a store is open: everything below this phy offset is on disk, in the log, the queues
-        and the index; -1 if unknown.  RocketMQ's fields must say less, see `MessageStore`.
+        Part of the mark: log, queues and index are on disk up to this phy offset; -1 if unknown.  RocketMQ's fields may be lower,
+        see `MessageStore`.
     log_end : int
-        This package's own mark while a store is open: the phy offset to which its writer had the log; -1 if unknown.
+        Part of the mark: the writer's end of the log as a phy offset; -1 if unknown.
     process_id, previous_process_id : int
-        Of the process that wrote the mark, and of the one whose mark it took over; 0 for none.  The first counts from the
-        moment on at which its `abort` file is there.
+        The process that wrote the mark, and the one whose mark it took over; 0 for none.
     path : str
     read_only : bool
     """
@@ -94,7 +90,7 @@ class Checkpoint:
         self.path = os.fspath(path)
         self.read_only = read_only
         self._rest = bytes(CHECKPOINT_SIZE - _FIELDS.size)
-        # What is surely on disk; the same is not written twice.
+        # The bytes that are on disk.
         self._written = b""
         self.flushed_offset = self.log_end = -1
         self.process_id = self.previous_process_id = 0
@@ -103,52 +99,33 @@ class Checkpoint:
 
     @classmethod
     def load_or_zeros(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """As `load`, read-only; zeros where it cannot be read, or its size cannot be: who asks trusts it less then.
-
-        Raises
-        ------
-        OSError
-            The system has no room to open it, …; it says nothing of the file.
-        """
+        """Load the file read-only; return zeros if it is unreadable or damaged.  Other OSErrors, such as EMFILE, are raised."""
         try:
             return cls.load(path, read_only=True)
-        except GeometryError:
-            return cls(path, read_only=True)
-        except OSError as error:
-            if not (is_unreadable(error) or is_not_a_file(error)):
+        except (GeometryError, OSError) as error:
+            if isinstance(error, OSError) and not (is_unreadable(error) or is_not_a_file(error)):
                 raise
             return cls(path, read_only=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, read_only: bool = False) -> Checkpoint:
-        """Read the checkpoint file at `path`.
+        """Read the checkpoint file at `path`; missing bytes read as zeros, also of a missing file.
 
-        A missing or empty file reads as zeros, one that ends early as zeros from there on.
-
-        Raises
-        ------
-        GeometryError
-            A size that is over 4096 bytes or not made of whole fields of 8 bytes.
-        OSError
-            The file cannot be read.
+        Raises GeometryError for a size over 4096 bytes or not of whole fields, and OSError for an unreadable file.
         """
         checkpoint = cls(path, read_only=read_only)
         try:
-            descriptor = open_regular(checkpoint.path)
+            with opened(checkpoint.path) as descriptor:
+                size = os.fstat(descriptor).st_size
+                if size > CHECKPOINT_SIZE or size % 8:
+                    text = f"a checkpoint file has {CHECKPOINT_SIZE} bytes, this one {size}: it is damaged or something else; "
+                    raise GeometryError(
+                        text + "move it away, the store then recovers from the start of its log", checkpoint.path
+                    )
+                with naming_errors(checkpoint.path):
+                    data = read_at(descriptor, size, 0)
         except FileNotFoundError:
             return checkpoint
-        try:
-            size = os.fstat(descriptor).st_size
-            if size > CHECKPOINT_SIZE or size % 8:
-                raise GeometryError(
-                    f"a checkpoint file has {CHECKPOINT_SIZE} bytes, this one {size}: it is damaged or something else; "
-                    "move it away, the store then recovers from the start of its log",
-                    checkpoint.path,
-                )
-            with naming_errors(checkpoint.path):
-                data = read_at(descriptor, size, 0)
-        finally:
-            os.close(descriptor)
         checkpoint._decode(data.ljust(CHECKPOINT_SIZE, b"\0"))
         return checkpoint
 
@@ -165,13 +142,7 @@ class Checkpoint:
         self._rest = data[_FIELDS.size : rest_end].ljust(CHECKPOINT_SIZE - _FIELDS.size, b"\0")
 
     def to_bytes(self) -> bytes:
-        """The 4096 bytes of the file.
-
-        Raises
-        ------
-        ValueError
-            A field is not an int of 64 bits.
-        """
+        """Return the 4096 bytes of the file; ValueError if a field is not an int of 64 bits."""
         values = [getattr(self, name) for name in _NAMES]
         try:
             fields = _FIELDS.pack(*values)
@@ -186,31 +157,24 @@ class Checkpoint:
 
     @property
     def min_timestamp(self) -> int:
-        """Where an unclean start begins to look, in ms: max(0, min(physic, logics) - 3000)."""
+        """The time at which recovery after a crash starts, in ms: max(0, min(physic, logics) - 3000)."""
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - SAFETY_MARGIN)
 
     def has_index(self, store_timestamp: int, phy_offset: int) -> bool:
-        """bool: a full index file whose last entry is of a record with these is on disk.
+        """Return True if the full index file whose last entry is of this record is on disk.
 
-        The time alone does not say it: clocks are set back, offsets are not.
+        The time alone does not decide: clocks are set back, offsets are not.
         """
         return store_timestamp <= self.index_msg_timestamp and not 0 < self.logics_physical_offset < phy_offset
 
     def is_of(self, process: int) -> bool:
-        """bool: the mark counts in a store whose `abort` file names this process."""
+        """Return True if the mark is valid for a store whose `abort` file names this process."""
         return process > 0 and process in (self.process_id, self.previous_process_id)
 
     def flush(self) -> None:
-        """Write the fields to the file, made if it is missing, and wait until they are on disk; nothing if none changed.
+        """Write changed fields to the file, and create it if needed; return after they are on disk.
 
-        Raises
-        ------
-        ReadOnlyError
-            The checkpoint was loaded read-only.
-        ValueError
-            A field is not an int of 64 bits.
-        OSError
-            The file cannot be written.
+        Raises ReadOnlyError, ValueError for a field that is not an int of 64 bits, and OSError.
         """
         if self.read_only:
             raise ReadOnlyError("the checkpoint was loaded read-only and cannot be written", self.path)
@@ -218,20 +182,17 @@ class Checkpoint:
         if content == self._written:
             return
         is_new = not os.path.exists(self.path)
-        descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT)
-        try:
+        with opened(self.path, os.O_WRONLY | os.O_CREAT) as descriptor:
             with naming_errors(self.path):
                 write_all(descriptor, content, 0)
                 force_data(descriptor)
-        finally:
-            os.close(descriptor)
         if is_new:
-            # The name of a new file is on disk only after its directory is.
+            # The name of a new file is durable only after its directory is.
             fsync_directory(os.path.dirname(self.path) or ".")
         self._written = content
 
     def as_dict(self) -> dict[str, int]:
-        """dict of str to int: RocketMQ's six fields by name."""
+        """Return RocketMQ's six fields by name."""
         return {name: getattr(self, name) for name in _NAMES}
 
     def __eq__(self, other: object) -> bool:
@@ -246,10 +207,10 @@ class Checkpoint:
 
 
 def marked_end(root: str) -> int:
-    """int: the phy offset to which the log of the store at `root` surely went when it was last written, or -1.
+    """Return a phy offset that the log of the store at `root` certainly reached, or -1.
 
-    Of a store that is open, or was not closed in order, this package's mark says it.  Of others it is the last record that
-    whoever opened the store found last, this package or RocketMQ since 5.1.1: what they find later is not older.
+    If the store is open or was not closed in order, the mark has it.  Otherwise it is the last record that an opening found, by
+    this package or by RocketMQ since 5.1.1.
     """
     try:
         checkpoint = Checkpoint.load_or_zeros(os.path.join(root, "checkpoint"))

@@ -1,7 +1,4 @@
-"""Make names and bytes durable: directories, whole trees, the data of one file.
-
-Owns the calls that force something to the disk and belong to no mapping.
-"""
+"""Force names and bytes to the disk: directories, whole trees, the data of one file."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from rmqstore.files.os_errors import full_disk, naming_errors
 
 __all__ = ["force_data", "fsync_directory", "fsync_tree", "make_directories", "write_all"]
 
-# Up to this number, folders are forced one by one, a millisecond each on a disk; more take one call for the file system, which
-# may have to wait for what other programs wrote.
+# Up to this number, folders are forced one by one, a millisecond each on a disk; more take one call for the whole file system.
 _FEW_FOLDERS = 256
 
 
@@ -31,7 +27,7 @@ def fsync_tree(path: str) -> None:
     """Make the names in directory `path`, and in all directories below it, durable."""
     folders = [folder for folder, _, _ in os.walk(path)]
     if len(folders) > _FEW_FOLDERS and _sync_file_system(path):
-        # Of another file system that is mounted below, this said nothing.
+        # Other file systems may be mounted below.
         device = os.stat(path).st_dev
         folders = [folder for folder in folders if os.stat(folder).st_dev != device]
     for folder in folders:
@@ -63,18 +59,18 @@ def make_directories(path: str) -> None:
         missing.append(path)
         path = os.path.dirname(path)
     for directory in reversed(missing):
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError), naming_errors(directory):
             os.mkdir(directory)
         fsync_directory(os.path.dirname(directory) or ".")
 
 
 def force_data(fd: int) -> None:
-    """Force a file's bytes, and its size if that changed, to the disk: `fdatasync`, or `fsync` where there is none (macOS)."""
+    """Force a file's bytes and changed size to the disk: `fdatasync`, or `fsync` on macOS."""
     getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def write_all(fd: int, data: bytes | memoryview, pos: int | None = None) -> None:
-    """Write all bytes of `data` at `pos`, or where the file is; OSError if the disk is full."""
+    """Write all bytes of `data` at `pos`, or at the file's position; OSError if the disk is full."""
     rest = memoryview(data)
     while rest:
         done = os.write(fd, rest) if pos is None else os.pwrite(fd, rest, pos)

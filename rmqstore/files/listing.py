@@ -1,7 +1,7 @@
-"""The entries of a directory, why it cannot be listed, which of them nobody reads; and asking again where a file went.
+"""Directory listings with their errors, unread entries, and retries when another process deletes a file.
 
-Owns every listing of a directory: an error is part of the answer, so that each caller says in one word which errors it passes.
-Owns the one loop that tries something again, where retention, a rebuild, or an upload took a file.
+Owns every listing of a directory: the error is part of the result, and each caller chooses which errors it accepts.  Owns the one
+retry loop for files that retention, a rebuild or an upload deletes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.os_errors import is_missing, is_unreadable
 
 __all__ = ["Listing", "UnreadPart", "ask_again", "is_empty", "listing", "names_in", "unread_parts"]
+
 
 class Listing:
     """The entries of a directory, sorted by name.
@@ -35,22 +36,22 @@ class Listing:
 
     @property
     def names(self) -> list[str]:
-        """list of str: the name of each entry, sorted."""
+        """The name of each entry, sorted."""
         return [entry.name for entry in self.entries]
 
     @property
     def paths(self) -> list[str]:
-        """list of str: the path of each entry, sorted."""
+        """The path of each entry, sorted."""
         return [entry.path for entry in self.entries]
 
     @property
     def problem(self) -> OSError | None:
-        """OSError or None: the error, unless it is that nothing is there."""
+        """The error, None for a missing directory."""
         return None if isinstance(self.error, FileNotFoundError) else self.error
 
     @property
     def unreadable(self) -> OSError | None:
-        """OSError or None: the error, if a directory exists that cannot be read."""
+        """The error of an unreadable directory, else None."""
         return self.error if self.error is not None and is_unreadable(self.error) else None
 
     def checked(self, *passed: Callable[[OSError], bool]) -> Listing:
@@ -75,12 +76,8 @@ def listing(path: str | os.PathLike[str], keep: Callable[[os.DirEntry[str]], boo
             entries = list(found) if keep is None else [entry for entry in found if keep(entry)]
     except OSError as error:
         return Listing([], error)
-    entries.sort(key=_name)
+    entries.sort(key=lambda entry: entry.name)
     return Listing(entries)
-
-
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
 
 
 def names_in(path: str) -> list[str]:
@@ -127,7 +124,7 @@ class UnreadPart(NamedTuple):
 
     @classmethod
     def of(cls, path: str) -> UnreadPart:
-        """UnreadPart: all that is at `path`, a file or a folder."""
+        """Return the part at `path`, a file or a folder."""
         files = size = 0
         paths = [] if os.path.isdir(path) else [path]
         for folder, _, names in os.walk(path):
@@ -145,14 +142,11 @@ class UnreadPart(NamedTuple):
 
 
 def unread_parts(directory: str | os.PathLike[str], is_read: Callable[[str], bool]) -> list[UnreadPart]:
-    """list of UnreadPart: the entries of `directory` for whose names `is_read` is False, sorted; those without a byte are left out.
+    """Return the entries of `directory` for whose names `is_read` returns False, sorted, without empty ones.
 
-    A folder that cannot be listed is there with no files: nobody knows what it holds.
-
-    - `is_read`: whether somebody reads the entry with this name, or knows that it holds no message.
+    An unlisted folder counts with no files.  The reader of `directory` reports its own errors.
     """
     found = []
-    # The reader of the directory reports that it cannot be listed.
     for entry in listing(directory):
         if not is_read(entry.name):
             part = UnreadPart.of(entry.path)

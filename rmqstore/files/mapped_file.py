@@ -1,15 +1,11 @@
-"""One fixed-size file of a store, mapped on demand, and the pool that bounds how many are mapped at once.
+"""One fixed-size file of a store, mapped on demand, and the pool that bounds the number of mappings.
 
-Owns creation (under a staging name, so that no half-made file is ever seen), space on disk, mapping, flushing and
-removal of one file.  It never looks at what the bytes mean and never changes a file's size (I2).  A read-only file is
-opened and mapped read-only (I7).
+Owns creation (under a staging name), space on disk, mapping, flushing and removal of one file.  It never interprets bytes and never
+changes a file's size (I2).  A read-only file is opened and mapped read-only (I7).
 
-A file is a hole at first.  Every writer of a mapping calls `mark_dirty` or `reserve` with the end of what it writes, so
-that a full disk is an error here and never a SIGBUS later.
-
-Eviction from the pool, and deletion, only drop the reference: whoever works with a `Region` keeps it until done.
-What is written is noted first (`mark_dirty`); a flush takes these notes while nobody writes and forces the bytes later,
-so that writers never wait for a disk.
+A new file is a hole.  Writers call `mark_dirty` or `reserve` with the end of what they write, so that a full disk is an error here
+and no SIGBUS later.  A flush takes these notes while nobody writes and forces the bytes later: writers never wait for a disk.
+Eviction and deletion only drop a reference, so that a `Region` in use stays.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from rmqstore.errors import (
     StoreError,
 )
 from rmqstore.files.durable import force_data
-from rmqstore.files.open_file import last_nonzero, open_regular, written_extents
+from rmqstore.files.open_file import last_nonzero, open_regular, opened, written_extents
 from rmqstore.files.os_errors import naming_errors
 
 __all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "MemoryFile", "NotCopied"]
@@ -46,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 STAGING_PREFIX = ".rmqstore-allocating-"
 _PAGE = 4096
-# Bytes that the search for the last byte that is not zero looks at before it lets go of them.
+# The search for the last byte that is not zero releases its pages after this number of bytes.
 _LOOK_SIZE = 8 << 20
 _staging_numbers = itertools.count()
 
@@ -55,7 +51,7 @@ def _allocate(fd: int, begin: int, end: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, begin, end - begin)
         return
-    # macOS: only written bytes have space on disk.  Nobody else writes to this range before it has space, so each byte stays.
+    # macOS: only written bytes have space on disk.  Nobody else writes to this range yet.
     status = os.fstat(fd)
     if status.st_blocks * 512 >= status.st_size:
         return
@@ -64,10 +60,7 @@ def _allocate(fd: int, begin: int, end: int) -> None:
 
 
 class NotCopied:
-    """What owns files, mappings or locks: a copy would share them with the original and write beside it.
-
-    Neither `copy` nor `pickle` makes a second one; where another is needed, it is opened by its path.
-    """
+    """A base of classes that own files, mappings or locks: neither `copy` nor `pickle` duplicates them."""
 
     __slots__ = ()
 
@@ -79,13 +72,13 @@ class NotCopied:
 
 
 class MappedFilePool(NotCopied):
-    """Bounds the number of mapped files of a store; the least recently used ones are let go (second chance).
+    """The mapped files of a store; beyond a bound the least recently used ones are unmapped (second chance).
 
-    Files that are read are at most `max_mapped_files`.  The newest file of each queue that is written stays mapped as long as
-    the system allows (`vm.max_map_count`): mapping it for each put takes a hundred times as long as the put.
+    At most `max_mapped_files` are mapped for reading.  The newest file of each written queue stays mapped as long as the operating
+    system allows (`vm.max_map_count`): mapping it for each put takes a hundred times as long as the put.
 
-    - `dirty`: those that were written since a flush took note of it.
-    - `on_create`: called when a queue of files got a new one.
+    - `dirty`: the files that were written since the last flush.
+    - `on_create`: called after a queue created a file.
     """
 
     def __init__(self, max_mapped_files: int = 1024):
@@ -95,7 +88,7 @@ class MappedFilePool(NotCopied):
         self.lock = threading.RLock()
         self.dirty: set[MappedFile] = set()
         self.on_create: Callable[[], object] | None = None
-        # In the order of their last look; a file is in one of them.
+        # By last use; each file is in one of them.
         self._read: OrderedDict[MappedFile, None] = OrderedDict()
         self._appended: OrderedDict[MappedFile, None] = OrderedDict()
         self._warned = False
@@ -104,7 +97,7 @@ class MappedFilePool(NotCopied):
         return len(self._read) + len(self._appended)
 
     def admit(self, mapped_file: MappedFile) -> None:
-        """Count `mapped_file`, which is mapped, and let others go while there are too many."""
+        """Count `mapped_file`, which is mapped, and unmap others while there are too many."""
         with self.lock:
             self.forget(mapped_file)
             (self._appended if mapped_file.appended else self._read)[mapped_file] = None
@@ -120,7 +113,7 @@ class MappedFilePool(NotCopied):
                 )
 
     def _evict(self, kept: OrderedDict[MappedFile, None], limit: int, newest: MappedFile | None = None) -> bool:
-        # Whether a file left `kept`.  Twice round at most: the first round may find each used since it was last looked at.
+        # True if a file left `kept`.  Two rounds at most: each file may have been used since the last round.
         begin = len(kept)
         for _ in range(2 * begin):
             if len(kept) <= limit:
@@ -136,7 +129,7 @@ class MappedFilePool(NotCopied):
         return len(kept) < begin
 
     def let_half_go(self) -> bool:
-        """Let half of the mapped files go, as the system refuses another; False if all are in use or only one is left."""
+        """Unmap half of the files, as the operating system refuses another mapping; False if none could be unmapped."""
         with self.lock:
             before = len(self)
             self.max_appended_files = max(len(self._appended) // 2, 1)
@@ -146,7 +139,7 @@ class MappedFilePool(NotCopied):
 
     @functools.cached_property
     def max_appended_files(self) -> int:
-        """int: how many files that are written stay mapped; a quarter of what Linux allows is left to others."""
+        """The number of written files that stay mapped; a quarter of what Linux allows is left to others."""
         try:
             with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
                 return max(int(file.read()) * 3 // 4, 1)
@@ -154,13 +147,13 @@ class MappedFilePool(NotCopied):
             return 49_152
 
     def forget(self, mapped_file: MappedFile) -> None:
-        """Take `mapped_file` out of the count; nothing happens if it is not in it."""
+        """Stop counting `mapped_file`."""
         with self.lock:
             self._read.pop(mapped_file, None)
             self._appended.pop(mapped_file, None)
 
     def let_go(self) -> None:
-        """Let every mapping go, those of files that no list has any more too: the store is closed."""
+        """Drop every mapping: the store is closed."""
         with self.lock:
             for kept in (self._read, self._appended):
                 for mapped_file in kept:
@@ -171,13 +164,12 @@ class MappedFilePool(NotCopied):
 class MappedFile(NotCopied):
     """One file of fixed size.
 
-    - `size`: bytes; the file on disk must have exactly so many, unless it is `padded`.
+    - `size`: bytes; the file on disk must have this length, unless it is `padded`.
     - `file_from_offset`: offset of the file's first byte in its queue of files, bytes.
-    - `padded`: a file of another length is read anyway: it was cut short, and its missing end reads as zeros, or it is too
-      long, and nothing after `size` is read.  Only read-only.
-    - `advice`: how it will be read, as of `Region.advise`; told to the system before the first touch.
-    - `appended`: it is the file that its queue writes to.
-    - `reserved`: position up to which `reserve` made sure of space on disk; 0 in a file that was just opened.
+    - `padded`: read a file of another length too (read-only): a missing end reads as zeros, and bytes after `size` are ignored.
+    - `advice`: the access pattern, see `Region.advise`; set before the first access.
+    - `appended`: the queue writes to this file.
+    - `reserved`: the position up to which `reserve` allocated space on disk; 0 in a newly opened file.
     """
 
     __slots__ = (
@@ -192,11 +184,12 @@ class MappedFile(NotCopied):
         *,
         file_from_offset: int = 0,
         read_only: bool = False,
+        padded: bool = False,
         pool: MappedFilePool | None = None,
     ):
         self.path = os.fspath(path)
         self.size = size
-        self.padded = False
+        self.padded = padded
         self.advice = "normal"
         self.file_from_offset = file_from_offset
         self.read_only = read_only
@@ -210,17 +203,8 @@ class MappedFile(NotCopied):
         self.reserved = 0
 
     @classmethod
-    def of_any_length(
-        cls, path: str | os.PathLike[str], size: int, *, file_from_offset: int = 0, pool: MappedFilePool | None = None
-    ) -> MappedFile:
-        """Return a file to read that is `padded`."""
-        mapped_file = cls(path, size, file_from_offset=file_from_offset, read_only=True, pool=pool)
-        mapped_file.padded = True
-        return mapped_file
-
-    @classmethod
     def stage(cls, directory: str | os.PathLike[str], size: int, reserved: int) -> MappedFile:
-        """Make a file of `size` zero bytes under a name that no store reads, with space on disk for the first `reserved`."""
+        """Create a file of `size` zero bytes under a name that no store reads, with space on disk for the first `reserved`."""
         temporary = os.path.join(os.fspath(directory), f"{STAGING_PREFIX}{os.getpid()}-{next(_staging_numbers)}")
         staged = cls(temporary, size)
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -238,7 +222,7 @@ class MappedFile(NotCopied):
 
     @property
     def region(self) -> Region:
-        """The mapping; made at the first use and again after the pool let it go."""
+        """The mapping; created at the first use, and again after eviction."""
         region = self._region
         if region is None:
             region = self._map()
@@ -248,9 +232,7 @@ class MappedFile(NotCopied):
     def _map(self) -> Region:
         with self.pool.lock:
             if self._deleted:
-                raise OffsetOutOfRangeError(
-                    "the file was deleted; what it held is not part of the store any more", self.path
-                )
+                raise OffsetOutOfRangeError("the file was deleted and is not part of the store any more", self.path)
             if self._closed:
                 raise StoreClosedError("the file is closed; open the store again", self.path)
             if self._region is not None:
@@ -258,25 +240,14 @@ class MappedFile(NotCopied):
             try:
                 fd = open_regular(self.path, os.O_RDONLY if self.read_only else os.O_RDWR)
             except FileNotFoundError:
-                raise OffsetOutOfRangeError(
-                    "the file was deleted by another process since it was listed; what it held is not part of the store "
-                    "any more",
-                    self.path,
-                ) from None
+                text = "another process deleted the file; it is not part of the store any more"
+                raise OffsetOutOfRangeError(text, self.path) from None
             try:
                 status = os.fstat(fd)
                 length = status.st_size
                 self._inode = (status.st_dev, status.st_ino)
                 if length != self.size and not self.padded:
-                    raise GeometryError(
-                        Sentence(
-                            f"the file has {length} bytes where the configuration says {self.size}; open the store with "
-                            "the sizes that it was written with",
-                            InferConfig(),
-                        ),
-                        self.path,
-                        min(length, self.size),
-                    )
+                    raise wrong_size(self.path, length, self.size)
                 with naming_errors(self.path):
                     region = self._mapping(fd)
                     region.path = self.path
@@ -292,13 +263,13 @@ class MappedFile(NotCopied):
         try:
             return Region.map(fd, self.size, not self.read_only, self.padded)
         except OSError as error:
-            # The process has as many mappings as the system allows.
+            # The process has as many mappings as the operating system allows.
             if error.errno != errno.ENOMEM or not self.pool.let_half_go():
                 raise
             return Region.map(fd, self.size, not self.read_only, self.padded)
 
     def is_current(self) -> bool:
-        """bool: the file that was mapped last still bears its name, and none of its mapped pages was found gone."""
+        """Return True if the file that was mapped last still has its name, and lost no mapped page."""
         region = self._region
         if region is not None and region.lost:
             return False
@@ -310,55 +281,51 @@ class MappedFile(NotCopied):
 
     @property
     def mapped(self) -> bool:
-        """bool: the file is mapped now."""
+        """True if the file is mapped."""
         return self._region is not None
 
     @property
     def was_mapped(self) -> bool:
-        """bool: the file is mapped, or was before the pool let it go, so that `is_current` knows which it was."""
+        """True if the file is or was mapped, so that `is_current` knows its inode."""
         return self._region is not None or self._inode != (0, 0)
 
     def advise(self, how: str) -> None:
-        """Set `advice`, for the mapping that is there as well."""
+        """Set `advice`, also for the current mapping."""
         region, self.advice = self._region, how
         if region is not None:
-            # It may be closed meanwhile.
+            # Another thread may close it.
             with contextlib.suppress(StoreClosedError):
                 region.advise(how)
 
     def let_go(self) -> None:
-        """Drop the mapping; it is made again at the next use.  What was written stays, in the page cache or on disk."""
+        """Drop the mapping; the next use maps the file again.  Written bytes stay in the page cache or on disk."""
         self._region = None
 
     def last_nonzero(self, pos: int = 0) -> int:
-        """int: the position after the last byte from `pos` on that is not zero, or `pos` if none is.
+        """Return the position after the last byte from `pos` that is not zero, or `pos` for none.
 
-        Holes, and space that was allocated but never written, are not read, so asking costs what was written.  Where the
-        system does not tell them, the file is read by `pread`: looked at through a mapping, a hole takes a page of a file
-        system in memory, and a full one has none, which is a SIGBUS.
+        Holes and unwritten space are not read.  If the file system does not report them, the file is read by `pread`: a mapped
+        hole would take a page of a file system in memory, and a full one raises SIGBUS.
         """
         region = self.region
         if pos >= self.size:
             return pos
-        fd = open_regular(self.path)
-        try:
+        with opened(self.path) as fd:
             extents = written_extents(fd, pos, self.size)
             if extents is None:
                 with naming_errors(self.path):
                     return last_nonzero(fd, pos, self.size)
-        finally:
-            os.close(fd)
         for start, end in reversed(extents):
             for at in range(start + (end - 1 - start) // _LOOK_SIZE * _LOOK_SIZE, start - 1, -_LOOK_SIZE):
                 last = region.last_nonzero(at, min(_LOOK_SIZE, end - at))
                 if last > at:
                     return last
-                # A segment that was made of zeros would stay in this process's memory, a gigabyte of it.
+                # A segment of written zeros would otherwise stay in this process's memory, up to a gigabyte.
                 region.release_pages(at, min(_LOOK_SIZE, end - at))
         return pos
 
     def zero_from(self, pos: int) -> int:
-        """int: how many bytes from `pos` to the last one that is not zero were made zero."""
+        """Zero the bytes from `pos` to the last one that is not zero, and return their number."""
         last = self.last_nonzero(pos)
         if last > pos:
             self.mark_dirty(last)
@@ -366,31 +333,25 @@ class MappedFile(NotCopied):
         return last - pos
 
     def hold(self, pos: int = 0, size: int | None = None) -> memoryview:
-        """memoryview: read-only bytes of the file without a copy; they keep the mapping until the view is released."""
+        """Return a read-only view of the file's bytes; it keeps the mapping until it is released."""
         region = self.region
         return region.view(pos, region.size - pos if size is None else size)
 
     def mark_dirty(self, end: int) -> None:
-        """Note that bytes before `end` will be written, so that `flush` has work to do; `reserve` them first."""
+        """Note that bytes before `end` will be written, so that `flush` forces the file; `reserve` them."""
         if end > self.reserved:
             self.reserve(end)
         self.pool.dirty.add(self)
 
     def adopt(self) -> None:
-        """Let the next flush force what a process that died may have left unforced."""
+        """Make the next flush force the file, which a dead process may not have forced."""
         self.pool.dirty.add(self)
 
     def reserve(self, end: int) -> None:
-        """Make sure that the bytes before `end` have space on disk: a write into a hole of a full disk would be a SIGBUS.
+        """Allocate the bytes before `end` on disk: a write into a hole of a full disk would be a SIGBUS.
 
-        Files that a Java store made have holes (it only extends them), as have those that a power cut left.
-
-        Raises
-        ------
-        OSError
-            The disk is full.
-        StoreChangedError
-            The file was cut short.
+        A Java store leaves holes, and so does a power cut.  Raises OSError if the disk is full, and StoreChangedError if another
+        process cut the file short.
         """
         end = min(-(-end // _PAGE) * _PAGE, self.size)
         if end > self.reserved and not self.read_only:
@@ -398,28 +359,22 @@ class MappedFile(NotCopied):
             self.reserved = end
 
     def reserve_range(self, begin: int, end: int) -> None:
-        """Make sure that the pages of the bytes from `begin` to `end` have space on disk; errors as for `reserve`."""
-        fd = open_regular(self.path, os.O_RDWR)
-        try:
+        """Allocate the pages of the bytes from `begin` to `end`; errors as for `reserve`."""
+        with opened(self.path, os.O_RDWR) as fd:
             length = os.fstat(fd).st_size
             if length < self.size:
-                # Allocating would make it whole again, with zeros where there were messages.
+                # Allocating would extend it again, with zeros in place of messages.
                 raise StoreChangedError(
-                    f"the file was cut short to {length} bytes by somebody else while the store was open; close the store "
-                    "and restore the file, or open the store again",
+                    f"another process cut the file to {length} bytes while the store was open; close the store and restore the "
+                    "file, or open the store again",
                     self.path,
                     length,
                 )
             with naming_errors(self.path):
                 _allocate(fd, begin // _PAGE * _PAGE, min(-(-end // _PAGE) * _PAGE, self.size))
-        finally:
-            os.close(fd)
 
     def populate(self, pos: int, size: int) -> bool:
-        """Make pages ready for a writer, see `Region.populate`; False if that was not done for all of them.
-
-        Only pages before `reserved` of a file that is mapped now: a hole would take space that nobody made sure of.
-        """
+        """Prepare pages for a writer, see `Region.populate`; False if some of them are not mapped or not `reserved`."""
         region = self._region
         size = min(size, self.size - pos)
         ready = min(size, self.reserved - pos)
@@ -428,19 +383,19 @@ class MappedFile(NotCopied):
         try:
             region.populate(pos, ready)
         except StoreError:
-            # It was closed meanwhile.
+            # Another thread closed it.
             return False
         return ready == size
 
     def take_dirty(self) -> bool:
-        """Whether anything was written since this was last asked; `flush` then forces it.  Ask while nobody writes."""
+        """Return True if anything was written that was not flushed; call it while nobody writes, then `flush`."""
         if self in self.pool.dirty:
             self.pool.dirty.discard(self)
             self._taken = True
         return self._taken
 
     def flush(self) -> None:
-        """Force what was written to the disk.  Writers may go on, if `take_dirty` was asked before."""
+        """Force what was written to the disk.  Writers may go on, if `take_dirty` was called before."""
         if not (self._taken or self.take_dirty()):
             return
         if self.read_only:
@@ -454,19 +409,16 @@ class MappedFile(NotCopied):
                 if region is not None:
                     region.flush()
                 else:
-                    fd = open_regular(self.path, os.O_RDWR)
-                    try:
+                    with opened(self.path, os.O_RDWR) as fd:
                         force_data(fd)
-                    finally:
-                        os.close(fd)
         except BaseException:
-            # A file that was deleted meanwhile needs no flush.
+            # A deleted file needs no flush.
             self._taken = not self._deleted
             if self._taken:
                 raise
 
     def close(self) -> None:
-        """Refuse new uses; the memory goes when the last view does.  Closing twice does nothing."""
+        """Refuse new uses; the memory goes with the last view.  Closing twice does nothing."""
         with self.pool.lock:
             self._closed = True
             region, self._region = self._region, None
@@ -476,7 +428,7 @@ class MappedFile(NotCopied):
             region.close()
 
     def mark_deleted(self) -> None:
-        """Refuse new uses, as for a file that is not there; who uses it goes on."""
+        """Refuse new uses, as for a missing file; current uses go on."""
         with self.pool.lock:
             self._deleted = True
             self._closed = True
@@ -485,7 +437,7 @@ class MappedFile(NotCopied):
             self.pool.dirty.discard(self)
 
     def destroy(self) -> None:
-        """Delete the file.  Whoever reads it or holds a view goes on; the memory goes with the last of them."""
+        """Delete the file; current readers and views go on."""
         if self.read_only:
             raise ReadOnlyError("a file that was opened read-only is not deleted", self.path)
         self.mark_deleted()
@@ -496,8 +448,14 @@ class MappedFile(NotCopied):
         return f"MappedFile({self.path!r}, size={self.size})"
 
 
+def wrong_size(path: str, length: int, size: int) -> GeometryError:
+    """Return the error about a file of `length` bytes in a store whose configuration says `size`."""
+    text = f"the file has {length} bytes where the configuration says {size}; open the store with the sizes of its files"
+    return GeometryError(Sentence(text, InferConfig()), path, min(length, size))
+
+
 def offset_of_name(name: str) -> int | None:
-    """int or None: the offset that a 20-digit file name stands for, None if the name has another form."""
+    """Return the offset in a 20-digit file name, None for another name."""
     if len(name) == 20 and name.isascii() and name.isdigit():
         offset = int(name)
         return offset if offset < 2**63 else None
@@ -505,17 +463,14 @@ def offset_of_name(name: str) -> int | None:
 
 
 def name_of_offset(offset: int) -> str:
-    """str: the name of the file that begins at `offset`: decimal, 20 digits."""
+    """Return the name of the file that begins at `offset`: 20 decimal digits."""
     if not 0 <= offset < 2**63:
         raise StoreError(f"no file can begin at offset {offset}; offsets are 0 to 2**63 - 1")
     return f"{offset:020d}"
 
 
 class MemoryFile(MappedFile):
-    """A file of a store that is in this process's memory only: what a reader works out, and must not write to disk.
-
-    - `size`: bytes, zero at first; pages that are not written take no memory.
-    """
+    """A file in this process's memory, for results of a reader; `size` bytes, zero at first.  Unwritten pages take no memory."""
 
     __slots__ = ()
 
@@ -532,14 +487,14 @@ class MemoryFile(MappedFile):
         """Keep the bytes: no file has them."""
 
     def is_current(self) -> bool:
-        """bool: True, as nobody else can replace it."""
+        """Return True: nobody else can replace it."""
         return True
 
     def mark_dirty(self, end: int) -> None:
-        """Nothing: it never goes to a disk."""
+        """Do nothing: no disk has it."""
 
     def reserve(self, end: int) -> None:
-        """Nothing: it takes no disk."""
+        """Do nothing: it takes no disk."""
 
 
 def _memory() -> IO[bytes]:

@@ -1,8 +1,8 @@
-"""An ordered run of equally long files that together hold one stream of bytes.
+"""Files of one length in a directory that together hold one stream of bytes.
 
-Owns the directory: which files make up the stream and what is wrong with the others, the file that holds an offset, where the
-stream ends, and making and removing files at its ends.  It never interprets bytes, never maps a file before it is asked for (a
-store of 10 000 files opens by listing names), and changes nothing when it was opened read-only (I7).
+Owns the list of the files and of problems among them, the file that holds an offset, the end of the stream, and creating and
+deleting files at its ends.  It never interprets bytes, maps a file at its first use only (a store of 10 000 files opens by listing
+names), and changes nothing if it was opened read-only (I7).
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from rmqstore._core import FileStream
-from rmqstore.errors import GeometryError, InferConfig, ReadOnlyError, Recover, Sentence, StoreClosedError
+from rmqstore.errors import GeometryError, ReadOnlyError, Recover, Sentence, StoreClosedError
 from rmqstore.files.durable import fsync_directory
 from rmqstore.files.listing import listing
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, MemoryFile, NotCopied, name_of_offset, offset_of_name
+from rmqstore.files.mapped_file import (
+    MappedFile,
+    MappedFilePool,
+    MemoryFile,
+    NotCopied,
+    name_of_offset,
+    offset_of_name,
+    wrong_size,
+)
 from rmqstore.files.prepared_files import PreparedFiles
 
 __all__ = ["Handling", "Listed", "MappedFileQueue"]
@@ -30,12 +38,12 @@ _PAGE = 4096
 
 
 class Handling(NamedTuple):
-    """How the files of one kind are made, read and restored.
+    """Properties of one kind of files.
 
-    - `staging`: the directory in which new files are made before they are renamed into place; None for their own.
-    - `is_usual_size`: return True if the store's files of this kind were made with the size that is expected.  It is asked
-      about a file of another length: such a file is damaged then, and the size is wrong otherwise, so that no file can be read.
-    - `repair`: how to rebuild a file that was cut short and has no copy; "" if nothing does.
+    - `staging`: the directory in which files are created before they are renamed into place; None for their own.
+    - `is_usual_size`: returns True if the store's files of this kind have the expected size: a file of another length is damaged
+      then.  Otherwise the size is wrong, and no file can be read.
+    - `repair`: the way to rebuild a file that was cut short and has no copy; "" for none.
     """
 
     staging: str | os.PathLike[str] | None = None
@@ -61,9 +69,9 @@ class Listed(NamedTuple):
 def _stream_files(
     path: str, size: int, handling: Handling, read_only: bool
 ) -> tuple[list[int], str | None, list[Listed]]:
-    # The offsets of the files of `size` bytes in a directory, ascending; the path of a last file without a byte; what does not fit.
+    # The offsets of the files of `size` bytes, ascending; the path of an empty last file; the problems.
     entries = listing(path)
-    # A file in the place of a folder above this one, which then holds nothing.
+    # A file in place of a parent folder: the directory does not exist.
     below_file = isinstance(entries.problem, NotADirectoryError) and not os.path.lexists(path)
     if entries.problem is not None and not (read_only and below_file):
         raise entries.problem
@@ -75,10 +83,10 @@ def _stream_files(
         offset = offset_of_name(entry.name)
         if offset is None or not entry.is_file():
             if offset is not None and entry.is_symlink() and not os.path.exists(entry.path):
-                detail = "a link that leads nowhere stands for a file of the store; bring back what it leads to"
+                detail = "a file of the store is a broken symlink; restore the file that it points to"
             else:
                 kind = "file" if entry.is_file() else "directory"
-                detail = f"a {kind} that is not part of the store lies among its files; move it away"
+                detail = f"a {kind} that is not part of the store is among its files; move it away"
             # A file of this name is missing.
             found.append(Listed(GeometryError(detail, entry.path, 0), damaged=offset is not None))
             continue
@@ -88,8 +96,8 @@ def _stream_files(
     if sized and sized[-1][1] == 0:
         zero_length = sized.pop()[2]
         detail = (
-            "the newest file has no bytes, which is what a crash while it was being made leaves; opening the store for "
-            "writing deletes it. If it had messages, restore it from a copy first"
+            "the newest file has no bytes, as after a crash during its creation; opening the store for writing deletes it. If it "
+            "had messages, restore it from a copy first"
         )
         found.append(Listed(GeometryError(detail, zero_length, 0), tidied=True))
     for offset, length, file in sized:
@@ -98,16 +106,13 @@ def _stream_files(
             if not found[-1].harmless:
                 continue
         if offset % size:
-            detail = (
-                f"the name is not a multiple of the file size {size}; restore the name or the size with which the store was "
-                "written"
-            )
+            detail = f"the name is not a multiple of the file size {size}; restore the name, or give the size of the store's files"
             found.append(Listed(GeometryError(detail, file, 0), damaged=True))
             continue
         if offsets and offset != offsets[-1] + size:
             detail = (
                 f"the file before it begins at {offsets[-1]}, so one at {offsets[-1] + size} is missing; restore it, or open "
-                "the store read-only to get out what is there"
+                "the store read-only to read the rest"
             )
             found.append(Listed(GeometryError(detail, file, 0)))
         offsets.append(offset)
@@ -115,20 +120,18 @@ def _stream_files(
 
 
 def _of_length(length: int, path: str, size: int, handling: Handling) -> Listed:
-    pos = min(length, size)
     if handling.is_usual_size is None or not handling.is_usual_size():
-        text = f"the file has {length} bytes where the configuration says {size}; open the store with the sizes that it was "
-        return Listed(GeometryError(Sentence(text + "written with", InferConfig()), path, pos), harmless=False)
-    what = "it was cut short, and what it lost reads as zeros" if length < size else "what follows them is not read"
+        return Listed(wrong_size(path, length, size), harmless=False)
+    what = "it was cut short, and the lost part reads as zeros" if length < size else "what follows them is not read"
     repair = handling.repair or Sentence(
-        f"truncate -s {size} FILE gives it its size, what it lost is then damage that ", Recover("skip"), " passes over"
+        f"truncate -s {size} FILE restores its size, and ", Recover("skip"), " skips the lost part"
     )
     detail = Sentence(
         f"the file has {length} bytes where the store's files have {size}: {what}. Read-only the rest can be read. To "
         "write, restore the file from a copy; without one, ",
         repair,
     )
-    return Listed(GeometryError(detail, path, pos), damaged=True)
+    return Listed(GeometryError(detail, path, min(length, size)), damaged=True)
 
 
 _AS_USUAL = Handling()
@@ -137,9 +140,9 @@ _AS_USUAL = Handling()
 class MappedFileQueue(NotCopied, FileStream):
     """Files of `mapped_file_size` bytes, named by the offset of their first byte.
 
-    - `read_only`: change nothing on disk; strange files are passed over (`verify` reports them) instead of refused.
-    - `wrote_where`: offset after the last byte of the stream; what lies after it in the last file is not part of it.
-    - `problems`: what the directory was listed with although it is not as a writer leaves it.
+    - `read_only`: change nothing on disk; skip strange files (`verify` reports them) instead of refusing them.
+    - `wrote_where`: offset after the last byte of the stream; later bytes of the last file are not part of it.
+    - `problems`: the problems that the last listing accepted.
     """
 
     def __init__(
@@ -161,31 +164,31 @@ class MappedFileQueue(NotCopied, FileStream):
         self._damaged: list[GeometryError] = []
         self._handling = handling
         self._advice = handling.advice
-        # Replaced as a whole where files go from its front, so that a reader on another thread never sees it shift.
+        # Replaced as a whole when files leave its front, so that readers on other threads never see it shift.
         self.file_offsets = []
         self._files: dict[int, MappedFile] = {}
         self._zero_length: str | None = None
         self.prepared = PreparedFiles(self.path if handling.staging is None else handling.staging, mapped_file_size)
         self._taken_where = 0
         self._closed = False
-        # Read-only: what is appended goes into memory; the files there that are on no disk.
+        # Read-only: appended bytes go into memory; the files that are on no disk.
         self.in_memory = False
         self._memory_only: set[int] = set()
 
     def load(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
         """List the directory; `wrote_where` becomes the end of the last file.  Nothing is changed.
 
-        A last file of zero bytes is what a crash between creating and extending leaves (RocketMQ 5.5.0 deletes it at
-        load): it is passed over, and `tidy` deletes it.  Read-only, a file that was cut short reads as zeros from its end
-        on, and one that is too long ends where the next begins.
+        A crash between creating and extending leaves a last file of zero bytes (RocketMQ 5.5.0 deletes it at load): it is
+        skipped, and `tidy` deletes it.  Read-only, a file that was cut short is padded with zeros, and one that is too long ends
+        where the next begins.
 
-        - `on_problem`: takes each problem instead of the first being raised; files that cannot be read from are left out then.
+        - `on_problem`: takes each problem, which otherwise raises; unreadable files are left out.
         """
         self.relist(on_problem)
         self._taken_where = self.wrote_where = self.file_offsets[-1] + self.mapped_file_size if self.file_offsets else 0
 
     def take(self, offsets: Iterable[int], end: int) -> None:
-        """As `load`, where it is known which files there are: nothing is listed, and no length looked at before its use.
+        """Use these files without listing the directory or checking their lengths.
 
         - `offsets`: the first offset of each file, ascending multiples of `mapped_file_size`.
         """
@@ -193,7 +196,7 @@ class MappedFileQueue(NotCopied, FileStream):
         self._taken_where = self.wrote_where = end
 
     def relist(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
-        """As `load`, but `wrote_where` stays, so that nobody sees an end that is none."""
+        """List the directory like `load`, and keep `wrote_where`, so that no reader sees a wrong end."""
         offsets, zero_length, found = _stream_files(self.path, self.mapped_file_size, self._handling, self.read_only)
         problems: list[GeometryError] = [] if self.of_all_files is None else [self.of_all_files]
         told = {problem.path for problem in self.problems}
@@ -213,17 +216,17 @@ class MappedFileQueue(NotCopied, FileStream):
         self._zero_length = zero_length
 
     def damaged(self) -> list[GeometryError]:
-        """list of GeometryError: the files among `problems` of which something is gone, or never counted."""
+        """Return those `problems` that lost bytes, or were never part of the stream."""
         return list(self._damaged)
 
     def advise(self, how: str) -> None:
-        """Say how all files are read from now on, as of `Region.advise`."""
+        """Set the access pattern of all files, see `Region.advise`."""
         self._advice = how
         for mapped_file in list(self._files.values()):
             mapped_file.advise(how)
 
     def tidy(self) -> None:
-        """Delete what `load` passed over as the remains of a crash."""
+        """Delete the empty last file that `load` skipped."""
         if self._zero_length is not None:
             logger.warning(
                 "deleted %s: it has no bytes, as a crash while it was being created leaves it", self._zero_length
@@ -236,16 +239,16 @@ class MappedFileQueue(NotCopied, FileStream):
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """tuple of int: the first offset of every file, ascending."""
+        """The first offset of every file, ascending."""
         return tuple(self.file_offsets)
 
     @property
     def min_offset(self) -> int:
-        """int: offset of the first byte, -1 if there is no file."""
+        """The offset of the first byte, -1 if there is no file."""
         return self.file_offsets[0] if self.file_offsets else -1
 
     def file(self, offset: int) -> MappedFile:
-        """The file that begins at `offset`, which must be one of `offsets`."""
+        """Return the file that begins at `offset`, one of `offsets`."""
         mapped_file = self._files.get(offset)
         if mapped_file is None:
             with self.pool.lock:
@@ -253,21 +256,21 @@ class MappedFileQueue(NotCopied, FileStream):
                     raise StoreClosedError("the store is closed; open it again", self.path)
                 mapped_file = self._files.get(offset)
                 if mapped_file is None:
-                    make = MappedFile.of_any_length if self.read_only else MappedFile
-                    mapped_file = make(
-                        self._path_of(offset), self.mapped_file_size, file_from_offset=offset, pool=self.pool
-                    )
+                    mapped_file = MappedFile(
+                        self._path_of(offset), self.mapped_file_size, file_from_offset=offset, pool=self.pool,
+                        read_only=self.read_only, padded=self.read_only,
+                    )  # fmt: skip
                     mapped_file.advice = self._advice
                     at = bisect_right(self.file_offsets, offset) - 1
                     if at >= 0 and self.file_offsets[at] == offset:
                         self._files[offset] = mapped_file
                     else:
-                        # It left the queue while it was being looked for, and must not be mapped again.
+                        # It left the queue in the meantime and must not be mapped again.
                         mapped_file.mark_deleted()
         return mapped_file
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file that holds `offset`, None if there is none; one that is missing in the middle is None as well."""
+        """Return the file that holds `offset`, None for none."""
         offsets = self.file_offsets
         at = bisect_right(offsets, offset) - 1
         if at < 0 or offset >= offsets[at] + self.mapped_file_size:
@@ -275,7 +278,7 @@ class MappedFileQueue(NotCopied, FileStream):
         return self.file(offsets[at])
 
     def written_after(self, offset: int) -> Iterator[tuple[MappedFile, int, int]]:
-        """Yield each file with bytes from `offset` on that are not zero: where they begin in it, and their number to the last."""
+        """Yield each file with nonzero bytes after `offset`: file, first position, number of bytes to the last one."""
         for base in self.file_offsets:
             pos = max(offset - base, 0)
             if pos >= self.mapped_file_size:
@@ -286,13 +289,13 @@ class MappedFileQueue(NotCopied, FileStream):
                 yield mapped_file, pos, last - pos
 
     def last(self) -> MappedFile | None:
-        """The newest file, None if there is none."""
+        """Return the newest file, None for none."""
         return self.file(self.file_offsets[-1]) if self.file_offsets else None
 
     def file_for_append(self, start_offset: int = 0) -> MappedFile:
-        """The file in which `wrote_where` lies; a new one when the last is full or none exists.
+        """Return the file that holds `wrote_where`; a new one if the last is full or none exists.
 
-        - `start_offset`: of an empty queue: the first file is the one whose range holds this offset.
+        - `start_offset`: an offset in the first file of an empty queue.
         """
         if self.file_offsets:
             if self.wrote_where < self.file_offsets[-1] + self.mapped_file_size:
@@ -300,14 +303,14 @@ class MappedFileQueue(NotCopied, FileStream):
                     last = self.file(self.file_offsets[-1])
                     last.appended = True
                     return last
-                # Empty files may follow on disk, which a writer that died had made.
+                # A dead writer may have left empty files after it.
                 held = self.find(self.wrote_where) or self.file(self.file_offsets[-1])
                 return held if isinstance(held, MemoryFile) else self._in_memory(held)
             return self._append_file(self.file_offsets[-1] + self.mapped_file_size)
         return self._append_file(start_offset - start_offset % self.mapped_file_size)
 
     def _in_memory(self, mapped_file: MappedFile) -> MappedFile:
-        # A copy of the file, up to what is appended to it.
+        # A copy of the file up to the end of the stream.
         base = mapped_file.file_from_offset
         copy = MemoryFile(
             mapped_file.path,
@@ -317,17 +320,17 @@ class MappedFileQueue(NotCopied, FileStream):
         )
         with self.pool.lock:
             self._files[base] = copy
-            # Another list says that what was found among these files must be looked for again.
+            # A new list object invalidates what compiled code remembers of these files.
             self.file_offsets = list(self.file_offsets)
         return copy
 
     @property
     def disk_num(self) -> int:
-        """int: how many of the files are on disk."""
+        """The number of files on disk."""
         return len(self.file_offsets) - len(self._memory_only)
 
     def is_memory_only(self, offset: int) -> bool:
-        """bool: the file that begins at `offset` is on no disk."""
+        """Return True if the file that begins at `offset` is on no disk."""
         return offset in self._memory_only
 
     def _append_file(self, offset: int) -> MappedFile:
@@ -358,10 +361,9 @@ class MappedFileQueue(NotCopied, FileStream):
         return mapped_file
 
     def populate(self, start: int, end: int) -> bool:
-        """Make the pages from offset `start` to `end` ready for a writer, in the newest file and at the head of a prepared one.
+        """Prepare the pages from offset `start` to `end` for a writer, in the newest file and at the head of a prepared one.
 
-        Anybody may call it at any time; what is not there, or not this store's own space on disk, is left alone, and
-        nothing that goes wrong raises.
+        Any thread may call it at any time; it skips missing files and unallocated space, and never raises.
         """
         offsets = self.file_offsets
         if not offsets:
@@ -377,10 +379,7 @@ class MappedFileQueue(NotCopied, FileStream):
         return asked
 
     def make_room(self, size: int) -> None:
-        """Make sure that `size` bytes can be appended: they have space on disk, in files that are made now if need be.
-
-        The newest file gets twice the space that it needs, so that a queue that grows asks for space a few times a file.
-        """
+        """Allocate space on disk for `size` more bytes, also in new files; twice as much in the newest file, to call it rarely."""
         room = 0
         if self.file_offsets:
             last = self.file(self.file_offsets[-1])
@@ -393,14 +392,14 @@ class MappedFileQueue(NotCopied, FileStream):
             self.prepared.prepare(size - room)
 
     def refresh(self) -> bool:
-        """Take in the files that another process appended or deleted (read-only use); True if there are new ones."""
+        """Pick up files that another process appended or deleted (read-only use); True if there are new ones."""
         with self.pool.lock:
             offsets, end = self.file_offsets, self.wrote_where
             gone = 0
             while gone < len(offsets) and not os.path.exists(self._path_of(offsets[gone])):
                 gone += 1
             for offset in offsets[:gone]:
-                # A reader that runs for months must not keep the disk space of what was deleted.
+                # A reader must not keep the disk space of deleted files.
                 forgotten = self._files.pop(offset, None)
                 if forgotten is not None:
                     self.pool.forget(forgotten)
@@ -413,47 +412,43 @@ class MappedFileQueue(NotCopied, FileStream):
                 self.file_offsets = offsets
             else:
                 self.relist()
-            # Where everything that was known is gone, the stream is taken up at the start of what there is.
+            # If all known files are gone, the stream begins with the oldest one.
             self.wrote_where = max(end, self.min_offset, 0)
             return len(self.file_offsets) > before
 
     def let_go(self) -> None:
-        """Let every mapping go; those that are asked for again are made again, and files in memory stay."""
+        """Drop every mapping; the next use maps a file again, and files in memory stay."""
         with self.pool.lock:
             for mapped_file in self._files.values():
                 self.pool.forget(mapped_file)
                 mapped_file.let_go()
 
     def forget_files(self) -> None:
-        """Let every mapping go, for files that another process replaced; `load` finds the new ones."""
+        """Drop every mapping, for files that another process replaced; `load` finds the new ones."""
         with self.pool.lock:
             self.let_go()
             self._files = {}
 
     def was_replaced(self) -> bool:
-        """bool: the newest file that was mapped is not the one that bears its name now, or its name is gone (read-only use)."""
+        """Return True if another process replaced or deleted the newest mapped file (read-only use)."""
         with self.pool.lock:
             for offset in reversed(self.file_offsets):
                 mapped_file = self._files.get(offset)
                 if mapped_file is not None and mapped_file.was_mapped:
                     if os.path.exists(mapped_file.path):
                         return not mapped_file.is_current()
-                    # Retention deletes from the front, so that what goes while older files are there was cut or made again.
-                    return self._has_older(offset)
+                    # Retention deletes from the front: a file that goes before older ones was cut or rebuilt.  Unknown older files
+                    # count, as a rebuild numbers the units of batches from 0 again.
+                    found = listing(self.path)
+                    if found.problem is not None:
+                        raise found.problem
+                    return any(older is not None and older < offset for older in map(offset_of_name, found.names))
         return False
 
-    def _has_older(self, offset: int) -> bool:
-        # Whether a file lies before this place now, known or not: a rebuild numbers the units of batches from 0 again.
-        found = listing(self.path)
-        if found.problem is not None:
-            raise found.problem
-        offsets = map(offset_of_name, found.names)
-        return any(older is not None and older < offset for older in offsets)
-
     def forget_replaced_behind(self, offset: int) -> None:
-        """Let go of files after the one that holds `offset` which another process deleted or made again (read-only use).
+        """Drop the files after the one that holds `offset` that another process deleted or replaced (read-only use).
 
-        A broker makes the next file early, and its recovery after a crash makes it once more.
+        A broker creates the next file early, and its recovery after a crash creates it again.
         """
         with self.pool.lock:
             kept = bisect_right(self.file_offsets, offset)
@@ -474,7 +469,7 @@ class MappedFileQueue(NotCopied, FileStream):
         return os.path.join(self.path, name_of_offset(offset))
 
     def _is_whole(self, offset: int) -> bool:
-        # A Java store makes a file and then extends it; one that is not as long as the others yet does not count.
+        # A Java store creates a file and then extends it; a shorter file does not count yet.
         try:
             status = os.stat(self._path_of(offset))
             return stat.S_ISREG(status.st_mode) and status.st_size == self.mapped_file_size
@@ -482,10 +477,10 @@ class MappedFileQueue(NotCopied, FileStream):
             return False
 
     def truncate(self, offset: int) -> int:
-        """Cut the stream at `offset`: zero what lies after it in its file and delete the files after that.
+        """Cut the stream at `offset`: zero the rest of its file and delete later files, and return their number.
 
-        The first file stays even if nothing of it does, so that the stream keeps its place.
-        Zeroing keeps a later recovery from taking old bytes for records again (RocketMQ issue 10666).
+        The first file stays, so that the stream keeps its place.  A later recovery must not take old bytes for records (RocketMQ
+        issue 10666).
         """
         deleted = 0
         while len(self.file_offsets) > 1 and self.file_offsets[-1] >= offset:
@@ -502,10 +497,7 @@ class MappedFileQueue(NotCopied, FileStream):
         return deleted
 
     def destroy(self) -> None:
-        """Delete every file, the newest first, so that a kill leaves a shorter queue; it is empty then.
-
-        Where files are in memory, those on disk are only forgotten.
-        """
+        """Delete every file, the newest first, so that a kill leaves a shorter queue; with `in_memory` only forget them."""
         if self.in_memory:
             self.forget_files()
             self.file_offsets, self.wrote_where = [], 0
@@ -518,7 +510,7 @@ class MappedFileQueue(NotCopied, FileStream):
         self.file_offsets, self._files, self.wrote_where = [], {}, 0
 
     def delete_before(self, offset: int) -> int:
-        """Delete the files that end at or below `offset`, oldest first, never the last; their number."""
+        """Delete the files that end at or below `offset`, oldest first, never the last; return their number."""
         deleted = 0
         while len(self.file_offsets) > 1 and self.file_offsets[0] + self.mapped_file_size <= offset:
             first = self.drop_first()
@@ -533,7 +525,7 @@ class MappedFileQueue(NotCopied, FileStream):
         return deleted
 
     def drop_first(self) -> MappedFile:
-        """Take the oldest file out of the queue, for its deletion: readers find it whole, or not at all."""
+        """Take the oldest file out of the queue before its deletion: readers find it whole, or not at all."""
         with self.pool.lock:
             first = self.file(self.file_offsets[0])
             self.file_offsets = self.file_offsets[1:]
@@ -541,19 +533,18 @@ class MappedFileQueue(NotCopied, FileStream):
         return first
 
     def take_back(self, first: MappedFile) -> None:
-        """Put the file that `drop_first` took out back in its place: the system did not delete it."""
+        """Put back the file that `drop_first` took out: it could not be deleted."""
         with self.pool.lock:
             self.file_offsets = [first.file_from_offset, *self.file_offsets]
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
-        """The files that were written since this was last asked, for `MappedFile.flush`; ask while nobody writes.
+        """Return the files that were written since the last call, for `MappedFile.flush`; call it while nobody writes.
 
-        - `least_pages`: no files if the stream grew by fewer pages of 4096 bytes (RocketMQ's flushLeastPages); 0 = whatever
-          there is.
+        - `least_pages`: return none if the stream grew by fewer pages of 4096 bytes (RocketMQ's flushLeastPages).
         """
         if not self.pool.dirty:
             return []
-        # Where a stream was cut, or its end was not known yet, it may lie before what was taken last.
+        # The end may be before the last one after a cut, or if it was not known.
         taken = min(self._taken_where, self.wrote_where)
         if least_pages and self.wrote_where // _PAGE - taken // _PAGE < least_pages:
             return []
@@ -566,7 +557,7 @@ class MappedFileQueue(NotCopied, FileStream):
             mapped_file.flush()
 
     def close(self) -> None:
-        """Close every file; none is mapped again.  What was prepared and not used is deleted."""
+        """Close every file; none is mapped again.  Delete unused prepared files."""
         with self.pool.lock:
             self._closed = True
         self.prepared.delete()

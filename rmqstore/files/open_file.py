@@ -1,8 +1,4 @@
-"""Open the files of a store carefully, and read them without a mapping.
-
-Owns what is opened at all: a regular file and nothing else, so that no reader waits at a FIFO.  It knows no store and no
-record.
-"""
+"""Open regular files only, so that no reader waits at a FIFO, and read them without a mapping."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 
 from rmqstore._core import nonzero_size
 from rmqstore.files.os_errors import is_unreadable, naming_errors, with_path
@@ -19,6 +16,7 @@ __all__ = [
     "last_nonzero",
     "open_regular",
     "open_with_size",
+    "opened",
     "read_ahead",
     "read_at",
     "read_small_file",
@@ -32,15 +30,12 @@ _SMALL = 256 << 20
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
-    """int: a descriptor of the file `path`, to read it unless `flags` say otherwise; every file of a store is opened so.
-
-    - `flags`, `mode`: as for `os.open`; O_CLOEXEC is added.
-    """
+    """Open a file of a store like `os.open`, with O_CLOEXEC; OSError for anything but a regular file."""
     return open_with_size(path, flags, mode)[0]
 
 
 def open_with_size(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> tuple[int, int]:
-    """(int, int): the descriptor of `open_regular`, and the size of the file in bytes."""
+    """Return the descriptor of `open_regular`, and the size of the file in bytes."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode):
@@ -49,6 +44,16 @@ def open_with_size(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> tu
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
+
+
+@contextlib.contextmanager
+def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file like `open_regular`, and close it at the end of a ``with`` statement."""
+    fd = open_regular(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def read_at(fd: int, size: int, pos: int) -> bytes:
@@ -61,7 +66,7 @@ def read_at(fd: int, size: int, pos: int) -> bytes:
 
 
 def is_directory(path: str) -> bool:
-    """bool: there is such a directory; where nobody may look, unlike with `os.path.isdir`, that is no "no"."""
+    """Return True if the directory exists; PermissionError, unlike `os.path.isdir`, in an unreadable folder."""
     if not path:
         return False
     try:
@@ -74,17 +79,11 @@ def is_directory(path: str) -> bool:
 
 
 def why_unreadable(path: str) -> OSError | None:
-    """Return the error of a file that exists and cannot be read; None if it can be read, or is gone.
-
-    Only its first byte is read: what is damaged further on is met where it is read.
-    """
+    """Return the error of reading the first byte of an existing file; None if it is readable, or missing."""
     try:
         with naming_errors(path):
-            fd = open_regular(path)
-            try:
+            with opened(path) as fd:
                 os.pread(fd, 1, 0)
-            finally:
-                os.close(fd)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -95,10 +94,10 @@ def why_unreadable(path: str) -> OSError | None:
 
 
 def read_small_file(path: str) -> bytes | None:
-    """bytes or None: what a small file holds, such as a broker's JSON; None when it is missing or empty."""
+    """Return the content of a small file, such as a broker's JSON; None if it is missing or empty."""
     try:
         with open(open_regular(path), "rb") as file:
-            # A sparse file may say any length, and would take as much memory.
+            # A sparse file may have any length, and would take as much memory.
             size = os.fstat(file.fileno()).st_size
             if size > _SMALL:
                 text = f"a file of {size} bytes where at most {_SMALL} are read; move it away"
@@ -109,23 +108,16 @@ def read_small_file(path: str) -> bytes | None:
 
 
 def read_ahead(path: str, pos: int = 0, size: int | None = None) -> None:
-    """Let the system begin to read a stretch of a file that is going to be read whole, by default up to its end.
-
-    If the last byte is in memory, nothing is read.  Errors are ignored: the reader of the file gets them.
-    """
+    """Start reading a part of a file into memory, by default up to its end, unless its last byte is there; ignore errors."""
     with contextlib.suppress(OSError, AttributeError):
-        fd = open_regular(path)
-        try:
+        with opened(path) as fd:
             if size is None:
                 size = max(os.fstat(fd).st_size - pos, 0)
             if size > 0 and not _is_in_memory(fd, pos + size - 1):
                 os.posix_fadvise(fd, pos, size, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)
 
 
 def _is_in_memory(fd: int, pos: int) -> bool:
-    # Of a stretch that is in memory the system would look for each page.
     try:
         return bool(os.preadv(fd, [bytearray(1)], pos, os.RWF_NOWAIT))
     except (OSError, AttributeError):
@@ -133,7 +125,7 @@ def _is_in_memory(fd: int, pos: int) -> bool:
 
 
 def written_extents(fd: int, begin: int, end: int) -> list[tuple[int, int]] | None:
-    """Where from `begin` to `end` the file system says that something was written; None where it does not tell."""
+    """Return the written ranges between `begin` and `end` by the file system; None if it does not report them."""
     extents: list[tuple[int, int]] = []
     at = begin
     try:
@@ -152,7 +144,7 @@ def written_extents(fd: int, begin: int, end: int) -> list[tuple[int, int]] | No
 
 
 def written_end(fd: int) -> int:
-    """int: the position after the last byte of a file that is not zero, 0 without one; holes are not read."""
+    """Return the position after the last byte of a file that is not zero, 0 for none; holes are not read."""
     size = os.fstat(fd).st_size
     extents = written_extents(fd, 0, size)
     for begin, end in reversed([(0, size)] if extents is None else extents):
@@ -163,10 +155,9 @@ def written_end(fd: int) -> int:
 
 
 def last_nonzero(fd: int, begin: int, end: int) -> int:
-    """int: the position after the last byte from `begin` to `end` that is not zero, read by `pread`; `begin` if none is."""
+    """Return the position after the last byte from `begin` to `end` that is not zero, `begin` for none; reads by `pread`."""
     piece = 1 << 20
     for at in range(begin + (end - 1 - begin) // piece * piece, begin - 1, -piece):
-        # Shorter than asked for where the file is; zeros stand for what it lacks.
         size = nonzero_size(os.pread(fd, min(piece, end - at), at))
         if size:
             return at + size

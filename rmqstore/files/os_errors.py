@@ -1,6 +1,6 @@
-"""What an OSError means, tested in one place, and OSErrors that name a path.
+"""Tests of OSErrors by their meaning, and OSErrors that name a path.
 
-No other package tests an `errno`: callers ask these functions, and decide what follows.
+No other package tests an `errno`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import os
 from collections.abc import Iterator
 from typing import TypeGuard
 
+from rmqstore.errors import DiskFullError
+
 __all__ = [
-    "broken_link", "failed_read", "full_disk", "has_no_links", "is_broken_link", "is_denied", "is_full", "is_locked",
-    "is_missing", "is_not_a_file", "is_too_large", "is_unreadable", "missing_file", "naming_errors", "says_full",
-    "taken_name", "unread_format", "with_path",
+    "broken_link", "crosses_file_systems", "failed_read", "full_disk", "has_no_links", "is_broken_link", "is_denied",
+    "is_full", "is_locked", "is_missing", "is_not_a_file", "is_too_large", "is_unreadable", "missing_file",
+    "naming_errors", "says_full", "taken_name", "unread_format", "with_path",
 ]  # fmt: skip
 
 # Errors about one file; others (too many open files) concern the process.
@@ -23,7 +25,8 @@ _UNREADABLE = frozenset(
     for name in ("EACCES", "EPERM", "EIO", "EBADMSG", "EUCLEAN", "ESTALE", "ELOOP")
     if hasattr(errno, name)
 )
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (*_NO_SPACE, errno.EFBIG)
 # Linux has one number for ENOTSUP and EOPNOTSUPP, macOS two.
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -73,6 +76,11 @@ def has_no_links(error: OSError) -> bool:
     return error.errno in _NO_LINKS
 
 
+def crosses_file_systems(error: OSError) -> bool:
+    """Return True if a hard link or a rename would lead to another file system."""
+    return error.errno == errno.EXDEV
+
+
 def taken_name(error: OSError) -> bool:
     """Return True if a folder could not be renamed because something has the name already."""
     return error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -85,7 +93,7 @@ def is_broken_link(error: OSError) -> bool:
 
 def broken_link(path: str) -> OSError:
     """Return the error of a link that points to nothing; it is one of an unreadable file."""
-    return OSError(errno.ESTALE, "it is a link that leads nowhere", path)
+    return OSError(errno.ESTALE, "it is a broken symlink", path)
 
 
 def missing_file(path: str, text: str = os.strerror(errno.ENOENT)) -> FileNotFoundError:
@@ -103,22 +111,28 @@ def unread_format(path: str, text: str) -> OSError:
     return OSError(errno.ENOTSUP, text, path)
 
 
-def full_disk() -> OSError:
-    """Return the error of a write for which the disk has no room."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def full_disk(
+    path: str | None = None, error: OSError | None = None, text: str = "free space, then try again"
+) -> DiskFullError:
+    """Return the error of a write for which the disk, or a quota, has no room; `text` is what to do."""
+    number = errno.ENOSPC if error is None else error.errno or errno.ENOSPC
+    full = DiskFullError(f"{os.strerror(number)}: {text}", path)
+    full.errno = number
+    return full
 
 
 def with_path(error: OSError, path: str) -> OSError:
     """Return the same error about `path`."""
-    return OSError(error.errno, error.strerror, path)
+    return full_disk(path, error) if error.errno in _NO_SPACE else OSError(error.errno, error.strerror, path)
 
 
 @contextlib.contextmanager
 def naming_errors(path: str) -> Iterator[None]:
-    """Name `path` in an OSError that names no file."""
+    """Name `path` in an OSError that names no file, and raise DiskFullError for a full disk."""
     try:
         yield
     except OSError as error:
-        if error.filename is not None:
+        named = error.filename
+        if named is not None and (error.errno not in _NO_SPACE or isinstance(error, DiskFullError)):
             raise
-        raise with_path(error, path) from error
+        raise with_path(error, path if named is None else os.fsdecode(named)) from error

@@ -1,10 +1,10 @@
-"""Output files and folders that have their name only when they are complete.
+"""Output files and folders that get their name when they are complete.
 
-Owns how an output is written under a temporary name, forced to the disk and renamed, and what is refused before anything
-is written: a name that is taken, and a place in the store that is only read.  It never reads a store.  Invariants:
+Owns the temporary name, the flush and the rename, and the checks before anything is written: the name must be free, and outside
+the stores that are read.  Invariants:
 
 - Nothing that exists is opened, emptied or followed: a temporary name is new, random, and in an open directory.
-- A kill leaves what was there before, and at most a file or folder whose name ends in ``.part``.
+- A kill leaves the old files, and at most a file or folder whose name ends in ``.part``.
 - A device or a pipe is written to, and never replaced.
 """
 
@@ -34,7 +34,7 @@ _ENDINGS = {
 _COMPRESSED_ENDINGS = {".gz": "gzip", ".zst": "zstd"}
 _EXISTS = "the output exists; give another name, or --force to replace it"
 _NOT_EMPTY = "the output exists and is not an empty folder; give the name of a new one"
-# Of a file that nobody else has, and no link.
+# Flags for a new file.
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _Path = str | os.PathLike[str]
 
@@ -45,17 +45,17 @@ def _temporary(name: str) -> str:
 
 
 def make_part(folder: str, name: str) -> str:
-    """str: the path of a new empty directory in `folder` that only this user may enter, for what becomes `name`."""
+    """Create an empty directory in `folder` that only this user may enter, for the future `name`; return its path."""
     part = os.path.join(folder, _temporary(name))
     os.mkdir(part, 0o700)
     return part
 
 
 class _Output:
-    """The place of an output: its folder, which stays the same directory once it is open, and its temporary name there."""
+    """The place of an output: its open folder, and its temporary name there."""
 
     def __init__(self, path: _Path, outside: Iterable[_Path]):
-        # A link stays one; what it leads to is replaced.
+        # A link stays; its target is replaced.
         self.path = os.path.realpath(os.fspath(path))
         folder, name = os.path.split(os.fspath(path))
         self.is_link = self.path != os.path.join(os.path.realpath(folder), name)
@@ -64,11 +64,11 @@ class _Output:
         self._name = os.path.basename(self.path)
         self._part = ""
         self._folder = -1
-        # What cannot be written is said before anything is read.
+        # Errors come before anything is read.
         os.close(self._open_folder())
 
     def drop(self) -> None:
-        """Make no output after all: what was there stays."""
+        """Discard the output: the old file stays."""
         self.dropped = True
 
     def _open_folder(self) -> int:
@@ -87,7 +87,7 @@ class _Output:
             os.close(folder)
 
     def _check_part(self, descriptor: int) -> None:
-        # Whoever may write in this folder may rename what is in it.
+        # Other users with write access to the folder may have renamed it.
         with naming_errors(self.path):
             there = os.stat(self._part, dir_fd=self._folder, follow_symlinks=False)
         if not os.path.samestat(os.fstat(descriptor), there):
@@ -98,10 +98,10 @@ class _Output:
 
 
 class OutputFile(_Output):
-    """A file that has its name only when it is complete; used in a ``with`` statement, which gives the open file.
+    """A file that gets its name when it is complete; a ``with`` statement returns the open file.
 
-    It is written as ``<path>.<random>.part`` in the same folder, forced to the disk and renamed at the end; an error, Ctrl-C
-    included, removes that file, and a kill leaves nothing but it.  A device or pipe is written to as it is.
+    It is written as ``<path>.<random>.part`` in the same folder, forced to the disk and renamed at the end.  An error or Ctrl-C
+    removes that file; a kill leaves it.  A device or pipe is written directly.
 
     - `outside`: stores that are only read: the output must not be in them.
     """
@@ -113,14 +113,14 @@ class OutputFile(_Output):
         given = os.fspath(path)
         if os.path.isdir(self.path):
             raise StoreError("the output is a directory; give the name of a file in it", self.path)
-        # By the given path: what /dev/stdout leads to may have no other.
+        # By the given path: the target of /dev/stdout may have no other.
         self._device = given if os.path.exists(given) and not os.path.isfile(given) else None
         if self._device is None and os.path.lexists(self.path) and not force:
             raise StoreError(_EXISTS, self.path)
 
     def __enter__(self) -> IO[bytes]:
         if self._device is not None:
-            # Not emptied by opening it: another process may have put a file there.
+            # Without O_TRUNC: another process may have created a file there.
             self._file = open(os.open(self._device, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb")
             if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 self._file.close()
@@ -150,7 +150,7 @@ class OutputFile(_Output):
                 self._rename()
                 fsync_directory(os.path.dirname(self.path))
         finally:
-            # What is still buffered after an error would only fail again.
+            # After an error, flushing the buffer would only fail again.
             with contextlib.suppress(OSError, ValueError):
                 file.close()
             self.abandon()
@@ -161,7 +161,7 @@ class OutputFile(_Output):
         if self.force:
             os.replace(self._part, self._name, src_dir_fd=folder, dst_dir_fd=folder)
             return
-        # A link fails where a name is taken, a rename would replace it; some file systems have no links.
+        # A link fails if a name is taken, a rename would replace it; some file systems have no links.
         try:
             os.link(self._part, self._name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:
@@ -180,12 +180,12 @@ class OutputFile(_Output):
 
 
 class OutputFolder(_Output):
-    """A folder that has its name only when it is complete, as `OutputFile`; never replaced, but an empty one is taken.
+    """A folder that gets its name when it is complete, like `OutputFile`; it may replace an empty folder only.
 
-    While it is written only this user may enter it.
+    Only this user may enter it while it is written.
 
-    - `kept`: an error leaves it under that path.
-    - `was_taken`: another process made something of its name in the meantime.
+    - `kept`: an error leaves it under its temporary path.
+    - `was_taken`: another process took its name in the meantime.
     """
 
     def __init__(self, path: _Path, *, outside: Iterable[_Path] = ()):
@@ -210,11 +210,11 @@ class OutputFolder(_Output):
         return self
 
     def make_folder(self, name: str) -> None:
-        """Make a folder in this one."""
+        """Create a folder in this one."""
         os.mkdir(name, dir_fd=self._made)
 
     def new_file(self, name: str) -> IO[bytes]:
-        """A new file in this folder, open for writing."""
+        """Create a file in this folder, open for writing."""
         return open(os.open(name, _NEW, 0o666, dir_fd=self._made), "wb")
 
     def __exit__(self, kind: object, *exc_info: object) -> None:
@@ -244,7 +244,7 @@ class OutputFolder(_Output):
         if made >= 0:
             os.close(made)
         if not self.kept:
-            # Imported here because it brings the compression libraries along, which no plain import needs.
+            # Imported here as it loads the compression libraries.
             import shutil
 
             shutil.rmtree(self.part, ignore_errors=True)
@@ -252,7 +252,7 @@ class OutputFolder(_Output):
 
 
 def format_of(path: _Path) -> tuple[str | None, str | None]:
-    """(str or None, str or None): the format and the compression that the ending of a file's name says."""
+    """Return the format and the compression by the ending of a file's name, each or None."""
     stem, ending = os.path.splitext(os.fspath(path).lower())
     compression = _COMPRESSED_ENDINGS.get(ending)
     if compression is not None:
@@ -261,17 +261,17 @@ def format_of(path: _Path) -> tuple[str | None, str | None]:
 
 
 def check_outside(output: _Path, root: _Path, folder: int | None = None) -> None:
-    """Refuse an output that lies in a store: whoever only reads one leaves nothing in it.
+    """Refuse an output in a store that is only read.
 
-    - `folder`: a descriptor of the output's folder, which counts whatever its path has become.
+    - `folder`: an open descriptor of the output's folder, whose path may have changed.
     """
     inside, store = os.path.realpath(os.fspath(output)), os.path.realpath(os.fspath(root))
     if os.path.commonpath([inside, store]) == store or (folder is not None and _is_within(folder, store)):
-        raise StoreError("the output lies in the store; give a place outside of it", os.fspath(output))
+        raise StoreError("the output is in the store; give a place outside of it", os.fspath(output))
 
 
 def _is_within(folder: int, root: str) -> bool:
-    # By their numbers, as a folder may have several paths: mounts, links made since.
+    # By inode numbers, as a folder may have several paths.
     with contextlib.suppress(OSError):
         store, up, below = os.stat(root), ".", None
         at = os.stat(up, dir_fd=folder)

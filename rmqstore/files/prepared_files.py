@@ -1,8 +1,4 @@
-"""Create the files of a store, which are made before they are needed, so that a new one is a rename.
-
-Owns such files, which are out of sight in a staging folder, their first pages, and the rename that gives a file its
-name: no half-made file is ever seen.
-"""
+"""Create the files of a store ahead of their use in a staging folder, so that a new file is a rename."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ import os
 from rmqstore.errors import StoreError
 from rmqstore.files.durable import force_data, fsync_directory, make_directories, write_all
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
-from rmqstore.files.os_errors import has_no_links, naming_errors
+from rmqstore.files.open_file import opened
+from rmqstore.files.os_errors import has_no_links, naming_errors, with_path
 
 __all__ = ["PreparedFiles"]
 
@@ -21,23 +18,23 @@ logger = logging.getLogger(__name__)
 
 
 class PreparedFiles:
-    """Files of `size` bytes in `folder` that wait for their names, the next one first.
+    """Files of `size` bytes in `folder` without their final names, the next one first.
 
-    The folder has to be in the file system of the files.  A real broker refuses strange names next to its segments, so
-    stores prepare files in their root.
+    The folder must be in the file system of the files.  A real broker refuses strange names next to its segments, so stores
+    prepare files in their root.
     """
 
     def __init__(self, folder: str | os.PathLike[str], size: int):
         self.folder, self.size = os.fspath(folder), size
         self._waiting: list[MappedFile] = []
-        # The file whose head `populate` made ready.
+        # The file whose head `populate` prepared.
         self._populated: MappedFile | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def prepare(self, size: int | None = None) -> None:
-        """Make sure that the files that wait have space on disk for `size` bytes; default: one whole file."""
+        """Allocate space on disk for `size` bytes in prepared files; default: one whole file."""
         left = self.size if size is None else size
         for staged in list(self._waiting):
             if left > 0:
@@ -56,10 +53,10 @@ class PreparedFiles:
         head: bytes = b"",
         reserved: int = 0,
     ) -> MappedFile:
-        """Make a file of zero bytes, from one that waits if there is one, and open it for writing.
+        """Create a file of zero bytes, preferably from a prepared one, and open it for writing.
 
-        - `head`: the first bytes, which are on disk before the file has its name.
-        - `reserved`: the number of bytes that have space on disk before the file has its name.
+        - `head`: the first bytes, which are on disk before the rename.
+        - `reserved`: the number of bytes that are allocated before the rename.
         """
         path = os.fspath(path)
         directory = os.path.dirname(path) or "."
@@ -70,7 +67,7 @@ class PreparedFiles:
             made = os.stat(staged.path)
             try:
                 staged.reserve(reserved)
-                # One that waited may have the head that it got for a try that failed.
+                # A prepared file may have the head of a failed try.
                 if head and (waited is not None or any(head)):
                     _write_head(staged.path, head)
                 _rename_without_replacing(staged.path, path)
@@ -93,17 +90,16 @@ class PreparedFiles:
         return created
 
     def _take(self) -> MappedFile | None:
-        # Taken out first: what another thread prepares in the meantime is for the next time.
         waited = self._waiting.pop(0) if self._waiting else None
-        # Somebody may have tidied up the store's directory.
+        # Somebody may have cleaned the store's directory.
         return waited if waited is not None and os.path.exists(waited.path) else None
 
     def populate(self, size: int) -> None:
-        """Make the first `size` bytes of the next file ready for a writer, once; nothing that goes wrong raises."""
+        """Prepare the first `size` bytes of the next file for a writer, once; never raise."""
         staged = self._waiting[0] if self._waiting else None
         if staged is not None and staged is not self._populated:
             self._populated = staged
-            # It may be renamed into its place meanwhile; the pages stay in the page cache.
+            # Another thread may rename it; the pages stay in the page cache.
             with contextlib.suppress(OSError, StoreError):
                 staged.region  # noqa: B018  (mapped now)
                 staged.populate(0, size)
@@ -114,42 +110,34 @@ class PreparedFiles:
         self._waiting = []
 
     def delete(self) -> None:
-        """Delete what was not used."""
+        """Delete the unused files."""
         waiting, self._waiting = self._waiting, []
         for staged in waiting:
-            _delete(staged.path)
-
-
-def _delete(path: str) -> None:
-    # What cannot be deleted now is when the store is opened next.
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        logger.warning("%s could not be deleted: %s", path, error)
+            # The next opening of the store deletes the rest.
+            try:
+                os.unlink(staged.path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                logger.warning("%s could not be deleted: %s", staged.path, error)
 
 
 def _write_head(path: str, head: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        with naming_errors(path):
-            write_all(descriptor, head, 0)
-            force_data(descriptor)
-    finally:
-        os.close(descriptor)
+    with opened(path, os.O_WRONLY) as descriptor, naming_errors(path):
+        write_all(descriptor, head, 0)
+        force_data(descriptor)
 
 
 def _rename_without_replacing(source: str, target: str) -> None:
-    # A link fails where a file exists, a rename would replace it; some file systems have no links.
+    # A link fails if a file exists, a rename would replace it; some file systems have no links.
     try:
         os.link(source, target)
-    except FileExistsError:
-        raise
+    except FileExistsError as error:
+        raise with_path(error, target) from None
     except OSError as error:
         if not has_no_links(error) or os.path.exists(target):
             raise
         os.rename(source, target)
     else:
-        # The file is in its place.
-        _delete(source)
+        with contextlib.suppress(OSError):
+            os.unlink(source)

@@ -1,15 +1,13 @@
-"""The lock of a store: who may write to it; and what was opened for writing and not closed.
+"""The lock of a store, its ``abort`` file, and the list of objects that this process has open for writing.
 
-Owns the ``lock`` file: an exclusive POSIX record lock on byte 0, which excludes a Java broker as well (``flock`` would not),
-and the list of stores that this process holds, because a POSIX lock vanishes as soon as any descriptor of the file is closed in
-the process; and what the ``abort`` file says of the last writer.  Readers never touch either. Owns the list of what this
-process has open for writing, by weak references.  Invariants:
+Owns the ``lock`` file: an exclusive POSIX record lock on byte 0, which also excludes a Java broker (``flock`` would not), and the
+list of stores that this process holds: a POSIX lock vanishes when the process closes any descriptor of the file.  Readers never
+touch either file.  Invariants:
 
-- A forked child holds, closes and warns of nothing: the lock stays with the parent.
-- At the end of the program everything on the list is closed, the newest first: after all threads but daemons have ended.  One
-  that fails is logged and holds up no other.
-- What the collector finds gets a warning, and is let go as by a crash unless it says how to do better without waiting: a
-  collection runs within any allocation on any thread, which may hold a lock that closing waits for.
+- A forked child holds, closes and reports nothing: the lock stays with the parent.
+- The end of the program closes everything on the list, the newest first, after all threads but daemons.  It logs failures.
+- A garbage-collected object gets a warning and ends as by a crash, unless `_when_forgotten` does better without waiting: a
+  collection may run on a thread that holds a lock that closing needs.
 """
 
 from __future__ import annotations
@@ -38,14 +36,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Held:
-    """The locks of this process: the open file of each by the store's real path, so that two names of one directory meet.
+    """The locks of this process: open files by the store's real path.
 
-    A `StoreLock` keeps a reference: an interpreter that ends may clear this module before it calls the last finalizers.
+    A `StoreLock` keeps a reference: an ending interpreter may clear this module before it calls the last finalizers.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, io.FileIO] = {}
-        # Reentrant: a collection of garbage inside may release the lock of a forgotten store.
+        # Reentrant: a garbage collection inside may release the lock of a forgotten store.
         self.lock = threading.RLock()
 
 
@@ -68,7 +66,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _holder(fd: int) -> str:
-    # Who holds the lock, as far as the system tells: its process id, and what runs there.
+    # The process that holds the lock, and its command, as far as the operating system reports them.
     process = 0
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, struct.error):
@@ -82,15 +80,15 @@ def _holder(fd: int) -> str:
             words = [" ".join(word.decode("utf-8", "replace").split()) for word in file.read(4096).split(b"\0")]
         words = [word for word in words if word]
         command = " ".join(words)
-        # A broker's command line is kilobytes of class path; its beginning and its main class tell enough.
+        # A broker's command line is kilobytes of class path; its beginning and its main class suffice.
         return f"process {process} ({command if len(command) <= 120 else f'{command[:80]} ... {words[-1][:80]}'})"
     return f"process {process}"
 
 
 def abort_mark(root: str) -> tuple[int, int] | None:
-    """(int, int) or None: which `abort` file lies in the store at `root`, and when it was written (ns since epoch).
+    """Return inode and time (ns since epoch) of the store's `abort` file, None without one.
 
-    Whoever opens the store for writing makes or rewrites it, and takes it away when he closes the store in order.
+    Opening the store for writing writes the file, and an orderly close deletes it.
     """
     try:
         status = os.stat(os.path.join(root, "abort"))
@@ -100,7 +98,7 @@ def abort_mark(root: str) -> tuple[int, int] | None:
 
 
 def abort_process(root: str) -> int:
-    """int: the process that the `abort` file of the store at `root` names; -1 for none, as of RocketMQ before 5.0.0."""
+    """Return the process in the `abort` file of the store at `root`; -1 for none, like RocketMQ before 5.0.0."""
     try:
         with open(open_regular(os.path.join(root, "abort")), "rb") as file:
             text = file.read(32)
@@ -110,10 +108,9 @@ def abort_process(root: str) -> int:
 
 
 def is_held(root: str) -> bool:
-    """bool: a process, maybe this one, has the store at `root` open for writing, as far as the system tells without a trace.
+    """Return True if a visible process, maybe this one, has the store at `root` open for writing; only Linux knows of others.
 
-    The lock file is not opened: closing it again would give up a lock that this process holds on it.  Linux lists the locks of the
-    processes that can be seen from here; elsewhere, and of processes that cannot be seen, nothing is known and False is said.
+    The lock file is not opened: closing it would release a lock of this process.
     """
     if os.path.realpath(root) in _held.files:
         return True
@@ -128,10 +125,10 @@ def is_held(root: str) -> bool:
 
 
 class StoreLock(NotCopied):
-    """The right to write to the store at `root`; held from its making to `release`, also usable in a ``with``."""
+    """The right to write to the store at `root`, from creation to `release`; usable in a ``with`` statement."""
 
     def __init__(self, root: str):
-        # An object of C gives a descriptor back in one step, which no interrupt can cut in two.
+        # An io.FileIO closes its descriptor in one step that no interrupt can split.
         self._file: io.FileIO | None = None
         self._held = _held
         self._pid = os.getpid()
@@ -189,18 +186,18 @@ class StoreLock(NotCopied):
                 ) from None
 
     def release(self) -> None:
-        """Give it back; doing so twice does nothing, and so does a forked child."""
+        """Release the lock; twice, and in a forked child, it does nothing."""
         held = self._held
         with held.lock:
             if self._file is None:
                 return
             self._file.close()
-            # What was interrupted is done by the next call; somebody else may hold the lock by then.
+            # After an interrupt the next call finishes this; another object may hold the lock by then.
             if held.files.get(self._key) is self._file:
                 del held.files[self._key]
 
     def __del__(self) -> None:
-        # A store that was only forgotten must not keep its lock for as long as the process lives.
+        # A forgotten store must not keep its lock until the process ends.
         self.release()
 
     def __enter__(self) -> StoreLock:
@@ -215,17 +212,14 @@ _numbers = itertools.count(1)
 
 
 class ClosedAtExit:
-    """What has to be closed when it was opened for writing.
+    """A base of objects that must be closed after writing; they call `_note_open` and `_note_closed`."""
 
-    `_note_open` is called at the end of the opening, `_note_closed` by whatever ends the writing.
-    """
-
-    # The process that has it open for writing, 0 while none has; and its turn among the others.
+    # The process that has it open for writing, 0 for none; and its number in the order of openings.
     _writer_pid: int = 0
     _opening: int = 0
 
     def close(self) -> object:
-        """Force everything to the disk and give it back."""
+        """Force everything to the disk and release it."""
         raise NotImplementedError
 
     def _note_open(self) -> None:
@@ -237,7 +231,7 @@ class ClosedAtExit:
         _opened.discard(self)
 
     def _when_forgotten(self) -> None:
-        # In a finalizer: it must not wait for a lock, a thread or a disk.
+        # Called by a finalizer: it must not wait for a lock, a thread or a disk.
         pass
 
     def __del__(self) -> None:
@@ -245,7 +239,7 @@ class ClosedAtExit:
             self._writer_pid = 0
             try:
                 warnings.warn(
-                    f"unclosed {self!r}: it was forgotten; close it, best by a with statement",
+                    f"unclosed {self!r}: it was forgotten; close it, best with a with statement",
                     ResourceWarning,
                     stacklevel=2,
                     source=self,
@@ -261,10 +255,9 @@ def _close_all() -> None:
             continue
         each._writer_pid = 0
         try:
-            # A filter may make an error of it.
+            # A filter may turn it into an error.
             warnings.warn(
-                f"unclosed {each!r}: it is closed now, at the end of the program; close it yourself, best by a with "
-                "statement",
+                f"unclosed {each!r}: the end of the program closes it; close it yourself, best with a with statement",
                 ResourceWarning,
                 stacklevel=2,
                 source=each,
@@ -277,5 +270,5 @@ def _close_all() -> None:
             logger.error("%r could not be closed at the end of the program: %s", each, error)
 
 
-# Registered by the import, so that what a program registers later, and may use a store, runs before.
+# Registered by the import, so that functions that a program registers later, and that may use a store, run before.
 atexit.register(_close_all)

@@ -124,7 +124,7 @@ def _table(value: Any, what: str, path: str) -> dict[Any, Any]:
 
 
 def _as_int(value: Any) -> Any:
-    # Python refuses to make a number of thousands of digits.
+    # `int` refuses thousands of digits.
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
 
 
@@ -138,12 +138,12 @@ _PREFIX, _DIGITS = 8, 20
 
 
 def name_prefix(text: str) -> str:
-    """str: the first 8 hex digits of the MD5 of `text`, which names of files and clusters begin with."""
+    """Return the first 8 hex digits of the MD5 of `text`, with which names of files and clusters begin."""
     return hashlib.md5(text.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()[:_PREFIX]
 
 
 def flat_file_name(base_offset: int) -> str:
-    """str: the name of the flat file that begins at `base_offset`."""
+    """Return the name of the flat file that begins at `base_offset`."""
     return f"{name_prefix(str(base_offset))}{base_offset:0{_DIGITS}d}"
 
 
@@ -157,10 +157,10 @@ class Hole:
 
 
 class FlatFiles(NotCopied):
-    """Files of one directory as one stream of bytes, from `min_offset` to `max_offset` with what is known to be missing.
+    """Files of one directory as one stream of bytes, from `min_offset` to `max_offset`, known missing files included.
 
-    `sizes` are those of the metadata.  With `goes_on`, a file that was deleted since it was listed is a hole and no error.
-    `problems` are findings of all that is not as a broker leaves it, holes included.
+    `sizes` are those of the metadata.  With `goes_on`, a file that was deleted since it was listed is a hole and not an error.
+    `problems` are findings of everything that is not as a broker leaves it, holes included.
     """
 
     read_only = True
@@ -180,9 +180,9 @@ class FlatFiles(NotCopied):
         self.holes: list[Hole] = []
         self.problems: list[Finding] = []
         self.unreadable: Finding | None = None
-        # Files that may not be read: length, by base offset.
+        # Lengths of files that this user may not read, by base offset.
         self._refused: dict[int, int] = {}
-        # Files that were deleted since they were listed: length, by base offset.
+        # Lengths of files that were deleted since they were listed, by base offset.
         self._lost: dict[int, int] = {}
         self._lock = threading.Lock()
         self.min_offset = self.max_offset = 0
@@ -214,7 +214,7 @@ class FlatFiles(NotCopied):
                 else:
                     refused[base] = entry.stat().st_size
             except FileNotFoundError:
-                continue  # Its broker deleted it meanwhile.
+                continue  # The broker deleted it.
         with self._lock:
             self._refused, self._lost = refused, {}
             self._arrange(lengths)
@@ -231,7 +231,7 @@ class FlatFiles(NotCopied):
             self._arrange({each.file_from_offset: each.size for each in files if each is not mapped_file})
 
     def _arrange(self, lengths: dict[int, int]) -> None:
-        # A file that has no bytes yet is made before the first append: it holds nothing, and lacks nothing.
+        # A file is created before its first append; without bytes it is ignored.
         bases = sorted(base for base, length in lengths.items() if length)
         ends = [
             min(base + lengths[base], bases[i + 1] if i + 1 < len(bases) else _INT64_MAX)
@@ -249,7 +249,7 @@ class FlatFiles(NotCopied):
         at = self.min_offset
         for base, end in [*zip(bases, ends), (self.max_offset, self.max_offset)]:
             while at < base:
-                # Each missing file that the metadata know is a hole of its own.
+                # Each missing file in the metadata is a hole of its own.
                 until = min([each for each in known if at < each < base], default=base)
                 self.holes.append(Hole(at, until, self._lacking(at, until, bases, ends)))
                 at = until
@@ -260,7 +260,7 @@ class FlatFiles(NotCopied):
         for base, end in zip(bases, ends):
             same, size = before.get(base), end - base
             if same is None or same.size != size:
-                same = MappedFile.of_any_length(self._path(base), size, file_from_offset=base, pool=self._pool)
+                same = MappedFile(self._path(base), size, file_from_offset=base, pool=self._pool, read_only=True, padded=True)
             files[base] = same
         self._layout = bases, ends, files
         for base, mapped_file in before.items():
@@ -272,7 +272,7 @@ class FlatFiles(NotCopied):
         return os.path.join(self.path, flat_file_name(base))
 
     def _lacking(self, begin: int, end: int, bases: list[int], ends: list[int]) -> Finding:
-        # Which file it is that does not hold `begin` although it should.
+        # The finding about the file that should contain `begin`.
         if begin in self._refused:
             return Finding(self._path(begin), 0, "file", f"may not be read; it holds offsets {begin} to {end}")
         if begin in self._lost:
@@ -294,13 +294,13 @@ class FlatFiles(NotCopied):
         return Finding(self._path(base), begin - base, "missing_file", detail)
 
     def find(self, offset: int) -> MappedFile | None:
-        """MappedFile or None: the file that holds `offset`."""
+        """Return the file that contains `offset`; None for none."""
         bases, ends, files = self._layout
         place = bisect_right(bases, offset) - 1
         return files[bases[place]] if place >= 0 and offset < ends[place] else None
 
     def hole_at(self, offset: int) -> Hole | None:
-        """Hole or None: the one that `offset` lies in."""
+        """Return the hole that contains `offset`; None for none."""
         return next((hole for hole in self.holes if hole.begin <= offset < hole.end), None)
 
     def region_of(self, offset: int) -> tuple[_core.Region, int] | None:
@@ -317,7 +317,7 @@ class FlatFiles(NotCopied):
             return None
 
     def region_if_there(self, offset: int) -> tuple[_core.Region, int] | None:
-        """Return the same as `region_of`, which always goes on."""
+        """Return the same as `region_of` with `goes_on`."""
         try:
             return self.region_of(offset)
         except OffsetOutOfRangeError:
@@ -336,7 +336,7 @@ class FlatFiles(NotCopied):
         return len(self.bases)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for mapped_file in self._layout[2].values():
             mapped_file.close()
 
@@ -372,7 +372,7 @@ class FlatLog(FlatFiles):
         """Yield offsets of this log in parts that are in few files each, see `rmqstore.sources.LogSource`."""
         if not len(phy_offsets):
             return
-        # One list for all of it: a file that goes in the meantime leaves the log's.
+        # One list for all offsets: a file that is deleted while this runs leaves the log's.
         bases = np.array(self.bases, np.int64)
         lowest, highest = np.searchsorted(bases, [phy_offsets.min(), phy_offsets.max()], "right").tolist()
         if lowest == highest:
@@ -382,7 +382,7 @@ class FlatLog(FlatFiles):
         yield from located(files, lambda number: self.region_if_there(int(bases[number])))
 
     def release_pages(self, begin: int, end: int) -> None:
-        """Let go of the pages of the bytes from `begin` to before `end`: a long pass keeps little memory."""
+        """Release the pages of the bytes from `begin` up to but not including `end`, so that a long scan keeps little memory."""
         at = max(begin, self.min_offset)
         while at < min(end, self.max_offset):
             mapped_file = self.find(at)

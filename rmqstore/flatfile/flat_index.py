@@ -1,7 +1,7 @@
-"""Index files of tiered storage: one file in either form, all of a broker's, and their items of one queue.
+"""Index files of tiered storage: one file in either form, all files of a broker, and their items of one queue.
 
 Impossible numbers are `damage` of a file, and walks end because the numbers of items strictly decrease.  The records are scanned
-where index files are missing or damaged, or an item cannot be true.
+if index files are missing or damaged, or an item is false.
 
 Facts (RocketMQ 5.5.0): a file that is being written is in tiered_index_file/ of the local store, preallocated, its items chained;
 one that was uploaded is in rmq_sys_INDEX/0/INDEX, compacted, the items of a slot together.  No header has the number of slots: it
@@ -55,11 +55,11 @@ _CHAINED_ITEM = struct.Struct(">iiiqiii")
 # RocketMQ's defaults for tieredStoreIndexFileMaxHashSlotNum and tieredStoreIndexFileMaxIndexNum.
 _USUAL_SLOTS, _USUAL_ITEMS = 5_000_000, 20_000_000
 NO_HASH = -(2**31)
-"""The hash that has no positive number, and that RocketMQ cannot look up."""
+"""The hash without a positive number, which RocketMQ cannot look up."""
 
 
 def flat_index_hash(topic: str, key: str) -> int:
-    """Return what index files have for a key; `NO_HASH` for a key that they cannot have."""
+    """Return the hash of a key in index files; `NO_HASH` for a key that they cannot contain."""
     value = _core.java_string_hash(f"{topic}#{key}")
     return -value if NO_HASH < value < 0 else value
 
@@ -76,7 +76,7 @@ class IndexItem(NamedTuple):
 
 
 class FlatIndexFile(NotCopied):
-    """One index file; `damage` is why not all of its items can be looked up."""
+    """One index file; `damage` says why not all of its items can be looked up."""
 
     def __init__(self, mapped_file: MappedFile, *, compacted: bool, slot_num: int | None = None):
         self.file, self.compacted = mapped_file, compacted
@@ -125,7 +125,7 @@ class FlatIndexFile(NotCopied):
         self._damaged(HEADER_SIZE, detail)
 
     def _slots_by_last_item(self) -> int | None:
-        # The newest item ends in the last 16 bytes before or after what was written last, at a multiple of items from the end.
+        # The newest item ends within 16 bytes after the last written byte, at a multiple of items from the end.
         last = self.file.last_nonzero(HEADER_SIZE)
         for end in range(last, last + 16):
             begin = end - UNSEALED_ITEM_SIZE * (self.item_num + 1)
@@ -148,7 +148,7 @@ class FlatIndexFile(NotCopied):
     # ------------------------------------------------------------------------------------------------------ lookup
 
     def items(self, key_hash: int) -> Iterator[IndexItem]:
-        """The items with this hash, newest first; what cannot be ends them and becomes `damage`."""
+        """Yield the items with this hash, newest first; an impossible number ends them and becomes `damage`."""
         if self.damage is not None and not self.slot_num:
             return
         pos = HEADER_SIZE + SLOT_SIZE * (key_hash % self.slot_num)
@@ -195,7 +195,7 @@ class FlatIndexFile(NotCopied):
     # ------------------------------------------------------------------------------------------------------- whole
 
     def survey(self) -> Iterator[IndexItem | Finding]:
-        """Yield every item, slot by slot, and a finding for what is wrong between slots, items and header."""
+        """Yield every item, slot by slot, and findings about slots, items and header."""
         if self.damage is not None and not self.slot_num:
             yield self.damage
             return
@@ -248,12 +248,12 @@ class FlatIndex(NotCopied):
 
     def load(self, sizes: Mapping[int, int] | None = None) -> None:
         """List the folders again."""
-        # A local file goes when it was uploaded, so that one of both is seen.
+        # A local file is deleted after its upload, so that one of both is found.
         self.uploaded.load(sizes)
         self._open(sizes)
 
     def _open(self, sizes: Mapping[int, int] | None) -> None:
-        # A local file that is gone was uploaded; after the last try the others are used.
+        # A missing local file was uploaded; after the last try the other files are used.
         with contextlib.suppress(OffsetOutOfRangeError):
             ask_again(self._open_once, lambda: self.uploaded.load(sizes), tries=2)
 
@@ -277,7 +277,7 @@ class FlatIndex(NotCopied):
             except OffsetOutOfRangeError as gone:
                 moved = gone
                 continue
-            # The file stays for a moment after it was uploaded.
+            # The local file is deleted some time after its upload.
             if index.damage is not None or index.begin_timestamp not in uploaded:
                 found.append(index)
         self.files = sorted(found, key=lambda each: -each.begin_timestamp)
@@ -294,23 +294,23 @@ class FlatIndex(NotCopied):
             self._strange.append(Finding(self.local_path, 0, "file", f"cannot be listed: {error.strerror or error}"))
         for entry in entries:
             if entry.is_dir():
-                continue  # compacting/ has a copy of what is here, and is deleted at the next start.
+                continue  # compacting/ has a copy of a file here, and is deleted at the next start.
             if not (entry.name.isascii() and entry.name.isdigit()) or not entry.is_file():
                 self._strange.append(Finding(entry.path, 0, "file", "no index file; it is not read"))
                 continue
             try:
                 size = entry.stat().st_size
             except FileNotFoundError:
-                continue  # Its broker uploaded it meanwhile.
+                continue  # The broker uploaded it.
             if not os.access(entry.path, os.R_OK):
                 self._strange.append(Finding(entry.path, 0, "file", "may not be read; the records are scanned instead"))
             elif size:
-                files.append(MappedFile.of_any_length(entry.path, size, pool=self._pool))
+                files.append(MappedFile(entry.path, size, pool=self._pool, read_only=True, padded=True))
         return files
 
     @property
     def problems(self) -> list[Finding]:
-        """list of Finding: why answers from the index may lack messages, so that the records have to be scanned."""
+        """list of Finding: reasons why the index may lack messages, so that the records must be scanned."""
         damage = [each.damage for each in self.files if each.damage is not None]
         return [*self.uploaded.problems, *self._strange, *damage]
 
@@ -318,19 +318,19 @@ class FlatIndex(NotCopied):
         """Return the items with this hash in all files, those of the newest file first."""
         files, last = self.files, self._last
         if last[0] is not files or last[1] != key_hash:
-            # Kept, as each queue of a topic asks for the same.
+            # Kept, because each queue of a topic needs the same items.
             last = self._last = files, key_hash, [item for index in files for item in index.items(key_hash)]
         return last[2]
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for index in self.files:
             if not index.compacted:
                 index.file.close()
         self.uploaded.close()
 
 
-# The number of messages in a row without a key that are read one by one.
+# The number of messages without a key that are skipped in a search.
 _KEYLESS = 256
 
 
@@ -340,7 +340,7 @@ class FlatKeys:
     def __init__(self, queue: FlatQueue, index: FlatIndex, topic_ids: Mapping[int, str], queue_ids: Set[int]):
         self.queue, self.log, self.index = queue, queue.log, index
         self.topic_ids, self.queue_ids = topic_ids, queue_ids
-        # Hashes with an item that cannot be true.
+        # Hashes with a false item.
         self.untrue: set[int] = set()
 
     def messages(self, sought: SoughtKeys) -> list[MessageExt]:
@@ -389,7 +389,7 @@ class FlatKeys:
         return [(self.log.min_offset, self.log.max_offset)]
 
     def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
-        """See `KeySource`; the records are scanned for a key with an item that cannot be true."""
+        """See `KeySource`; for a key with a false item the records are scanned."""
         keys = [key for _, key in sought.pairs()]
         for number, log_offset in zip(rejected.numbers.tolist(), rejected.phy_offsets.tolist()):
             key_hash = flat_index_hash(self.queue.topic, keys[number])
@@ -403,7 +403,7 @@ class FlatKeys:
         return item.queue_id == self.queue.queue_id and self.topic_ids.get(item.topic_id) in (None, self.queue.topic)
 
     def _is_explained(self, log_offset: int, key_hash: int) -> bool:
-        # Why an item with the hash may point to something else: another key, another topic, or retention.
+        # An item may point to another record because of a key with the same hash, another topic, or retention.
         message = self.log.look_up(log_offset)
         if message is not None:
             return any(flat_index_hash(message.topic, each) == key_hash for each in keys_of(message))
@@ -453,7 +453,7 @@ class FlatKeys:
         return low
 
     def _is_indexed(self, queue_offset: int, unread: bool | None = False) -> bool | None:
-        # None for a message without a key; an unreadable one counts as not indexed, so that it is read and reported.
+        # None for a message without a key; `unread` for an unreadable one, which by default is scanned and reported.
         unit = self.queue.unit_at(queue_offset)
         message = None if unit is None else self.log.look_up(unit[0], unit[1])
         if message is None:

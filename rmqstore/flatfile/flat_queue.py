@@ -1,6 +1,6 @@
 """One queue in tiered storage: its units and the records that they point to, by queue offset, store time and key.
 
-`damage` takes every hole, and every unit that points to no record.
+Holes, and units that point to no record, are reported to `damage`.
 
 Facts (RocketMQ 5.5.0): COMMIT_LOG holds the records of the queue back to back, with the offset in this log at bytes 28 to 35
 instead of the one that they had; CONSUME_QUEUE holds 20-byte units, base offset = 20 * queue offset of the first.
@@ -30,12 +30,12 @@ __all__ = ["FlatQueue"]
 
 UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
 _UNIT = struct.Struct(">qiq")
-# Units that one read looks at when tags pass over most of them (RocketMQ's maxFilterMessageSize).
+# Units that one read examines at most (RocketMQ's maxFilterMessageSize).
 _EXAMINED = 16000 // UNIT_SIZE
 
 
 class FlatQueue(NotCopied):
-    """A queue of one topic in tiered storage; `damage` takes each unreadable place."""
+    """A queue of one topic in tiered storage; unreadable places are reported to `damage`."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class FlatQueue(NotCopied):
     def load(self, log_sizes: Mapping[int, int] | None = None, unit_sizes: Mapping[int, int] | None = None) -> None:
         """List the folders again."""
         self._known_times = UnitTimes()
-        # Units first: their records were written before them.
+        # Units first: records are written before their units.
         self.units.load(unit_sizes)
         self.log.load(log_sizes)
         self._find_bounds()
 
     def _find_bounds(self) -> None:
         low, high = -(-self.units.min_offset // UNIT_SIZE), self.units.max_offset // UNIT_SIZE
-        # Looked at before it is read: a file that goes in between holds nothing that would tell.
+        # The file may be deleted at any time; then the bounds of the units count.
         there = self.log.min_offset > 0 and self.log.region_if_there(self.log.min_offset) is not None
         first = self.log.look_up(self.log.min_offset) if there else None
         if first is not None and low < first.queue_offset < high:
-            # A damaged number must not hide what is there, so that its unit has to say the same.
+            # A damaged number must not hide messages, so it counts only if its unit points to the record.
             there = self.units.region_if_there(first.queue_offset * UNIT_SIZE) is not None
             unit = self.unit_at(first.queue_offset) if there else None
             if unit is not None and unit[0] == self.log.min_offset:
@@ -81,14 +81,14 @@ class FlatQueue(NotCopied):
 
     @property
     def problems(self) -> list[Finding]:
-        """list of Finding: what is wrong with the files themselves, holes included."""
+        """list of Finding: problems of the files, holes included."""
         found = [*self.log.problems, *self.units.problems]
         lacks = self.lacks_units
         return found if lacks is None or lacks in found else [*found, lacks]
 
     @property
     def lacks_units(self) -> Finding | None:
-        """Finding or None: why the bounds of the queue are unknown: it has records and no units, or cannot be listed."""
+        """Finding or None: the reason if the bounds of the queue are unknown: records without units, or an unreadable folder."""
         if self.units.unreadable is not None or self.log.unreadable is not None:
             return self.units.unreadable or self.log.unreadable
         if not len(self.log) or len(self.units) or self.units.holes:
@@ -105,12 +105,12 @@ class FlatQueue(NotCopied):
         self.damage.finding(self.gap(begin, end))
 
     def gap(self, begin: int, end: int) -> Finding:
-        """Return the finding that the queue offsets from `begin` up to but not including `end` are nowhere any more."""
+        """Return the finding that the queue offsets from `begin` up to but not including `end` no longer exist."""
         detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} are in neither the local log nor tiered storage"
         return Finding(self.units.path, 0, "gap", f"{detail}; go on at {end}")
 
     def unit_of(self, log_offset: int) -> tuple[int, bool]:
-        """Return the queue offset of the unit that points to this log offset, -1 for none; and False where lost units may have."""
+        """Return the queue offset of the unit that points to this log offset, -1 for none; and False if that unit may be lost."""
         low, high = self.min_queue_offset, self.max_queue_offset
         while low < high:
             middle = (low + high) // 2
@@ -135,7 +135,7 @@ class FlatQueue(NotCopied):
 
     def judge(self, log_offset: int, size: int, queue_offset: int) -> Finding:
         """Return why the unit at `queue_offset` points to no record of this size, or to that of another message."""
-        # What went meanwhile is a hole.
+        # A deleted file becomes a hole.
         self.log.region_if_there(log_offset)
         self.units.region_if_there(queue_offset * UNIT_SIZE)
         if size <= 0:
@@ -159,7 +159,7 @@ class FlatQueue(NotCopied):
             if (other.topic, other.queue_id) == (self.topic, self.queue_id) and other.queue_offset != queue_offset:
                 known = self.unit_at(other.queue_offset)
                 if known is not None and known[0] == log_offset:
-                    # The record has its own unit, so that this one is wrong.
+                    # Another unit points to the record too, so that this one is wrong.
                     return Finding(unit_path, unit_pos, "bad_unit", detail)
             return Finding(path, pos, "bad_record", detail)
         verdict, actual = found
@@ -206,7 +206,7 @@ class FlatQueue(NotCopied):
 
     def _gone(self, begin: int, end: int) -> tuple[Finding, int]:
         kind = EXPIRED if begin < self.min_queue_offset else "missing_file"
-        detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} were deleted meanwhile"
+        detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} were deleted in the meantime"
         return Finding(self.path, 0, kind, detail), end
 
     def read(self, selection: Selection, end: int, max_bytes: int) -> Pulled:
@@ -250,7 +250,7 @@ class FlatQueue(NotCopied):
     def _read_whole(
         self, selection: Selection, end: int, max_num: int, max_bytes: int
     ) -> tuple[list[MessageExt], int] | None:
-        # As `read`, one call of the core a flat file, up to the end of the units' file; None where a unit leads to no record.
+        # Read like `read`, with one call of the core a flat file, within one file of units; None if a unit points to no record.
         queue_offset = selection.begin_queue_offset or 0
         units = self.units.region_of(queue_offset * UNIT_SIZE)
         if units is None or max_num < 1:
@@ -289,10 +289,10 @@ class FlatQueue(NotCopied):
     # -------------------------------------------------------------------------------------------------- by time
 
     def store_timestamp_of(self, queue_offset: int) -> int:
-        """int: store time of a message in ms since epoch, -1 where its unit does not lead to it."""
+        """Return the store time of a message in ms since epoch, -1 if its unit does not point to it."""
         unit = self.unit_at(queue_offset)
         message = None if unit is None else self.log.look_up(unit[0], unit[1])
-        # A unit that is zero or wrong may lead to the record of another message.
+        # A wrong unit may point to the record of another message.
         if message is None or not message.check_queue(self.topic, self.queue_id, queue_offset):
             return -1
         return message.store_timestamp
@@ -313,7 +313,7 @@ class FlatQueue(NotCopied):
         return None
 
     def _times(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        # The `times_of` of `UnitTimes.find`.  A unit that is zero or wrong may lead to the record of another message.
+        # The `times_of` of `UnitTimes.find`.  A wrong unit may point to the record of another message.
         out = ArrowColumns(("store_timestamp", "queue_offset"), BLOCK_UNITS)
         out.choose([encode_java_utf8(self.topic)], [self.queue_id])
         found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
@@ -333,7 +333,7 @@ class FlatQueue(NotCopied):
         return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
     def why_unread(self, queue_offset: int, end: int) -> tuple[Finding, int]:
-        """Return why the message at `queue_offset` cannot be read, and the queue offset, `end` at most, at which to go on."""
+        """Return why the message at `queue_offset` cannot be read, and the queue offset, `end` at most, at which to continue."""
         unit = self.unit_at(queue_offset)
         if unit is None:
             return self.no_unit(queue_offset)
@@ -345,7 +345,7 @@ class FlatQueue(NotCopied):
     # -------------------------------------------------------------------------------------------------------- many
 
     def places(self, begin: int, end: int, step: int = STEP) -> Iterator[Places]:
-        """Yield the places from queue offset `begin` to before `end`, see `rmqstore.sources.QueueSource`."""
+        """Yield the places from queue offset `begin` up to but not including `end`, see `rmqstore.sources.QueueSource`."""
         at, stop = begin, min(end, self.max_queue_offset)
         if begin < min(self.min_queue_offset, end):
             finding, at = self._gone(begin, min(self.min_queue_offset, end))
@@ -370,12 +370,12 @@ class FlatQueue(NotCopied):
         return codes
 
     def report_unread(self, places: Places) -> None:
-        """Report units that lead to no record, or to that of another message, each on its own."""
+        """Report units that point to no record, or to that of another message, one by one."""
         for unit in zip(places.phy_offsets.tolist(), places.sizes.tolist(), places.queue_offsets.tolist()):
             self.damage.finding(self.judge(*unit))
 
     def find_keys(self, sought: SoughtKeys, begin: int, end: int) -> Iterator[int]:
-        """Yield log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are scanned."""
+        """Scan the records for a key, and yield log offsets; queue offsets are from `begin` up to but not including `end`."""
         # Tags are in the units.
         units = Selection(tags=sought.selection.keys if sought.selection.index_type == "T" else None)
         for each in self.places(begin, end):
@@ -387,7 +387,7 @@ class FlatQueue(NotCopied):
             self.report_unread(rest[without_record(self.log, rest)])
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self.log.close()
         self.units.close()
 

@@ -1,4 +1,4 @@
-"""The tiered storage of one broker: its folders, its queues, opened at their first use, and its messages by key.
+"""The tiered storage of one broker: its folders, its queues, which are opened on demand, and its messages by key.
 
 Facts (RocketMQ 5.5.0): <path>/<8 hex of the MD5 of the cluster>_<cluster>/<broker>/<topic>/<queue id>/.
 """
@@ -43,11 +43,11 @@ class FlatRange(NamedTuple):
 class FlatStore(NotCopied):
     """The flat files of one broker, read-only.
 
-    - `path`: the root of tiered storage (RocketMQ's tieredStoreFilePath); `folder`: the broker's in it.
+    - `path`: the root of tiered storage (RocketMQ's tieredStoreFilePath); `folder`: the broker's folder in it.
     - `store_path`: the root of the broker's local store, with the metadata and the newest index files.
-    - `cluster`, `broker`: needed where there are several; StoreError unless one is left.
-    - `damage`: takes each place that cannot be read; by default it raises CorruptionError.  It and `goes_on`, see `FlatFiles`, may
-      be set until the first queue is asked for.
+    - `cluster`, `broker`: needed if there are several; StoreError if several or none match.
+    - `damage`: unreadable places are reported to it; by default it raises CorruptionError.  It and `goes_on`, see `FlatFiles`, can
+      be set until the first queue is opened.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FlatStore(NotCopied):
         self.folder, self.cluster, self.broker = self._choose(cluster, broker)
         self._queues: dict[tuple[str, int], FlatQueue] = {}
         self._keys: dict[tuple[str, int], FlatKeys] = {}
-        # Folders of topics that cannot be listed, by topic; of "" the broker's own.
+        # Folders of topics that cannot be listed, by topic; "" for the broker's own.
         self._unlisted: dict[str, Finding] = {}
         self.closed = False
         self._loaded_at = time.monotonic()
@@ -115,13 +115,13 @@ class FlatStore(NotCopied):
         raise StoreError(f"several brokers keep their messages here: {names}; say which (broker, cluster)", self.path)
 
     def said(self, kind: str, topic: str, queue_id: int) -> dict[int, int] | None:
-        """Return the sizes that the metadata have of the files of one kind, by base offset, see `TieredMetadata`."""
+        """Return the sizes of files of one kind in the metadata, by base offset, see `TieredMetadata`."""
         if self.metadata is None:
             return None
         return self.metadata.sizes.get((kind, f"{self.broker}/{topic}/{queue_id}"))
 
     def keys(self, topic: str | None = None) -> list[tuple[str, int]]:
-        """Return topic and queue id of all queues, or of one topic's; also those that only the metadata have."""
+        """Return topic and queue id of all queues, or those of one topic; also those that only the metadata have."""
         self.check_open()
         found = {
             (each, int(name))
@@ -177,7 +177,7 @@ class FlatStore(NotCopied):
 
     @property
     def notes(self) -> list[str]:
-        """list of str: what is not known here, and what that means."""
+        """list of str: what is unknown, and what that means."""
         found = []
         if self.store_path is None:
             found.append("the broker's local store is not known: newest messages and index files may be there only")
@@ -195,7 +195,7 @@ class FlatStore(NotCopied):
 
     @property
     def problems(self) -> list[Finding]:
-        """list of Finding: what is wrong with the metadata and with files as a whole, of queues and index."""
+        """list of Finding: problems of the metadata, and of files of queues and index as a whole."""
         own = [] if self._metadata_problem is None else [self._metadata_problem]
         of_queues = [each for queue in self.queues() for each in queue.problems]
         return [*own, *self._unlisted.values(), *of_queues, *self.index.problems]
@@ -203,7 +203,7 @@ class FlatStore(NotCopied):
     # ------------------------------------------------------------------------------------------------- messages, findings
 
     def ranges(self, selection: Selection) -> Iterator[FlatRange]:
-        """Yield all that is there of each queue of a selection; what cannot be listed is reported."""
+        """Yield the range of each queue of a selection; folders that cannot be listed are reported."""
         keys = self.keys()
         self.report_unlisted(selection.topics)
         for topic, queue_id in keys:
@@ -243,7 +243,7 @@ class FlatStore(NotCopied):
 
         `begins` has the first queue offset of each local queue, by topic and queue id.
         """
-        # The broker uploads before it deletes, so what is listed after the local queues has all of it.
+        # The broker uploads before it deletes, so a listing after the local queues is complete.
         self.refresh()
         for queue, begin, end in self.ranges(Selection()):
             low = begins.get((queue.topic, queue.queue_id), 0)
@@ -263,7 +263,7 @@ class FlatStore(NotCopied):
         self.index.load(self.said("INDEX", INDEX_TOPIC, 0))
 
     def refresh(self) -> None:
-        """As `load`, but not within a second of the last time: a broker uploads every 20 seconds."""
+        """Call `load` unless it ran within the last second: a broker uploads every 20 seconds."""
         if time.monotonic() - self._loaded_at >= _LOOK_INTERVAL:
             self.load()
 
@@ -273,7 +273,7 @@ class FlatStore(NotCopied):
             raise StoreClosedError("tiered storage was closed; open it again", self.path)
 
     def close(self) -> None:
-        """Let go of the files; closing twice does nothing."""
+        """Close the files; closing twice does nothing."""
         self.closed = True
         for queue in self._queues.values():
             queue.close()
@@ -281,7 +281,7 @@ class FlatStore(NotCopied):
 
 
 def _may_be_there(path: str) -> bool:
-    # What nobody may look at is no less there.
+    # A folder that this user may not read exists.
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -292,10 +292,10 @@ def _may_be_there(path: str) -> bool:
 
 
 def _is_topic(name: str) -> bool:
-    # It is a folder's name, and must not lead out of the broker's.
+    # It is the name of a folder, and must not point outside the broker's.
     return bool(name) and os.sep not in name and "\0" not in name and name not in (".", "..", INDEX_TOPIC)
 
 
 def _is_queue_id(name: str) -> bool:
-    # Python refuses to make a number of thousands of digits, which metadata may name.
+    # Metadata may contain thousands of digits, which `int` refuses.
     return re.fullmatch("0|[1-9][0-9]{0,9}", name) is not None and int(name) < 2**31

@@ -1,7 +1,7 @@
-"""verify for tiered storage: files against metadata and each other, units against records, and index items against records.
+"""verify for tiered storage: compare files with metadata and each other, units with records, and index items with records.
 
-It never stops at a finding, and its working set is constant but for one byte a unit.  The compiled core and NumPy find what
-differs; that is then read one by one, to name the place.
+No finding ends the run, and memory is constant except for one byte a unit.  The compiled core and NumPy find differences, and
+Python names each one.
 
 Facts (RocketMQ 5.5.0): the end timestamp of an index file is the newest store time of its items, whose seconds are rounded towards
 zero; a record has one item for each different key, its unique key among them, and one for an empty key where two spaces follow
@@ -48,12 +48,11 @@ _MASK = 2**64 - 1
 
 
 def verify_flat(flat_store: FlatStore, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-    """Yield everything that is wrong: files, units against records, index items against records; nothing is changed.
+    """Yield everything that is wrong with files, units and index items; nothing is changed.
 
-    The folders are read again, by another `FlatStore`.  `progress` is called with bytes of records done, and bytes in all.
+    Another `FlatStore` lists the folders again.  `progress` is called with bytes of records done, and bytes in all.
     """
     cluster, broker, path = flat_store.cluster, flat_store.broker, flat_store.path
-    # Every place is a finding, and none ends the others.
     own = FlatStore(
         path, flat_store.store_path, cluster=cluster, broker=broker, damage=DamagePolicy("skip"), goes_on=True
     )
@@ -72,9 +71,9 @@ class _Verify:
         self.told: list[Finding] = []
         # The items that the records should have.
         self.expected = _Sum()
-        # Items of empty keys are compared one by one: few records have them, and the core skips such keys.
+        # Items of empty keys are compared one by one: the core skips such keys, and few records have them.
         self.empty_hashes: np.ndarray = np.empty(0, np.int64)
-        # Errors about missing libraries that were reported.
+        # Missing libraries that were reported.
         self.missing: set[str] = set()
 
     def run(self) -> Iterator[Finding]:
@@ -159,7 +158,7 @@ class _Verify:
             at = until
 
     def _cover_damaged(self, queue: FlatQueue, log_offset: int, covered: _Covered, indexed_to: int) -> None:
-        # It has its unit and its items like any other.
+        # A damaged record has a unit and items like any other.
         message = queue.log.look_up(log_offset)
         if message is None:
             return
@@ -191,7 +190,7 @@ class _Verify:
         beyond = np.flatnonzero(own & (queue_offsets >= queue.max_queue_offset))
         if len(beyond):
             place = queue.log.place_of(int(offsets[beyond[0]]))
-            yield Finding(*place, "not_queued", f"{len(beyond)} records from here on have no unit")
+            yield Finding(*place, "not_queued", f"{len(beyond)} records from here have no unit")
         inside = own & (queue_offsets >= queue.min_queue_offset) & (queue_offsets < queue.max_queue_offset)
         agreed = self._agreeing(queue, queue_offsets, offsets, sizes, codes, inside)
         covered.add(np.asarray(queue_offsets[agreed]))
@@ -203,14 +202,14 @@ class _Verify:
     def _agreeing(
         self, queue: FlatQueue, queue_offsets: Any, offsets: Any, sizes: Any, codes: Any, inside: np.ndarray
     ) -> np.ndarray:
-        # Which rows have a unit that says what they say.
+        # True for rows that agree with their unit.
         agreed = np.zeros(len(offsets), np.bool_)
         rows = np.flatnonzero(inside)
         if not len(rows):
             return agreed
         low, high = int(queue_offsets[rows].min()), int(queue_offsets[rows].max()) + 1
         if high - low > 4 * len(rows) + _CHUNK:
-            # Numbers so far apart are damage: each is looked at by itself.
+            # Such distances are damage; each row is compared alone.
             for row in rows.tolist():
                 said = int(offsets[row]), int(sizes[row]), int(codes[row])
                 agreed[row] = queue.unit_at(int(queue_offsets[row])) == said
@@ -229,7 +228,7 @@ class _Verify:
     ) -> Iterator[Finding]:
         unit = queue.unit_at(queue_offset)
         if unit is None or unit[1] <= 0:
-            return  # A hole, or a file cut in a unit: a finding already.  Units without a size are told together.
+            return  # A hole, or a file cut in a unit: a finding already.  Units without a size are reported together.
         other = queue.log.look_up(unit[0], unit[1]) if unit[0] != log_offset else None
         if other is not None and other.queue_offset == queue_offset:
             detail = f"queue offset {queue_offset} again; its unit leads to log offset {unit[0]}"
@@ -245,7 +244,7 @@ class _Verify:
         counts = np.diff(starts)
         hashes = columns.key_hash[: int(starts[num])]
         rows = np.repeat(np.arange(num), counts)
-        # A key that stands twice in a record has one item; two keys may share a hash, so that the texts decide.
+        # A key that a record has twice has one item; two keys may share a hash, so that their texts are compared.
         pairs = (rows.astype(np.int64) << 32) | hashes.astype(np.int64)
         unique, numbers = np.unique(pairs, return_counts=True)
         twice = np.unique(unique[numbers > 1] >> 32)
@@ -265,7 +264,7 @@ class _Verify:
     # ------------------------------------------------------------------------------------------------------- index
 
     def _index(self, queues: list[FlatQueue]) -> list[Finding]:
-        # If a local file was uploaded, or retention took one, the files that are there now are compared.
+        # If a local file was uploaded, or retention deleted one, the present files are compared.
         index, sizes = self.flat_store.index, self.flat_store.said("INDEX", INDEX_TOPIC, 0)
         return ask_again(lambda: list(self._index_files(queues)), lambda: index.load(sizes))
 
@@ -312,13 +311,13 @@ class _Verify:
             whole = whole and bool(known.all())
             if known.any():
                 newest = max(newest or 0, int(times.max()))
-        # The newest of all may have expired.
+        # The newest record may have expired.
         if newest is not None and whole and newest != index.end_timestamp:
             detail = f"the end timestamp is {index.end_timestamp}, the newest item's store time {newest}"
             yield Finding(index.path, 12, "bad_index", detail)
 
     def _store_times(self, items: np.ndarray) -> np.ndarray:
-        # Store time of the record that each item leads to, -1 where none can be told.
+        # Store time of the record that each item points to, -1 if unknown.
         times = np.full(len(items), -1, np.int64)
         if not self.topic_ids:
             return times
@@ -340,7 +339,7 @@ class _Verify:
             for number in range(index.item_num):
                 item = IndexItem(*_item_array(index, number, 1)[0].item()[:6])
                 wrong = self._wrong_item(item)
-                # One of an empty key was told before.
+                # Items of empty keys were reported before.
                 if wrong is not None and (not self.topic_ids or item.hash not in self.empty_hashes):
                     yield Finding(index.path, _item_pos(index, number), "bad_index", wrong)
 
@@ -376,44 +375,34 @@ class _Verify:
 
 
 class _Covered:
-    """Which units of a queue belong to a record: a byte for each that a file has, however far apart files say that they lie."""
+    """The units of a queue that belong to a record: a byte for each unit of each file."""
 
     def __init__(self, queue: FlatQueue):
-        spans = [(base, mapped_file.size) for base in queue.units.bases if (mapped_file := queue.units.find(base))]
-        firsts = [max(-(-base // UNIT_SIZE), queue.min_queue_offset) for base, _ in spans]
-        ends = [(base + size) // UNIT_SIZE for base, size in spans]
-        self._firsts = np.array(firsts, np.int64)
-        self._nums = np.array([max(end - first, 0) for first, end in zip(firsts, ends)], np.int64)
-        self._begins = np.cumsum(self._nums) - self._nums
-        self._bytes = bytearray(int(self._nums.sum()))
-        self._marks = np.frombuffer(self._bytes, np.uint8)
+        self._files: list[tuple[int, bytearray]] = []
+        for base in queue.units.bases:
+            mapped_file = queue.units.find(base)
+            size = 0 if mapped_file is None else mapped_file.size
+            first = max(-(-base // UNIT_SIZE), queue.min_queue_offset)
+            self._files.append((first, bytearray(max((base + size) // UNIT_SIZE - first, 0))))
 
     def add(self, queue_offsets: np.ndarray) -> None:
-        """Note these units as covered; those that no file has are skipped."""
-        if not len(self._firsts):
-            return
-        file = np.searchsorted(self._firsts, queue_offsets, "right") - 1
-        inside = (file >= 0) & (queue_offsets - self._firsts[file] < self._nums[file])
-        file = file[inside]
-        self._marks[self._begins[file] + queue_offsets[inside] - self._firsts[file]] = 1
+        """Mark these units as covered; those that no file has are skipped."""
+        for first, marks in self._files:
+            inside = queue_offsets[(queue_offsets >= first) & (queue_offsets < first + len(marks))]
+            if len(inside):
+                np.frombuffer(marks, np.uint8)[inside - first] = 1
 
     def next_missing(self, queue_offset: int) -> int | None:
-        """int or None: the first of the others at or after `queue_offset`."""
-        file = int(np.searchsorted(self._firsts, queue_offset, "right")) - 1
-        start = 0
-        if file >= 0:
-            start = int(self._begins[file] + min(queue_offset - self._firsts[file], self._nums[file]))
-        place = self._bytes.find(0, start)
-        if place < 0:
-            return None
-        file = int(np.searchsorted(self._begins, place, "right")) - 1
-        while not self._nums[file]:
-            file -= 1
-        return int(self._firsts[file] + place - self._begins[file])
+        """Return the first unit at or after `queue_offset` that is not covered; None for none."""
+        for first, marks in self._files:
+            place = marks.find(0, max(queue_offset - first, 0))
+            if place >= 0:
+                return first + place
+        return None
 
 
 class _Sum:
-    """The number of items, and a sum over them in which each has its part whatever their order."""
+    """The number of items, and a sum over them that does not depend on their order."""
 
     def __init__(self) -> None:
         self.num = self.total = 0
@@ -437,7 +426,7 @@ class _Sum:
 
 
 def _indexed_keys(message: MessageExt) -> set[str]:
-    # As Java splits, which leaves out what is empty at the end.
+    # Java's split leaves out empty texts at the end.
     pieces = message.properties.get("KEYS", "").rstrip(" ").split(" ") if message.keys else []
     return {*pieces, *([message.unique_key] if message.unique_key else [])}
 
@@ -464,7 +453,7 @@ def _item_type(index: FlatIndexFile) -> Any:
 
 
 def _item_pos(index: FlatIndexFile, number: int) -> int:
-    # Of the item with this number from 0 on; an unsealed file leaves its first place out.
+    # Items are numbered from 0; the first place of an unsealed file is unused.
     begin = HEADER_SIZE + SLOT_SIZE * index.slot_num
     return begin + (COMPACTED_ITEM_SIZE * number if index.compacted else UNSEALED_ITEM_SIZE * (number + 1))
 
@@ -482,7 +471,7 @@ def _field(index: FlatIndexFile, name: str) -> np.ndarray:
 
 
 def _is_linked(index: FlatIndexFile) -> bool:
-    # Whether each slot leads to its items and to no others, and the header counts them; `survey` names what is wrong.
+    # True if each slot points to its items and to no others, and the header has their number; `survey` names what is wrong.
     slots = np.frombuffer(index.file.region.read(HEADER_SIZE, SLOT_SIZE * index.slot_num), ">i4").reshape(-1, 2)
     heads, lengths = slots[:, 0].astype(np.int64), slots[:, 1].astype(np.int64)
     hashes = _field(index, "hash")

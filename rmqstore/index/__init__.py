@@ -1,10 +1,10 @@
-"""The index by key: hash index files and the index in RocksDB, and which of them answer a question.
+"""The index by key: hash index files, the index in RocksDB, and the choice between them.
 
 Entries of files hold hashes: whether a record has the key is decided by the record.
 
-- `key_source`: the shape of every index, several as one, and which records have the keys
+- `key_source`: the protocol of every index, several as one, and the comparison of records with keys
 - `index_file`: one hash index file
-- `index_service`: all of them: rolling, names, the read-write lock, three tries to make a file
-- `database_index`: the index in RocksDB, what of the log it covers
-- `log_index`: the files, and entries in memory for what they do not cover, made from the log
+- `index_service`: all files: their names and order, the roll to a new file, three tries to create one
+- `database_index`: the index in RocksDB, and the part of the log that it covers
+- `log_index`: the files, and entries in memory, made from the log, for the rest
 """

@@ -1,8 +1,7 @@
 """One index file: the hash table of a store that finds records by key.
 
-Owns making, opening and describing an index file; the bytes themselves are worked on by `_core.IndexRegion`, of which
-`IndexFile` is a subclass so that a call costs no second hop.  All state lies in the file: the counters are read from its
-header at every use (I5).  It never looks at the commit log.
+Owns creating, opening and describing an index file.  Its base class `_core.IndexRegion` reads and writes the bytes.  All state is
+in the file: each use reads the counters from the header (I5).
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ class IndexHeader:
     "select_phy_offset", "select_phy_offsets", "slot_num",
 )  # fmt: skip
 class IndexFile(NotCopied, IndexRegion):
-    """An index file that is mapped.  Made by `create` or `open`, usable in a ``with`` statement.
+    """A mapped index file.  Create one with `create` or `open`, and close it, preferably with ``with``.
 
     Methods of the compiled base class: `put_key`, `put_keys`, `select_phy_offset`, `select_phy_offsets`.
     """
 
     mapped_file: MappedFile
-    # The header that was last taken note of for a flush: everything that is put changes it.
+    # The header at the last `take_dirty`: every put changes it.
     _taken_header: tuple[int, ...] | None = None
-    # Of a sparse file: which pages of its hash slots have space.
+    # The pages of a sparse file's hash slots that have space.
     _slot_pages: np.ndarray | None = None
 
     def __init__(self, *arguments: object, **options: object) -> None:
@@ -73,25 +72,15 @@ class IndexFile(NotCopied, IndexRegion):
         sparse: bool = False,
         previous: IndexFile | None = None,
     ) -> IndexFile:
-        """Make a new index file without an entry, allocated on disk.
+        """Create an index file without an entry, allocated on disk; OSError if it exists, the disk is full, ….
 
-        Parameters
-        ----------
-        path : path
-        config : StoreConfig, optional
-            `max_hash_slot_num` and `max_index_num`; RocketMQ's defaults (5 000 000 and 20 000 000, 420 000 040 bytes).
-        prepared : PreparedFiles, optional
-            Files of its size that wait, and where a new one is made before it is renamed into place.
-        sparse : bool
-            All but the header is a hole; `reserve_entries` before each put.
-        previous : IndexFile, optional
-            The full one that it follows.  It has that one's end time and offset from the moment on at which it has its name:
-            RocketMQ (5.5.0) takes one without them for one that lacks everything, and puts all entries again.
+        - `config`: gives `max_hash_slot_num` and `max_index_num`; RocketMQ's defaults make 420 000 040 bytes.
+        - `prepared`: files of its size that are ready to be renamed into place.
+        - `sparse`: all but the header is a hole; call `reserve_entries` before each put.
+        - `previous`: the full file before it, whose end time and offset it has from the start: without them RocketMQ (5.5.0)
+          takes the file for one that lacks everything, and puts all entries again.
 
-        Raises
-        ------
-        OSError
-            The file exists, the disk is full, …
+        Raises FileExistsError, DiskFullError, OSError.
         """
         config = StoreConfig() if config is None else config
         pool = MappedFilePool(1)
@@ -110,7 +99,7 @@ class IndexFile(NotCopied, IndexRegion):
         try:
             return cls.over(created, config)
         except BaseException:
-            # An empty file among others would never be filled: a further try takes a new name.
+            # An empty file among others would never be filled: the next try takes a new name.
             created.destroy()
             raise
 
@@ -118,24 +107,16 @@ class IndexFile(NotCopied, IndexRegion):
     def open(
         cls, path: str | os.PathLike[str], config: StoreConfig | None = None, *, read_only: bool = False
     ) -> IndexFile:
-        """Open an index file that is there; a file of another length is refused, never extended.
+        """Open an existing index file; GeometryError if its length does not fit `config`, or its geometry cannot be inferred.
 
-        Parameters
-        ----------
-        config : StoreConfig, optional
-            Its geometry; by default it is found from the file itself (`StoreConfig.infer`).
+        - `config`: its geometry; by default `StoreConfig.infer` finds it from the file.
 
-        Raises
-        ------
-        GeometryError
-            The length is not that of the configured slots and entries, or the contents do not tell the geometry.
-        OSError
-            The file cannot be opened.
+        Raises FileNotFoundError, OSError.
         """
         path = os.fspath(path)
+        length = os.stat(path).st_size
         if config is None:
             config = StoreConfig.infer(path)
-        length = os.stat(path).st_size
         if length != config.index_file_size:
             raise GeometryError(
                 f"the index file has {length} bytes, but {config.max_hash_slot_num} slots and {config.max_index_num} "
@@ -148,7 +129,7 @@ class IndexFile(NotCopied, IndexRegion):
 
     @classmethod
     def over(cls, mapped_file: MappedFile, config: StoreConfig) -> IndexFile:
-        """The index file that `mapped_file` is, of the geometry that `config` says."""
+        """Return the index file in `mapped_file`, with the geometry of `config`."""
         index = cls.__new__(cls)
         index.mapped_file = mapped_file
         index.attach(mapped_file.region, config.max_hash_slot_num, config.max_index_num)
@@ -156,43 +137,38 @@ class IndexFile(NotCopied, IndexRegion):
 
     @property
     def path(self) -> str:
-        """str: the file."""
+        """The file's path."""
         return self.mapped_file.path
 
     @property
     def name(self) -> str:
-        """str: the file's name, which is its order among the others."""
+        """The file's name, which orders it among the others."""
         return os.path.basename(self.mapped_file.path)
 
     @property
     def header(self) -> IndexHeader:
-        """The header as it stands now."""
+        """The current header."""
         begin, end, begin_phy, end_phy, slots, count = self.read_header()
         return IndexHeader(begin, end, begin_phy, end_phy, slots, max(count, 1))
 
     @property
     def index_count(self) -> int:
-        """int: number of the next entry, from 1 on."""
+        """The number of the next entry, 1 for an empty file."""
         return max(self.read_header()[5], 1)
 
     def matches_time(self, begin: int, end: int) -> bool:
-        """bool: whether RocketMQ (5.5.0) looks into this file for the inclusive time range, ms since epoch."""
+        """Return True if RocketMQ (5.5.0) searches this file for the inclusive time range, ms since epoch."""
         header = self.read_header()
         first, last = header[0], header[1]
         return (begin < first and end > last) or first <= begin <= last or first <= end <= last
 
     def populate(self, num: int | None = None) -> None:
-        """Make the pages of the hash slots and of the next `num` entries (default: all) ready to be written.
+        """Prepare the pages of the hash slots and of the next `num` entries (default: all) for writing.
 
         The first write to a page of a new file costs many times what later ones do.  This takes about as long in all, but
-        may be done before the puts have to be fast (docs/performance.md).  The pages become dirty: 20 bytes an entry and 4 a
-        slot go to the disk some time.  A store does the like by itself.
-
-        Raises
-        ------
-        OSError
-            The file has holes (a Java store made it), and the disk has no space for them.
-        ReadOnlyError, StoreClosedError
+        may run before the puts have to be fast (docs/performance.md).  The pages become dirty: 20 bytes an entry and 4 a
+        slot.  A store does something similar by itself.  Raises OSError if a full disk has no space for holes (of a Java
+        store's file), ReadOnlyError, StoreClosedError.
         """
         count = self.index_count
         left = self.index_num - count
@@ -205,18 +181,7 @@ class IndexFile(NotCopied, IndexRegion):
             self.region.populate(self.entry_pos(count), num * _core.IndexLayout.ENTRY_SIZE)
 
     def reserve_entries(self, hashes: np.ndarray) -> None:
-        """Allocate the pages of a sparse file that entries with these index hashes are written to.
-
-        Parameters
-        ----------
-        hashes : int32 array
-            As of `put_hashes`.
-
-        Raises
-        ------
-        OSError
-            The disk is full; nothing was written.
-        """
+        """Allocate the pages of a sparse file for entries with these index hashes (int32); OSError if the disk is full."""
         count = self.index_count
         num = min(len(hashes), self.index_num - count)
         if num <= 0:
@@ -237,11 +202,11 @@ class IndexFile(NotCopied, IndexRegion):
         self._slot_pages[pages] = True
 
     def adopt(self) -> None:
-        """Let the next flush force the file even if nothing is put."""
+        """Make the next flush force the file even without a put."""
         self._taken_header = None
 
     def take_dirty(self) -> bool:
-        """Whether anything was put since this was last asked; ask while nobody puts.  `force` then writes it."""
+        """Return True if anything was put since the last call; call it while nobody puts, then `force`."""
         header = self.read_header()
         if header[5] < 1:
             # RocketMQ writes the count of an empty file, 1, with its first flush.
@@ -251,31 +216,19 @@ class IndexFile(NotCopied, IndexRegion):
         return before != header
 
     def force(self) -> None:
-        """Force the file to the disk while puts may go on; only what `take_dirty` saw is sure to be there.
-
-        Raises
-        ------
-        OSError
-            The system could not write.
-        """
+        """Force the file to the disk while puts may go on; only what `take_dirty` saw is certain to be there."""
         with naming_errors(self.path):
             self.region.flush()
 
     def flush(self) -> None:
-        """Force the file to the disk.
-
-        Raises
-        ------
-        OSError
-            The system could not write.
-        """
+        """Force the file to the disk; OSError if that fails."""
         if not self.region.writable:
             raise ReadOnlyError("a read-only index file cannot be flushed", self.path)
         self.take_dirty()
         self.force()
 
     def let_go(self) -> None:
-        """Forget the file's pool, which refers back to it: the mapping then goes with the last reference to this object."""
+        """Leave the pool, which refers back to the file: the mapping goes with the last reference to this object."""
         self.mapped_file.pool.forget(self.mapped_file)
 
     def close(self) -> None:

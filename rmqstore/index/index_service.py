@@ -1,10 +1,8 @@
 """The index service: the index files of a store as one index.
 
-Owns the list of index files, their names and their order, rolling to a new file when one is full, and answering a key
-over all files.  A read-write lock guards the list, not the entries.  It never reads the commit log; hits are offsets,
-and whether they are the right messages is the store's to check.  File names strictly increase, so that two files made
-within one millisecond, or in the repeated hour of a clock change, never meet (RocketMQ 5.5.0 lets the second overwrite
-the first).
+Owns the list of index files, their names and order, the roll to a new file, and searches over all files.  A read-write lock
+guards the list, not the entries.  Hits are offsets: the store compares the records.  File names strictly increase, also within a millisecond and
+when the clock goes back (RocketMQ 5.5.0 overwrites the older file then).
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from rmqstore._core import OpenedIndexes, chain_entries, index_key_hash
 from rmqstore._shown import shows
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import (
+    DiskFullError,
     GeometryError,
     GiveOptions,
     IndexFileError,
@@ -39,7 +38,7 @@ from rmqstore.files.durable import fsync_directory
 from rmqstore.files.listing import ask_again, listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import why_unreadable
-from rmqstore.files.os_errors import is_missing, is_unreadable
+from rmqstore.files.os_errors import is_full, is_missing, is_unreadable
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
 from rmqstore.selection import ANY_TIME, INT64_MAX
@@ -49,7 +48,6 @@ __all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_aft
 
 logger = logging.getLogger(__name__)
 
-# The system's word for a link to nothing, and for a file, where a folder should be.
 _CREATE_TRIES = 3
 _CREATE_PAUSE = 1.0  # seconds, as in RocketMQ
 # The number of entries of a later round, for all keys that go on together.
@@ -67,13 +65,12 @@ class ReadWriteLock:
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
-        self._readers = 0
-        self._writers_waiting = 0
+        self._readers = self._writers_waiting = 0
         self._writing = False
 
     @contextlib.contextmanager
     def read(self) -> Iterator[None]:
-        """Hold it together with other readers."""
+        """Hold the lock together with other readers."""
         with self._condition:
             while self._writing or self._writers_waiting:
                 self._condition.wait()
@@ -88,7 +85,7 @@ class ReadWriteLock:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[None]:
-        """Hold it alone."""
+        """Hold the lock alone."""
         with self._condition:
             self._writers_waiting += 1
             while self._writing or self._readers:
@@ -104,7 +101,7 @@ class ReadWriteLock:
 
 
 class QueryOffsetResult(NamedTuple):
-    """What RocketMQ's index service answers; offsets newest first, the newest file's end time (ms) and end offset."""
+    """The answer of RocketMQ's index service: offsets newest first, the newest file's end time (ms) and end offset."""
 
     phy_offsets: list[int]
     index_last_update_timestamp: int
@@ -112,7 +109,7 @@ class QueryOffsetResult(NamedTuple):
 
 
 def index_name_after(last: str | None, now: int) -> str:
-    """str: a 17-digit name for the time `now` (ms since epoch, local time zone) that is larger than `last`."""
+    """Return a 17-digit name for the time `now` (ms since epoch, local time zone) that is larger than `last`."""
     moment = datetime.datetime.fromtimestamp(now / 1000)
     name = moment.strftime("%Y%m%d%H%M%S") + f"{now % 1000:03d}"
     if last is None or int(name) > int(last):
@@ -138,7 +135,7 @@ class IndexService(NotCopied, OpenedIndexes):
     Parameters
     ----------
     root : path
-        The store's root; the files lie in ``index`` below it.
+        The store's root, which has the folder ``index``.
     config : StoreConfig
     read_only : bool
 
@@ -149,16 +146,15 @@ class IndexService(NotCopied, OpenedIndexes):
     index_error : bool
         A file could not be created; nothing more is indexed until the store is opened again.
     flush_on_roll : bool
-        Force a file to the disk as soon as it is full; False where somebody else flushes it later.
+        Force a file to the disk as soon as it is full; False if the store flushes it later.
     sparse : bool
-        Only what `put_hashes` writes gets space on disk, as of `MappedFilePool`.
+        Only what `put_hashes` writes gets space on disk.
     opened_files : tuple of IndexFile, or None
         All files, newest first, while all are open.
     passed_over : dict of str to StoreError
-        By name the files that `load` found damaged, or could not read, and left out (read-only use); no key is found
-        by them.  Where the folder cannot be looked into, it stands there by the name "".
+        The damaged and unreadable files that `load` skipped (read-only use), by name; "" is the folder itself.
     distrusted : set of str
-        Names of the files in which an exact search met what cannot be, so that they may hide entries.
+        Names of the files in which a search met an impossible entry, so that they may hide others.
     """
 
     opened_files: tuple[IndexFile, ...] | None
@@ -171,23 +167,23 @@ class IndexService(NotCopied, OpenedIndexes):
         self.read_only = read_only
         self.index_error = False
         self.passed_over: dict[str, StoreError] = {}
-        # Which files could be read when they were looked at last: by name the inode, and when that changed.
-        self._given_out: dict[str, tuple[int, int]] = {}
+        # Inode and change time of the files that could be read, by name.
+        self._readable: dict[str, tuple[int, int]] = {}
         self.distrusted: set[str] = set()
         self.create_pause = _CREATE_PAUSE
         self._names: list[str] = []
         self._open: OrderedDict[str, IndexFile] = OrderedDict()
         self.lock = ReadWriteLock()
         self._open_lock = threading.RLock()
-        # The one that was asked for last, while it is in `_open`: most questions are about the newest.
+        # The file that was used last, while it is in `_open`: most searches read the newest.
         self._recent: tuple[str, IndexFile] | None = None
         self.opened_files = None
-        # Another number whenever files come or go.
+        # Changes whenever files come or go.
         self.version = 0
         self._log_files: dict[str, IndexFile] = {}
-        # What `log_index` could not read of the log where it went over it: phy offsets, begin and end.
+        # Ranges of phy offsets that `log_index` scanned and could not read.
         self.log_damage: tuple[tuple[int, int], ...] = ()
-        # All names in their order, oldest first, those of the files made from the log among them; None until these are known.
+        # All names, oldest first, with the files made from the log; None until these are known.
         self._order: list[str] | None = None
         self._covers = True
         self._noted = False
@@ -197,33 +193,33 @@ class IndexService(NotCopied, OpenedIndexes):
         self.sparse = False
 
     def renew_locks(self) -> None:
-        """Give up the locks that other threads of a parent process may have held at a fork."""
+        """Replace the locks after a fork."""
         self.lock = ReadWriteLock()
         self._open_lock = threading.RLock()
 
     def load(self) -> None:
-        """List the index files; a name that is not a decimal number is passed over, as RocketMQ does."""
+        """List the index files; skip a name that is not a decimal number, like RocketMQ."""
         entries = listing(self.path, lambda entry: is_index_name(entry.name))
         passed_over: dict[str, StoreError] = {}
-        # A link that leads nowhere, to a disk that is not mounted for instance, is more than a folder that is missing.
+        # A broken link, to a disk that is not mounted for instance, is more than a missing folder.
         closed = entries.error if self.read_only and os.path.islink(self.path) else entries.problem
         if closed is not None:
             if not (self.read_only and (is_unreadable(closed) or is_missing(closed))):
                 raise closed
-            passed_over[""] = self.folder_not_given_out(closed)
+            passed_over[""] = self.unreadable_folder(closed)
         newest = max((entry.name for entry in entries), key=int, default=None)
         names = []
-        given_out: dict[str, tuple[int, int]] = {}
+        readable: dict[str, tuple[int, int]] = {}
         for entry in entries:
             try:
-                if self._counts(entry, entry.name == newest, given_out):
+                if self._counts(entry, entry.name == newest, readable):
                     names.append(entry.name)
             except FileNotFoundError:
-                continue  # Another process deleted it meanwhile.
+                continue  # Another process deleted it.
             except OSError as error:
                 if not (self.read_only and is_unreadable(error)):
                     raise
-                passed_over[entry.name] = self.not_given_out(error, entry.path)
+                passed_over[entry.name] = self.unreadable_file(error, entry.path)
             except GeometryError as error:
                 if not self.read_only or (entry.is_file() and not self._is_usual_size()):
                     raise
@@ -233,88 +229,64 @@ class IndexService(NotCopied, OpenedIndexes):
             told = isinstance(problem, GeometryError) and "max_index_num" in self.config.assumed
             if name not in self.passed_over and not told:
                 logger.warning("%s: %s", problem.path, problem.message)
-        self.passed_over, self._given_out = passed_over, given_out
+        self.passed_over, self._readable = passed_over, readable
         self.take(names)
 
-    def _counts(self, entry: os.DirEntry[str], is_newest: bool, given_out: dict[str, tuple[int, int]]) -> bool:
-        # Whether this is an index file; raises where it cannot be used.
+    def _counts(self, entry: os.DirEntry[str], is_newest: bool, readable: dict[str, tuple[int, int]]) -> bool:
+        # True for an index file; raises if it is unusable.
         if not entry.is_file():
-            text = "a directory lies among the index files; move it away"
+            text = "a directory is among the index files; move it away"
             if entry.is_symlink() and not os.path.exists(entry.path):
-                text = "a link that leads nowhere stands for an index file; bring back what it leads to"
+                text = "an index file is a broken symlink; restore the file that it points to"
             raise GeometryError(text, entry.path, 0)
         status = entry.stat()
         if self.read_only and status.st_size == 0 and is_newest:
             # A Java store makes a file and then extends it.
             return False
         file = status.st_ino, status.st_ctime_ns
-        if file != self._given_out.get(entry.name) and (failure := why_unreadable(entry.path)) is not None:
+        if file != self._readable.get(entry.name) and (failure := why_unreadable(entry.path)) is not None:
             raise failure
-        given_out[entry.name] = file
+        readable[entry.name] = file
         if status.st_size != self.config.index_file_size:
-            raise self.of_length(status.st_size, entry.path)
+            raise self.wrong_length(status.st_size, entry.path)
         return True
 
     def _is_usual_size(self) -> bool:
-        # Numbers that were only assumed, because no file told them, say nothing about a file.
+        # Assumed numbers prove nothing about a file.
         return "max_index_num" in self.config.assumed or is_usual_size(self.root, "index", self.config.index_file_size)
 
     @staticmethod
-    def not_given_out(error: OSError, path: str) -> StoreError:
-        """StoreError: what to say of an index file that the system does not give out, for the reason `error`."""
-        return StoreError(
-            f"the index file cannot be read ({error.strerror or error}): no key is found by it, and the log is "
-            "searched instead. Let this user read it, or restore it from a copy where the disk fails; without one, move "
-            "it away and run rebuild, which writes the index again from the log",
-            path,
-            0,
+    def unreadable_file(error: OSError, path: str) -> StoreError:
+        """Return the error about an index file that cannot be read because of `error`."""
+        text = (
+            f"the index file cannot be read ({error.strerror or error}); the log is searched instead. Let this user read it, or "
+            "restore it from a copy if the disk fails; without a copy, move it away and run rebuild"
         )
+        return StoreError(text, path, 0)
 
-    def folder_not_given_out(self, error: OSError) -> StoreError:
-        """StoreError: what to say where the system does not give out the folder, for the reason `error`."""
+    def unreadable_folder(self, error: OSError) -> StoreError:
+        """Return the error about the folder, which cannot be listed because of `error`."""
         reason, advice = error.strerror or error, "Let this user list and search it"
-        if is_missing(error):
-            leads_nowhere = isinstance(error, FileNotFoundError)
-            reason = "it is a link that leads nowhere" if leads_nowhere else "it is no folder"
-            advice = "Bring back what it leads to" if leads_nowhere else "Move it away"
-        return StoreError(
-            f"the folder of the index cannot be looked into ({reason}): no key is found by its files, "
-            f"and the log is searched instead. {advice}",
-            self.path,
-            0,
-        )
+        if isinstance(error, FileNotFoundError):
+            reason, advice = "it is a broken symlink", "Restore the folder that it points to"
+        elif is_missing(error):
+            reason, advice = "it is no folder", "Move it away"
+        text = f"the folder of the index cannot be listed ({reason}); the log is searched instead. {advice}"
+        return StoreError(text, self.path, 0)
 
-    def of_length(self, length: int, path: str) -> GeometryError:
-        """GeometryError: what to say of an index file that has `length` bytes, which is not what it should have."""
-        config, pos = self.config, min(length, self.config.index_file_size)
-        numbers = f"max_hash_slot_num={config.max_hash_slot_num} and max_index_num={config.max_index_num}"
+    def wrong_length(self, length: int, path: str) -> GeometryError:
+        """Return the error about an index file of `length` bytes, which is not the length of the others."""
+        config = self.config
+        text: str | Sentence = f"the index file has {length} bytes, but max_hash_slot_num={config.max_hash_slot_num} and "
+        text += f"max_index_num={config.max_index_num} make {config.index_file_size}"
         if "max_index_num" in config.assumed:
-            return GeometryError(
-                Sentence(
-                    f"the index file has {length} bytes, and its numbers of slots and entries are not known: no key is found by "
-                    "it; give ",
-                    GiveOptions(("max_hash_slot_num=...", "max_index_num=..."), infer=False),
-                ),
-                path,
-                pos,
-            )
-        if not self._is_usual_size():
-            return GeometryError(
-                Sentence(
-                    f"the index file has {length} bytes, but {numbers} make {config.index_file_size}; open the store with the "
-                    "numbers that it was written with",
-                    InferConfig(),
-                ),
-                path,
-                pos,
-            )
-        return GeometryError(
-            f"the index file has {length} bytes where {numbers} make {config.index_file_size}: it is damaged, and no key is "
-            "found by it. Read-only the rest can be read. To write, restore the file from a copy, or run rebuild, which "
-            "writes the index again from the log",
-            path,
-            pos,
-        )
+            give = GiveOptions(("max_hash_slot_num=...", "max_index_num=..."), infer=False)
+            text = Sentence(f"the index file has {length} bytes, its numbers of slots and entries are unknown; give ", give)
+        elif self._is_usual_size():
+            text += ": it is damaged and skipped. To write, restore the file from a copy, or run rebuild"
+        else:
+            text = Sentence(f"{text}; open the store with the numbers that it was written with", InferConfig())
+        return GeometryError(text, path, min(length, config.index_file_size))
 
     def take(self, names: list[str]) -> None:
         """Use exactly these files instead of what `load` would list."""
@@ -325,12 +297,12 @@ class IndexService(NotCopied, OpenedIndexes):
                 self._list_changed()
             self._names = ordered
             for name in gone:
-                # Deleted or made again by another process; whoever searches it goes on.
+                # Another process deleted or rebuilt it; a running search goes on.
                 self._open.pop(name).let_go()
                 self.distrusted.discard(name)
 
-    def ask_anew(self) -> None:
-        """Have the next exact question ask what the files leave out of the log, as after a change of their list."""
+    def invalidate(self) -> None:
+        """Make the next exact search look again for parts of the log that no file covers."""
         with self._open_lock:
             self._list_changed()
 
@@ -339,12 +311,11 @@ class IndexService(NotCopied, OpenedIndexes):
         self.version += 1
 
     def take_log_files(self, order: list[tuple[str, IndexFile | None]], covers: bool, version: int) -> bool:
-        """Let exact questions ask files in memory too, which `log_index` made from the log.
+        """Let exact searches use files in memory too, which `log_index` made from the log; False if the list changed.
 
-        - `order`: every name, oldest first; None for those that are on disk.
+        - `order`: every name, oldest first; None for a file on disk.
         - `covers`: together they cover the whole log.
-        - `version`: `version` as it was before the names were asked for.
-        - Returns bool: False where the list changed since then: nothing is taken, as it would hide what came.
+        - `version`: the `version` before the names were read.
         """
         with self._open_lock:
             if version != self.version:
@@ -356,28 +327,28 @@ class IndexService(NotCopied, OpenedIndexes):
 
     @property
     def has_log_files(self) -> bool:
-        """bool: `take_log_files` was told which files there are since the list changed last."""
+        """True if `take_log_files` was called since the list changed."""
         return self._order is not None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """tuple of str: the file names, oldest first."""
+        """The file names, oldest first."""
         return tuple(self._names)
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """tuple of str: as `names`, those in memory among them."""
+        """The names of the files on disk and in memory, oldest first."""
         return tuple(self._names if self._order is None else self._order)
 
     def file(self, name: str) -> IndexFile:
-        """The index file of that name, opened; few are kept open besides the newest."""
+        """Return the index file of that name, opened."""
         recent = self._recent
         if recent is not None and recent[0] == name:
             return recent[1]
         with self._open_lock:
             if self._closed:
                 raise StoreClosedError("the store is closed; open it again", self.path)
-            # A finalizer on this thread passes the lock and may close the service between any two lines.
+            # A finalizer on this thread may enter the lock and close the service between any two lines.
             opened = self._open
             index = opened.get(name)
             if index is None and name in self._log_files:
@@ -400,7 +371,7 @@ class IndexService(NotCopied, OpenedIndexes):
             return index
 
     def _let_go_of_others(self, name: str, opened: OrderedDict[str, IndexFile]) -> None:
-        # Only the reference goes: whoever is searching a file keeps it until done.
+        # Only the reference goes: a running search keeps its file.
         while len(opened) > max(2, self.config.max_mapped_files):
             oldest = next(each for each in opened if each not in (name, self._names[-1]))
             if opened[oldest].region.writable:
@@ -411,17 +382,17 @@ class IndexService(NotCopied, OpenedIndexes):
             index.let_go()
 
     def files(self) -> Iterator[IndexFile]:
-        """The index files, newest first."""
+        """Yield the index files, newest first."""
         for name in reversed(self._names):
             yield self.file(name)
 
     # ------------------------------------------------------------------------------------------------------ building
 
     def current(self) -> IndexFile:
-        """The file that takes the next entry: the newest, or a new one when it is full or none exists."""
+        """Return the file for the next entry: the newest, or a new one if it is full or none exists."""
         newest = self.newest()
         if newest is not None and not newest.is_full:
-            # A file that a Java store made has holes; on a full disk that must be an error here and no SIGBUS later.
+            # A Java store's file has holes: a full disk must be an error here and no SIGBUS later.
             if not self.sparse:
                 newest.mapped_file.reserve(newest.mapped_file.size)
             return newest
@@ -432,18 +403,17 @@ class IndexService(NotCopied, OpenedIndexes):
                 "an earlier failure to create an index file stopped indexing; reopen the store", self.path
             )
 
-
         def warn(number: int, error: Exception) -> None:
             logger.warning("try %d of %d to create an index file failed: %s", number, _CREATE_TRIES, error)
 
-        def wait() -> None:
-            time.sleep(self.create_pause)
-
         try:
-            created = ask_again(lambda: self._create(newest), wait, OSError, _CREATE_TRIES - 1, warn)
+            created = ask_again(
+                lambda: self._create(newest), lambda: time.sleep(self.create_pause), OSError, _CREATE_TRIES - 1, warn
+            )
         except OSError as failure:
             self.index_error = True
-            raise IndexFileError(
+            kind = DiskFullError if is_full(failure) else IndexFileError
+            raise kind(
                 f"an index file of {self.config.index_file_size} bytes could not be created in {_CREATE_TRIES} tries "
                 f"({failure}); free space or repair the directory, then open the store again: what is not indexed yet is "
                 "indexed then",
@@ -454,25 +424,25 @@ class IndexService(NotCopied, OpenedIndexes):
         return created
 
     def newest(self) -> IndexFile | None:
-        """The newest file, None if there is none."""
+        """Return the newest file, None for none."""
         return self.file(self._names[-1]) if self._names else None
 
     def opened_newest(self) -> IndexFile | None:
-        """The newest file if it is open now, else None."""
+        """Return the newest file if it is open, else None."""
         names = self._names
         return self._open.get(names[-1]) if names else None
 
     def has_room(self) -> bool:
-        """bool: there is a newest file, and it is not full."""
+        """Return True if the newest file exists and is not full."""
         names = self._names
         return bool(names) and not self.file(names[-1]).is_full
 
     def was_replaced(self) -> bool:
-        """bool: the newest file is not the one that bears its name now (read-only use)."""
+        """Return True if another process replaced the newest file (read-only use)."""
         return bool(self._names) and not self.file(self._names[-1]).mapped_file.is_current()
 
     def is_whole(self) -> bool:
-        """bool: exactly the files that were listed or made are there."""
+        """Return True if the folder contains exactly the files that were listed or created."""
         with self._open_lock:
             found = listing(self.path, lambda entry: is_index_name(entry.name))
             if found.problem is not None:
@@ -480,27 +450,23 @@ class IndexService(NotCopied, OpenedIndexes):
             return set(self._names) == set(found.names) and all(index.mapped_file.is_current() for index in self._open.values())
 
     def adopt(self, is_on_disk: Callable[[int, int], bool]) -> None:
-        """Let the next flush force what a process that died may have left unforced.
-
-        - `is_on_disk`: tells it by the end timestamp and the end phy offset of a file, as `Checkpoint.has_index`.
-        """
+        """Make the next flush force each file that a dead process may not have forced, see `Checkpoint.has_index`."""
         for index in self.files():
             if is_on_disk(index.header.end_timestamp, index.header.end_phy_offset):
                 break
             index.adopt()
 
     def reserve(self) -> None:
-        """Allocate the newest file on disk where a Java store left holes in it."""
-        if self._names:
-            self.file(self._names[-1]).mapped_file.reserve(self.config.index_file_size)
+        """Allocate the newest file on disk: a Java store leaves holes."""
+        newest = self.newest()
+        if newest is not None:
+            newest.mapped_file.reserve(self.config.index_file_size)
 
     @property
     def fill(self) -> float:
-        """float: used part of the newest file's entries, 0 to 1; 0 if there is no file."""
-        if not self._names:
-            return 0.0
-        index = self.file(self._names[-1])
-        return (index.index_count - 1) / max(index.index_num - 1, 1)
+        """The used part of the newest file's entries, 0 to 1; 0 if there is no file."""
+        newest = self.newest()
+        return 0.0 if newest is None else (newest.index_count - 1) / max(newest.index_num - 1, 1)
 
     def _create(self, newest: IndexFile | None) -> IndexFile:
         name = index_name_after(self._names[-1] if self._names else None, time.time_ns() // 1_000_000)
@@ -526,16 +492,11 @@ class IndexService(NotCopied, OpenedIndexes):
     # ------------------------------------------------------------------------------------------------------ querying
 
     def query_offset(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryOffsetResult:
-        """What RocketMQ's ``IndexService.queryOffset`` (5.5.0) answers, quirks included.
+        """Answer like RocketMQ's ``IndexService.queryOffset`` (5.5.0), quirks included.
 
-        Parameters
-        ----------
-        key : str
-            For a tag, ``T#`` and the tag.
-        max_num : int
-            At most so many, and never more than `max_msgs_num_batch` (64).
-        begin, end : int
-            ms since epoch, inclusive.
+        - `key`: for a tag, ``T#`` and the tag.
+        - `max_num`: the number of offsets at most, and never more than `max_msgs_num_batch` (64).
+        - `begin`, `end`: ms since epoch, inclusive.
         """
         max_num = min(max_num, self.config.max_msgs_num_batch)
         key_hash = index_key_hash(topic, key)
@@ -546,7 +507,7 @@ class IndexService(NotCopied, OpenedIndexes):
                 try:
                     index = self.file(name)
                 except (FileNotFoundError, OffsetOutOfRangeError):
-                    break  # It expired meanwhile, and so did what is older.
+                    break  # It expired, and so did older ones.
                 header = index.read_header()
                 if number == 0:
                     last_time, last_phy = header[1], header[3]
@@ -557,7 +518,7 @@ class IndexService(NotCopied, OpenedIndexes):
         return QueryOffsetResult(phy_offsets, last_time, last_phy)
 
     def newest_first(self) -> Iterable[IndexFile]:
-        """The files as they are now, newest first, opened one by one; one that expires meanwhile is passed over."""
+        """Return the current files, newest first, opened one by one; one that expires is skipped."""
         return self.opened_files or self._open_in_turn()
 
     def _open_in_turn(self) -> Iterator[IndexFile]:
@@ -569,19 +530,19 @@ class IndexService(NotCopied, OpenedIndexes):
                 yield index
         with self._open_lock:
             known = {**self._open, **self._log_files}
-            # Who answers from these alone must know that they cover the log.
+            # A search of these alone is complete only if they cover the log.
             complete = self._order is not None and self._covers and names == self.all_names[::-1]
             if complete and all(name in known for name in names):
                 self.opened_files = tuple(known[name] for name in names)
 
     def _opened(self, name: str, log_files: dict[str, IndexFile]) -> IndexFile | None:
-        # None for a file that expired since it was listed.
+        # None if the file expired.
         with contextlib.suppress(FileNotFoundError, OffsetOutOfRangeError):
             return log_files.get(name) or self.file(name)
         return None
 
     def note_damage(self) -> bool:
-        """bool: a search met what cannot be in a file that was trusted so far; ask again, as `log_index` covers it now."""
+        """Return True if a search met damage in a trusted file: search again, as `log_index` covers it now."""
         with self._open_lock:
             before = len(self.distrusted)
             for name, index in self._open.items():
@@ -598,13 +559,13 @@ class IndexService(NotCopied, OpenedIndexes):
             self._list_changed()
             self._noted = True
             logger.warning(
-                "index file %s has an entry that leads nowhere or to another message; the log is searched instead "
-                "(rmqstore verify says more, rmqstore rebuild --what index rebuilds it)",
+                "index file %s has an entry that points outside the log or to another message; the log is searched instead "
+                "(rmqstore verify reports more, rmqstore rebuild --what index rebuilds it)",
                 os.path.join(self.path, name),
             )
 
     def distrust_entry(self, key_hash: int, phy_offset: int) -> None:
-        """Have the next `note_damage` name the files in which an entry with this hash leads to `phy_offset`."""
+        """Make the next `note_damage` name the files in which an entry with this hash points to `phy_offset`."""
         for name in self.names:
             with contextlib.suppress(FileNotFoundError, OffsetOutOfRangeError):
                 index, at = self.file(name), -1
@@ -618,22 +579,13 @@ class IndexService(NotCopied, OpenedIndexes):
         wanted: np.ndarray | None = None,
         times_in: Callable[[IndexFile], Span] = lambda index: ANY_TIME,
     ) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-        """Yield the entries with these index hashes in rounds, each of which goes on where the last one stopped.
+        """Yield the entries with these index hashes (int32) in rounds, each continuing the last one.
 
-        Parameters
-        ----------
-        hashes : int32 array
-        wanted : int64 array, optional
-            The number of entries of each hash in the first round; the caller lowers it between rounds.  Later rounds have more
-            entries of the hashes that still want some.  None = all entries in one round.
-        times_in : callable
-            Returns the store times by which entries of a file are chosen; the others are skipped.
-
-        Yields
-        ------
-        (int32 array, int64 array, bool)
-            As for `_columns.entries_by_key`: number of the hash and phy offset of each entry, ordered by number, of one number
-            the newest first; and whether the phy offsets of every number fall.
+        - `wanted`: the number of entries of each hash in the first round (int64); the caller lowers it between rounds.  Later
+          rounds have more entries of the hashes that still want some.  None = all entries in one round.
+        - `times_in`: returns the store times by which entries of a file are chosen.
+        - Yields (int32 array, int64 array, bool), like `_columns.entries_by_key`: number of the hash and phy offset of each
+          entry, by number, newest first within one; and True if the phy offsets of every number fall.
         """
         with self._open_lock:
             names, log_files = self.all_names[::-1], self._log_files
@@ -657,14 +609,14 @@ class IndexService(NotCopied, OpenedIndexes):
             if not num:
                 return
             first = int((cursors[goes_on] >> 32).min())
-            # Entries of other keys with the same hash may fill a chain: few rounds, and none that needs much memory.
+            # Other keys with the same hash may fill a chain, so later rounds are larger, within a bound.
             growth = min(4 * growth, _ROUND)
             left = np.maximum(wanted, np.minimum(np.minimum(wanted, _ROUND) * growth, _ROUND // num)) * goes_on
 
     # -------------------------------------------------------------------------------------------------------- upkeep
 
     def delete_expired(self, min_phy_offset: int) -> int:
-        """Delete the files whose last record lies below `min_phy_offset`, oldest first, never the newest; their number."""
+        """Delete the files whose last record is below `min_phy_offset`, oldest first, never the newest; return their number."""
         deleted = 0
         while len(self._names) > 1:
             index = self.file(self._names[0])
@@ -681,12 +633,11 @@ class IndexService(NotCopied, OpenedIndexes):
             self._list_changed()
             self._names.remove(name)
             self._open.pop(name, None)
-        # Whoever searches it goes on; the memory goes with the last of them.
         index.mapped_file.destroy()
         fsync_directory(self.path)
 
     def take_dirty(self) -> list[IndexFile]:
-        """The files in which anything was put since this was last asked, for `IndexFile.force`; ask while nobody puts."""
+        """Return the files that changed since the last call, for `IndexFile.force`; call it while nobody puts."""
         with self._open_lock:
             return [index for index in self._open.values() if index.region.writable and index.take_dirty()]
 
@@ -700,7 +651,7 @@ class IndexService(NotCopied, OpenedIndexes):
         with self._open_lock:
             self._closed = True
             self._recent = self.opened_files = None
-            # Who goes over the dictionaries, interrupted by a finalizer that closes, keeps the old ones and meets closed files.
+            # A thread that iterates the dictionaries keeps the old ones and meets closed files.
             opened, self._open = self._open, OrderedDict()
             log_files, self._log_files = self._log_files, {}
             for index in [*opened.values(), *log_files.values()]:

@@ -1,8 +1,8 @@
-"""Looking up keys, whatever holds the index: the shape of every index, several of them as one, and which records have the keys.
+"""Searches by key: the protocol of every index, several indexes as one, and the comparison of records with keys.
 
-An index only has candidates: places at which a record may have a key. `SoughtKeys.matching` is the one place that compares the
-records there with the keys, for messages and for columns alike. To add a kind of index, write a class with the methods of
-`KeySource`, and have `rmqstore.store.querying` ask it.
+An index only has candidates: places at which a record may have a key.  `SoughtKeys.matching` compares the records there with the
+keys, for messages and for columns.  A new kind of index is a class with the methods of `KeySource`, which
+`rmqstore.store.querying` uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqstore.sources import LogSource
 from rmqstore.spans import Span, joined
 
 if TYPE_CHECKING:
-    # As in `rmqstore.sources`.
+    # See `rmqstore.sources`.
     from numpy import ndarray
 
 __all__ = ["Candidates", "KeySource", "Merged", "SoughtKeys"]
@@ -51,19 +51,21 @@ class Candidates:
 
 
 def is_replaced(selection: Selection) -> bool:
-    """Return True where topic or key has text that was replaced while it was decoded, and is no key's bytes."""
+    """Return True if topic or key contains text that was replaced while it was decoded: it cannot be compared as bytes."""
     return "\ufffd" in selection.topic or "\ufffd" in selection.key
 
 
 class SoughtKeys:
-    """Keys that are looked up together, each in its topic; `selection` has what they are (`index_type`), and the store times.
+    """Keys that are searched together, each in its topic.
 
-    `texts` are keys and topics as they are stored; `pairs` returns topic and key as text, for an index that needs them.
+    - `texts`: keys and topics as they are stored.
+    - `selection`: the kind of the keys (`index_type`) and the store times.
+    - `pairs`: returns topics and keys as text, for an index that needs them.
     """
 
     def __init__(self, texts: KeyTexts, selection: Selection, pairs: Callable[[], Iterable[tuple[str, str]]]):
         self.texts, self.selection, self.pairs = texts, selection, pairs
-        # Text that was replaced while it was decoded cannot be compared as bytes.
+        # See `is_replaced`.
         self.by_text = False
 
     @classmethod
@@ -81,7 +83,7 @@ class SoughtKeys:
 
     @functools.cached_property
     def hashes(self) -> np.ndarray:
-        """array of int32: the hash of each key in index files."""
+        """The hash of each key in index files (int32)."""
         return self.texts.hashes(self.selection.index_type == "T")
 
     def at_any_time(self) -> SoughtKeys:
@@ -100,8 +102,7 @@ class SoughtKeys:
     ) -> tuple[list[list[Any]], np.ndarray]:
         """Compare the records at candidates with the keys and the store times, at most `max_num` of each key.
 
-        `out` gets the rows, and `take` takes full batches out of it.  Returns these batches, and as an array of bool which
-        candidates were taken.
+        `out` gets the rows, and `take` takes full batches out of it.  Returns these batches, and a mask of the matching candidates.
         """
         batches = []
         numbers, phy_offsets = candidates.numbers, candidates.phy_offsets
@@ -118,7 +119,7 @@ class SoughtKeys:
             at, num = 0, len(places)
             while at < num:
                 first = part.start + at
-                # How many rows the key has of which others were looked at before.
+                # The first row of this key; earlier parts may hold some of its rows.
                 run = int(np.searchsorted(numbers, numbers[first])) if first else 0
                 at = out.fill_matching(
                     regions, bases, places, phy_offsets[part], taken[part], numbers[part], self.texts,
@@ -135,32 +136,32 @@ class KeySource(Protocol):
     """An index by key."""
 
     def candidates(self, sought: SoughtKeys, wanted: ndarray | None = None) -> Iterator[Candidates]:
-        """Yield where records may have the keys, in rounds; of each key, the newest entries are in the first one.
+        """Yield the places of records that may have the keys, in rounds; the first round has the newest entries of each key.
 
-        Every record that has a key, and that `covered` includes, is among them; so may be records with other keys, and records
-        of other times.  `wanted` is for each key the number of records that are still to be found (int64): the caller lowers it
-        between rounds, and the rounds end when no key wants more.  None = all candidates in one round.
+        They include every record with a key in the `covered` parts, and may include records with other keys or times.  `wanted`
+        is the number of missing records of each key (int64): the caller lowers it between rounds, and the rounds end when no key
+        wants more.  None = all candidates in one round.
         """
 
     def covered(self) -> list[Span]:
         """Return the parts of the log of which the index has every entry: phy offsets, ascending and apart."""
 
     def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
-        """Judge the candidates whose records do not have their key, or not at the times that were asked for.
+        """Judge candidates whose records lack the key or have another time.
 
-        An entry may lead to another key of the same hash, or to what retention deleted. If an entry cannot be true, the index is
-        damaged and may lack others: from then on `covered` leaves out what it may lack.
+        An entry may point to another key of the same hash, or to an expired record.  If an entry is impossible, the index is
+        damaged and may lack others: `covered` then leaves them out.
         """
 
 
 class Merged:
-    """Several indexes as one, a `KeySource`: what one of them has is found."""
+    """Several indexes as one `KeySource`: a search finds what any of them has."""
 
     def __init__(self, *sources: KeySource):
         self.sources = sources
 
     def candidates(self, sought: SoughtKeys, wanted: ndarray | None = None) -> Iterator[Candidates]:
-        """Yield the candidates of all in one round, those of each key in the order of falling phy offsets, each once."""
+        """Yield the candidates of all in one round, each once, by falling phy offsets for each key."""
         parts = [part for source in self.sources for part in source.candidates(sought)]
         numbers = np.concatenate([part.numbers for part in parts])
         phy_offsets = np.concatenate([part.phy_offsets for part in parts])
@@ -175,7 +176,7 @@ class Merged:
         return joined(span for source in self.sources for span in source.covered())
 
     def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
-        """Have each judge these candidates."""
+        """Let each index judge these candidates."""
         for source in self.sources:
             source.doubt(sought, rejected)
 

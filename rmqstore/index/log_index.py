@@ -1,9 +1,8 @@
-"""What the index files do not cover, found in the log: entries in memory for the stretches that no index file speaks for.
+"""Index entries in memory for the parts of the log that no index file covers.
 
-Owns finding these stretches (an index file is gone or damaged, there is none, or the broker died before it indexed the newest
-records) and making an index file in memory for each, from the log, within a bound.  It writes nothing to disk (I7).  Answers as the
-Java store gives them never ask it.  Records without keys leave no entries, so that a stretch between two files may be empty:
-it is gone over once, and then known.
+Owns finding these stretches (a file is missing or damaged, or the broker died before it indexed the newest records) and building
+an index file in memory for each, within a bound.  It writes nothing to disk (I7).  Java-compatible searches never use it.  A
+stretch may hold no key; it is scanned once anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -33,12 +31,12 @@ __all__ = ["LogIndex"]
 
 logger = logging.getLogger(__name__)
 
-# The end of the log is looked at in steps while another process appends; so many, then it is gone over at once.
+# The number of steps in which a growing log is scanned before all of it is scanned at once.
 _PARTS = 64
 
 
 class _Part(NamedTuple):
-    # A stretch of the log that was gone over, and its entries; None where it has none.  What of it no record could be read of.
+    # A scanned stretch of the log, its entries or None, and the unreadable ranges in it.
     begin: int
     end: int
     entries: IndexFile | None
@@ -46,10 +44,10 @@ class _Part(NamedTuple):
 
 
 class LogIndex:
-    """The index files of a store, and entries of those stretches of its log that they do not cover, as a `KeySource`.
+    """The index files of a store, and entries for the stretches of its log that they do not cover, as a `KeySource`.
 
-    - `database`: what it covers need not be gone over either.
-    - `uncovered`: phy offsets, begin and end, of what neither the index nor this covers; ascending.
+    - `database`: the index in RocksDB; what it covers is not scanned.
+    - `uncovered`: the ranges of phy offsets that neither covers, ascending.
     """
 
     def __init__(
@@ -63,30 +61,30 @@ class LogIndex:
         self._parts: list[_Part] = []
         self._bytes = 0
         self._known: tuple[int, int] | None = None
-        # What the index in RocksDB covered then.
+        # The ranges that the index in RocksDB covered at the last scan.
         self._of_database: list[tuple[int, int]] = []
         self._tail: tuple[int, int] | None = None
-        # Who had the store for writing when it was looked at last: when `abort` was written, and whether he was there.
+        # The time of the `abort` file at the last scan, and whether a writer held the store.
         self._writer: tuple[tuple[int, int] | None, bool] = None, False
         self._complained: set[str] = set()
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Forget what the log says: it was replaced."""
+        """Forget all entries from the log, which was replaced."""
         self._parts, self._bytes, self._known = [], 0, None
 
     def look_again(self) -> None:
-        """Have the next question look anew where a writer came or went since: a dead one leaves what nobody indexes."""
+        """Invalidate the entries if a writer started or died: a dead writer leaves records that nobody indexes."""
         with self._lock:
             if self._known is not None and self._writer_now() != self._writer:
                 self._known = None
-                self.index_service.ask_anew()
+                self.index_service.invalidate()
 
     def _writer_now(self) -> tuple[tuple[int, int] | None, bool]:
         return abort_mark(self.root), is_held(self.root)
 
     def stretches(self) -> list[tuple[int, int]]:
-        """list of (int, int): phy offsets, begin and end, of what the index does not cover; `cover` goes over these."""
+        """Return the ranges of phy offsets that the index does not cover and `cover` scans."""
         return self._stretches()[0]
 
     def candidates(self, sought: SoughtKeys, wanted: np.ndarray | None = None) -> Iterator[Candidates]:
@@ -96,7 +94,7 @@ class LogIndex:
             yield Candidates(*found)
 
     def times_in(self, index: IndexFile, times: Span) -> Span:
-        """Return the store times by which entries of a file can be chosen; any, if its begin time and first record differ."""
+        """Return the store times by which entries of a file can be chosen: any, if its begin time contradicts its first record."""
         if times == ANY_TIME:
             return times
         header = index.header
@@ -107,7 +105,7 @@ class LogIndex:
         return without(self.commit_log.min_offset, self.commit_log.max_offset, self.uncovered)
 
     def doubt(self, sought: SoughtKeys, rejected: Candidates) -> None:
-        """Have the index service distrust the files whose entries cannot be true, see `KeySource`."""
+        """Make the index service distrust files with impossible entries, see `KeySource`."""
         key_hashes, phy_offsets = sought.hashes[rejected.numbers], rejected.phy_offsets
         for place in np.flatnonzero(phy_offsets >= self.commit_log.max_offset).tolist():
             self.index_service.distrust_entry(int(key_hashes[place]), int(phy_offsets[place]))
@@ -118,7 +116,7 @@ class LogIndex:
                 self.index_service.distrust_entry(int(hashes[place]), int(offsets[place]))
 
     def is_current(self) -> bool:
-        """bool: `cover` would find nothing new in the list of index files, nor at the end of log and index."""
+        """Return True if neither the list of index files nor the end of log and index changed since `cover`."""
         if self._known is None or self._known[0] != self.index_service.version or not self.index_service.has_log_files:
             return False
         if self.database is not None and self.database.covered() != self._of_database:
@@ -131,29 +129,29 @@ class LogIndex:
         return self.commit_log.max_offset, 0 if newest is None else newest.index_count
 
     def _file(self, name: str) -> IndexFile | None:
-        # None where it was deleted since it was listed, or is damaged.
+        # None for a deleted or damaged file.
         try:
             return self.index_service.file(name)
         except (FileNotFoundError, OffsetOutOfRangeError, GeometryError):
             return None
 
     def cover(self, max_log_bytes: int | None, progress: Callable[[int, int], object] | None = None) -> None:
-        """Go over what the index files do not cover, the newest first, and let the index service ask it.
+        """Scan what the index files do not cover, the newest first, and give the entries to the index service.
 
-        - `max_log_bytes`: go over at most so many bytes, those of earlier calls included; None = all.
-        - `progress`: told how many bytes were gone over, and how many there are to go over.
+        - `max_log_bytes`: the number of bytes to scan at most, with those of earlier calls; None = all.
+        - `progress`: called with the numbers of scanned bytes and of all bytes to scan.
         """
         limit = 1 << 62 if max_log_bytes is None else max(max_log_bytes, 0)
         with self._lock:
             while not self._cover(limit, progress):
-                pass  # A writer's next file came meanwhile.
+                pass  # A writer added a file.
 
     def renew_lock(self) -> None:
-        """Give up the lock that another thread of a parent process may have held at a fork."""
+        """Replace the lock after a fork."""
         self._lock = threading.Lock()
 
     def _cover(self, limit: int, progress: Callable[[int, int], object] | None) -> bool:
-        # False where the list of index files changed meanwhile.
+        # False if the list of index files changed.
         if self.is_current() and (not self.uncovered or (self._known is not None and limit <= self._known[1])):
             return True
         version, tail, self._writer = self.index_service.version, self._tail_now(), self._writer_now()
@@ -172,8 +170,8 @@ class LogIndex:
             room = limit - self._bytes
             first = begin if end - begin <= room else end - room
             if room > 0:
-                part = self._go_over(first, end, progress, done, total)
-                # Where it began in the middle of a record, it covers from the next one on.
+                part = self._scan(first, end, progress, done, total)
+                # A part that begins within a record covers from the next record.
                 first = part.begin
                 self._parts.append(part)
                 self._bytes += end - first
@@ -186,15 +184,15 @@ class LogIndex:
         return self._hand_over(version, stretches[-1][0] if has_tail else None)
 
     def _hand_over(self, version: int, tail: int | None) -> bool:
-        # Entries from the log stand where they would stand in the index: by the offset of the first.  Those of the log's end, from
-        # `tail` on, are newer than any file: they hold whatever a file has of it too.
+        # Parts are ordered among the files by the offset of their first entry.  Parts of the log's end, from `tail`, are newer than
+        # any file: they hold all that a file has of it.
         names = self.index_service.names
         begins = [self._span(name, quiet=True)[0] for name in names]
         order: list[tuple[int, int, str, IndexFile | None]] = [
             (max(begins[: i + 1]), 0, name, None) for i, name in enumerate(names)
         ]
         order += [(part.begin, 1, f"log{part.begin:019d}", part.entries) for part in self._parts if part.entries is not None]
-        # A file that begins with the last record of a stretch is newer than it.
+        # A file that begins with the last record of a stretch is newer than the stretch.
         order.sort(key=lambda each: (tail is not None and each[1] == 1 and each[0] >= tail, each[0], -each[1]))
         self.index_service.log_damage = tuple(joined(stretch for part in self._parts for stretch in part.damage))
         return self.index_service.take_log_files(
@@ -202,8 +200,8 @@ class LogIndex:
         )
 
     def _span(self, name: str, *, quiet: bool = False) -> tuple[int, int, int]:
-        # Phy offsets of the first and last record of an index file, and of the end of the last; (-1, -1, -1) for one that says
-        # nothing: it is empty, or what it says of itself cannot be.
+        # Phy offsets of the first and last record of an index file, and of the end of the last; (-1, -1, -1) for a file that is
+        # empty or whose header cannot be true.
         index = None if name in self.index_service.distrusted else self._file(name)
         if index is None:
             return -1, -1, -1
@@ -216,7 +214,7 @@ class LogIndex:
         if sound:
             of_entry = index.read_entry(count - 1)[1]
             if (last != of_entry or last >= self.commit_log.max_offset) and is_held(self.root):
-                # A living writer is ahead of what is known of its log, and sets the header's fields one by one.
+                # A running writer is ahead of what is known of its log, and sets the header's fields one by one.
                 last = min(last, of_entry)
                 sound = last >= first
             else:
@@ -226,7 +224,7 @@ class LogIndex:
                 self._complained.add(name)
                 logger.warning(
                     "the header of index file %s does not agree with its entries; the log is searched instead "
-                    "(rmqstore verify says more, rmqstore rebuild --what index rebuilds it)",
+                    "(rmqstore verify reports more, rmqstore rebuild --what index rebuilds it)",
                     os.path.join(self.index_service.path, name),
                 )
             return -1, -1, -1
@@ -234,7 +232,7 @@ class LogIndex:
         return first, last, last + 1 if message is None else last + message.size
 
     def _stretches(self) -> tuple[list[tuple[int, int]], bool]:
-        # What the index leaves out, ascending; whether the end of the log is among it.
+        # The uncovered stretches, ascending; True if they include the end of the log.
         found, has_tail = self._stretches_of_files()
         if self.database is not None and (covered := self.database.covered()):
             found = [left for stretch in found for left in without(*stretch, covered)]
@@ -250,45 +248,38 @@ class LogIndex:
             if first_of < 0 or end_of <= low or at >= high:
                 continue
             if first_of > at:
-                # The records at both ends may have entries in the file that is not there.
+                # The records at both ends may have entries in the missing file.
                 message = log.look_up(first_of)
                 found.append((last, min(first_of + (1 if message is None else message.size), high)))
             if end_of >= at:
                 at, last = end_of, last_of
         service = self.index_service
         if at > low and last >= 0 and service.names[-1] not in service.distrusted and is_held(self.root):
-            # A living writer indexes the end of the log itself, if it has an index.
+            # A running writer indexes the end of the log itself, if it has an index.
             return found, False
         unsure = self._unsure(last)
         if at >= high and unsure >= high:
             return found, False
         begin = max(min(last, unsure), low)
-        # Up to there the stretches before it are part of it.
+        # Earlier stretches end there at the latest.
         found = [(first, min(end, begin)) for first, end in found if first < begin]
         return [*found, (begin, high)], True
 
     def _unsure(self, last: int) -> int:
-        # From which record on the index may lack entries though its newest file has one of the record at `last`.  Whoever closed
-        # the store in order put all; one that died between two entries left out some of its last record, and lost power takes
-        # what was not on disk yet, of which only this package's own mark in the checkpoint tells.
+        # The first record of which the index may lack entries.  A writer that dies leaves out some entries of its last record; a
+        # power cut takes what was not on disk, by the checkpoint's mark.
         if abort_mark(self.root) is None:
             return self.commit_log.max_offset
         flushed = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint")).flushed_offset
         return last if flushed < 0 else min(flushed, last)
 
     def _pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
-        # By segment, so that what is newest can be gone over first.
-        offsets, size = self.commit_log.files.offsets, self.commit_log.segment_size
-        cuts = [base for base in offsets if begin < base < end]
-        ends = [*cuts, end]
-        return [
-            (first, until)
-            for first, until in zip([begin, *cuts], ends, strict=True)
-            # Where a segment is missing there is nothing to look at.
-            if (at := bisect_left(offsets, first + 1) - 1) >= 0 and first < offsets[at] + size
-        ]
+        # By segment, so that the newest can be scanned first; missing segments are left out.
+        cuts = [base for base in self.commit_log.files.offsets if begin < base < end]
+        pieces = zip([begin, *cuts], [*cuts, end], strict=True)
+        return [(first, until) for first, until in pieces if self.commit_log.files.find(first) is not None]
 
-    def _go_over(
+    def _scan(
         self, begin: int, end: int, progress: Callable[[int, int], object] | None, done: int, total: int
     ) -> _Part:
         hashes, phy_offsets, times = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -317,7 +308,7 @@ class LogIndex:
         return _Part(first, end, index, tuple(damage))
 
     def _memory_index(self, name: str, entries: int) -> IndexFile:
-        # Some entries are left free: a full file sends readers to look for the next.
+        # Some entries stay free: a full file makes readers look for the next file.
         config = self.index_service.config.replace(max_hash_slot_num=max(entries, 16), max_index_num=entries + 16)
         path = os.path.join(self.index_service.path, name)
         return IndexFile.over(MemoryFile(path, config.index_file_size), config)

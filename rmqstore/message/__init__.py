@@ -1,6 +1,4 @@
-"""Messages: what goes into the log and what comes out of it, and the codecs of their parts.
-
-Nothing here touches a file.
+"""Messages to put, stored messages, and the codecs of their parts.  No module here opens a file.
 
 - `message`: `Message`, a broker's rules for messages, and findings about bodies
 - `_read`: compiled: `MessageExt`, and how records become messages, by place, queue and key

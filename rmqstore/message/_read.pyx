@@ -1,8 +1,7 @@
-"""Messages that were read, and reading them: by place, by queue and by key.
+"""`MessageExt`, a stored message, and reading it: by place, by queue and by key.
 
-Owns `MessageExt`, how a record becomes one, the get of a run of units, and the search of a key's chains.  It opens no file:
-callers give regions, or streams that know the file that was asked for last.  It never calls a message missing: it returns
-None where the caller has to look further.  Invariants are those of `_core`.
+The module opens no file: callers give regions, or streams that know the file that was used last.  It never reports a
+message as missing: None means that the caller has to search further.  Invariants are those of `_core`.
 """
 
 cimport cython
@@ -89,15 +88,15 @@ cdef class MessageExt:
     flag, sys_flag : int
         The producer's flag; the broker's bits (`SysFlag`).
     reconsume_times : int
-        How often it was delivered again.
+        The number of redeliveries.
     prepared_transaction_offset : int
         The place of the half message, in a message that ends a transaction.
     body_stored : bytes
-        As the record holds it, maybe compressed.
+        The body in the record, possibly compressed.
     crc : int
         The stored CRC-32 of the stored body, top bit clear.
     crc_agrees : bool
-        The CRCs agree, and the record is the message of its queue unit; the compression is not looked at.
+        The CRCs agree, and the record is the message of its queue unit; the compression is not checked.
     """
 
     cdef readonly str topic
@@ -149,7 +148,7 @@ cdef class MessageExt:
 
     @property
     def body(self):
-        """bytes: the body as it was sent: decompressed on first use.  That of a `corrupt` message stays as it is stored.
+        """The body as it was sent, as bytes: decompressed on first use.  That of a `corrupt` message stays as stored.
 
         Raises
         ------
@@ -179,7 +178,7 @@ cdef class MessageExt:
 
     @property
     def properties(self):
-        """dict of str to str: the properties, parsed on first use with `parse_properties`."""
+        """The properties, a dict of str to str, parsed on first use with `parse_properties`."""
         if self.parsed is None:
             parsed = parse_properties(self.properties_stored)
             with cython.critical_section(self):
@@ -189,14 +188,14 @@ cdef class MessageExt:
 
     @property
     def properties_stored(self):
-        """bytes: the properties text as the record holds it."""
+        """The properties text in the record, as bytes."""
         if self.long_properties is not None:
             return self.long_properties
         return PyBytes_FromStringAndSize(<char*>self.short_properties, self.properties_len)
 
     @property
     def keys(self):
-        """list of str: the pieces of the KEYS property, split at spaces."""
+        """The pieces of the KEYS property, split at spaces; a list of str."""
         if self.parsed is not None:
             return [key for key in self.parsed.get("KEYS", "").split(" ") if key]
         find_indexed(self)
@@ -204,12 +203,12 @@ cdef class MessageExt:
 
     @property
     def tags(self):
-        """str or None: the TAGS property."""
+        """The TAGS property, or None."""
         return tags_of(self)
 
     @property
     def unique_key(self):
-        """str or None: the producer's id (property UNIQ_KEY)."""
+        """The producer's id (property UNIQ_KEY), or None."""
         if self.parsed is not None:
             return self.parsed.get("UNIQ_KEY")
         find_indexed(self)
@@ -217,19 +216,19 @@ cdef class MessageExt:
 
     @property
     def properties_crc(self):
-        """int or None: the CRC-32 that the record's last property `__CRC32#` states, top bit clear.
+        """The CRC-32 in the record's last property `__CRC32#`, top bit clear, or None.
 
         It covers the record up to the 20 bytes of that property (RocketMQ since 5.2.0, enabledAppendPropCRC).
         """
         match = _PROPERTIES_CRC.search(self.properties_stored)
-        # The ten digits are stored with the least significant one first.
+        # The ten digits are stored least significant first.
         return int(match.group(1)[::-1]) if match else None
 
     @property
     def corrupt(self):
-        """bool: the body does not fit its CRC or its compression flag, or the record is not the message of its queue unit.
+        """True if the body does not match its CRC or compression flag, or the record is not the message of its queue unit.
 
-        Where the library of the compression is missing, that flag is not looked at; `body` raises then.
+        Without the library of the compression, that flag is not checked; `body` raises then.
         """
         if not self.crc_agrees:
             return True
@@ -237,7 +236,7 @@ cdef class MessageExt:
 
     @property
     def damage(self):
-        """str or None: what makes this message `corrupt`."""
+        """The reason why this message is `corrupt`, or None."""
         if self.crc_agrees:
             return body_damage(self)
         if (crc32(self.body_stored) & 0x7FFFFFFF if self.body_stored else 0) != self.crc:
@@ -251,26 +250,26 @@ cdef class MessageExt:
 
     @property
     def born_host(self):
-        """str: the producer's address, "ip:port" or "[v6]:port"."""
+        """The producer's address, "ip:port" or "[v6]:port"."""
         return host_from_bytes(self._born_host_stored)
 
     @property
     def store_host(self):
-        """str: the address of the broker that stored it, "ip:port" or "[v6]:port"."""
+        """The address of the broker that stored it, "ip:port" or "[v6]:port"."""
         return host_from_bytes(self._store_host_stored)
 
     @property
     def msg_id(self):
-        """str: the offset message id."""
+        """The offset message id."""
         return offset_message_id(self._store_host_stored, self.phy_offset)
 
     @property
     def is_inner_batch(self):
-        """bool: the body holds the messages of an inner batch (a topic of queue type BatchCQ)."""
+        """True if the body holds the messages of an inner batch (a topic of queue type BatchCQ)."""
         return bool(self.sys_flag & SysFlag.INNER_BATCH.value)
 
     def check_queue(self, str topic not None, int64_t queue_id, int64_t queue_offset):
-        """bool: its record states this place in this queue; if not, it is marked as corrupt."""
+        """Return True if its record has this place in this queue; otherwise mark it as corrupt."""
         cdef bint ours = is_of_queue(self, topic, queue_id, queue_offset)
         if not ours:
             self.crc_agrees = False
@@ -375,7 +374,7 @@ cdef class MessageExt:
 
 
 cdef object body_damage(MessageExt m):
-    # What is wrong with the compressed body of a message whose CRC agrees, None where nothing is.
+    # The fault of the compressed body of a message whose CRC agrees, or None.
     try:
         m.body
     except (CorruptionError, UnsupportedFormatError) as error:
@@ -474,10 +473,10 @@ cdef MessageExt message_of(const unsigned char* p, RecordView* r, int check_crc,
 
 
 def read_message(Region region not None, int64_t pos, int64_t base_offset, int check_crc=1):
-    """MessageExt or Verdict: the record at `pos` of a segment, or the verdict where no whole record is.
+    """Read the record at `pos` of a segment as a MessageExt; returns the Verdict if there is no whole record.
 
-    The record must state this place (`base_offset` is that of the segment's first byte).  A CRC that fails, see `check_crc` of
-    `decode_record`, marks the message as corrupt.
+    The record must have the offset of this place (`base_offset` is that of the segment's first byte).  A CRC that fails, see
+    `check_crc` of `decode_record`, marks the message as corrupt.
     """
     cdef RecordView r
     cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))
@@ -491,10 +490,9 @@ def read_message(Region region not None, int64_t pos, int64_t base_offset, int c
 
 def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, int64_t max_num,
                   int64_t max_bytes, int check_crc=1):
-    """(list of MessageExt, int): the records from `pos` on, as of `read_message`, and the position after the last.
+    """Read records like `read_message`, beginning at `pos`; returns a list of MessageExt and the position after the last.
 
-    They begin before `limit`; reading stops with `max_num` messages, or after the record with which there are `max_bytes`
-    bytes.
+    They begin before `limit`; reading stops at `max_num` messages, or after the record that reaches `max_bytes` bytes.
     """
     cdef RecordView r
     cdef list out = []
@@ -616,7 +614,7 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
         Sum of the record sizes so far; reading stops before there are more messages, or more bytes, than these, but not before
         the first message.
     tags_codes, tags : frozenset of int, frozenset of str, optional
-        Only messages with one of these tags; units whose tags code has other low 32 bits are passed over unread, but for
+        Only messages with one of these tags; units whose tags code has other low 32 bits are skipped unread, except
         addresses in an extension.
     topic, queue_id, first : str, int, int
         The queue, and the queue offset of the first unit.  The record of another message is marked as corrupt.
@@ -624,7 +622,7 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
     Returns
     -------
     done, last : int
-        How many units were dealt with; number of the last that was no pre-fill unit, or -1.
+        The number of units handled; the number of the last that was no pre-fill unit, or -1.
     size : int
         Sum of the record sizes.
     full : bool
@@ -651,7 +649,7 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
 
 
 def read_recent(FileStream stream not None, phy_offset not None, int check_crc):
-    """MessageExt or None: the record at `phy_offset`, if it lies in the file that was asked for last and is whole."""
+    """Read the record at `phy_offset` if it is whole and in the file that was used last, else return None."""
     cdef int64_t offset = clamped(phy_offset)
     cdef int64_t base, room
     cdef Region region = stream.around(offset, &base)
@@ -674,7 +672,7 @@ def read_recent(FileStream stream not None, phy_offset not None, int check_crc):
 @cython.auto_pickle(False)
 @cython.embedsignature(False)
 cdef class GetMessageResult:
-    """What a get found.
+    """The result of a get.
 
     Attributes
     ----------
@@ -682,7 +680,7 @@ cdef class GetMessageResult:
     messages : list of MessageExt
         In queue order.
     next_queue_offset : int
-        Where to go on.
+        The queue offset to continue at.
     min_queue_offset, max_queue_offset : int
         Bounds of the queue; max is the offset of the next message to come.
     """
@@ -731,15 +729,15 @@ cdef class QueueGets:
     Parameters
     ----------
     queue_kind : type
-        What a simple queue is an instance of, exactly.
+        The exact type of a simple queue.
     status : GetMessageStatus
-        Of a result that has a message.
+        The status of a result with a message.
     num, max_bytes : int
-        The greatest number of units to look at, unless more messages are asked for, and of bytes of records.
+        The largest number of units to read, unless more messages are requested, and of bytes of records.
     interval : float
-        Seconds after its `refreshed_at`, by `time.monotonic`, in which a queue need not be looked at again before it is read.
+        Seconds after its `refreshed_at`, by `time.monotonic`, in which a queue is read without a refresh.
     looks_ahead : bool
-        Another process may have gone on: `interval` counts, and what is beyond the known end is not for this.
+        Another process may be writing: `interval` applies, and gets beyond the known end return None.
     """
 
     cdef public bint closed
@@ -758,9 +756,9 @@ cdef class QueueGets:
         self.num, self.max_bytes, self.interval, self.looks_ahead = num, max_bytes, interval, looks_ahead
 
     def get(self, topic, queue_id, queue_offset, max_num):
-        """GetMessageResult or None: with at least one message.
+        """Return a GetMessageResult with at least one message, or None.
 
-        None where another file is needed, where nothing is found, and where the queue's first unit is not known.
+        None means that another file is needed, nothing was found, or the queue's first unit is not known.
         """
         cdef int64_t number, first, wanted, count, low, high, pos, room, min_phy, units_base, log_base
         cdef FileStream units
@@ -854,12 +852,12 @@ cdef class QueryResult(list):
 
     @property
     def complete(self):
-        """bool: all of the log was looked at, through the index or by itself; what is not here is not there."""
+        """True if all of the log was searched, through the index or directly: other messages do not exist."""
         return not self.uncovered
 
     @property
     def messages(self):
-        """list of MessageExt: the messages as a plain list, named as in other results."""
+        """The messages as a plain list, named as in other results."""
         return list(self)
 
     def __reduce__(self):
@@ -867,11 +865,11 @@ cdef class QueryResult(list):
 
     def _repr_html_(self):
         notes = [f"{len(self)} messages", *(["there are more"] if self.truncated else [])]
-        return messages_html(self, ", ".join(notes + ([] if self.complete else ["part of the log was not looked at"])))
+        return messages_html(self, ", ".join(notes + ([] if self.complete else ["part of the log was not searched"])))
 
 
 cdef struct Sought:
-    # What a search looks for, and the phy offset of the message that was found last.
+    # The key of a search, and the phy offset of the message found last.
     const unsigned char* topic
     const unsigned char* key
     Py_ssize_t topic_len, key_len
@@ -907,7 +905,7 @@ cdef class KeyQuery:
         self.looked_at = -1.0
 
     def recent(self, topic, key, max_num):
-        """QueryResult or None: the usual query, by unique key or keys at any time; None where the caller has to look first."""
+        """Query by unique key or keys at any time; None if the caller has to refresh the index first."""
         return self.recent_in(topic, key, max_num)
 
     cdef object recent_in(self, topic, key, max_num):
@@ -929,9 +927,9 @@ cdef class KeyQuery:
 
     def find(self, indexes, str topic not None, str key not None, int key_kind, int64_t begin, int64_t end,
              int64_t max_num):
-        """QueryResult or None: the messages with one key, newest first, stored from `begin` to `end` (ms), both inclusive.
+        """Find the messages with one key, newest first, stored from `begin` to `end` (ms, inclusive), as a QueryResult.
 
-        None where the chain of a file (newest first) is long or damaged, or its offsets do not fall.
+        Returns None if the chain of a file is long or damaged, or its offsets do not decrease.
         """
         return self.search(indexes, topic, key, key_kind, begin, end, max_num)
 
@@ -1107,12 +1105,12 @@ cdef bint is_full(IndexRegion index) except -1:
 
 
 cdef inline object stored(str text):
-    # What a record holds a text as; an ASCII text has these bytes itself.
+    # The bytes of a text in a record; an ASCII str has them itself.
     return text if PyUnicode_IS_COMPACT_ASCII(<PyObject*>text) else encode_java_utf8(text)
 
 
 cdef inline const unsigned char* bytes_of(object text, Py_ssize_t* n) noexcept:
-    # Of what `stored` returned.
+    # The bytes of a result of `stored`.
     if type(text) is bytes:
         n[0] = PyBytes_GET_SIZE(text)
         return <const unsigned char*>PyBytes_AS_STRING(text)

@@ -181,7 +181,7 @@ def host_from_bytes(data: bytes) -> str:
 
 
 def offset_message_id(store_host: str | bytes, phy_offset: int) -> str:
-    """Message id that a broker returns: upper-case hex of the store host (text or its 8 or 20 bytes) and the offset.
+    """Return the message id of a broker: upper-case hex of the store host (text or its 8 or 20 bytes) and the offset.
 
     32 digits for an IPv4 host, 56 for IPv6.
     """

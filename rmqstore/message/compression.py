@@ -48,12 +48,12 @@ _QUEUED = (0, SysFlag.TRANSACTION_COMMIT.value)
 
 
 def is_queued(sys_flag: int) -> bool:
-    """bool: a record with these bits gets a unit in its queue; the prepared and the rolled back half of a transaction do not."""
+    """Return True if a record with these bits gets a unit in its queue: no prepared or rolled back half of a transaction."""
     return sys_flag & SysFlag.TRANSACTION_MASK.value in _QUEUED
 
 
 class CompressionType(enum.IntEnum):
-    """Values of the three compression bits; 0 means ZLIB too, as writers before the field existed leave it."""
+    """Values of the three compression bits; 0 means ZLIB too (writers older than the field)."""
 
     LZ4 = 1
     ZSTD = 2
@@ -116,10 +116,10 @@ def compress_body(body: bytes, type: CompressionType | int | str, level: int | N
 
 
 def decompress_body(body: bytes, sys_flag: int, max_size: int = MAX_BODY_SIZE) -> bytes:
-    """The body as it was sent; the body itself when `sys_flag` does not say that it is compressed, or when it is empty.
+    """Decompress a body if `sys_flag` marks it as compressed and it is not empty.
 
-    What follows a whole stream is treated as the libraries of RocketMQ's broker do: ZLIB ignores it; LZ4 takes further
-    frames and refuses anything else; ZSTD takes further frames, ignores fewer than 4 bytes and refuses anything else.
+    Bytes after a whole stream are treated like in the libraries of RocketMQ's broker: ZLIB ignores them; LZ4 accepts further
+    frames only; ZSTD accepts further frames and ignores fewer than 4 bytes.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def _broken(kind: str, error: object) -> CorruptionError:
     return CorruptionError(f"the {kind} body cannot be decompressed: {error}")
 
 
-# Bytes that go in and come out at once, so that no more memory is taken than there is output.
+# Bytes of input and output in one step, so that memory is proportional to the output.
 _ZLIB_STEP = 64 * 1024
 _ZLIB_PIECE = 256 * 1024
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from rmqstore._core import MessageFields
-from rmqstore.arguments import milliseconds
+from rmqstore.arguments import milliseconds, shown
 from rmqstore.errors import (
     CorruptionError,
     Finding,
@@ -40,17 +40,17 @@ __all__ = [
 ]
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-"""Where a broker keeps messages that are to be delivered later (RocketMQ's TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)."""
+"""The topic of delayed messages (RocketMQ's TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)."""
 
 
 def is_light_queue(topic: str) -> bool:
-    """Return whether the name is that of a light queue: a further queue (RocketMQ's LMQ) of messages of other topics."""
+    """Return True for the name of a light queue (RocketMQ's LMQ), a further queue of messages of other topics."""
     return topic.startswith("%LMQ%")
 
 
 
 RETRY_PREFIX, DLQ_PREFIX = "%RETRY%", "%DLQ%"
-"""What the topics begin with that hold a group's messages to consume again, and those that it gave up (MixAll of RocketMQ)."""
+"""Prefixes of a group's retry topic and dead-letter topic (RocketMQ's MixAll)."""
 
 MAX_TOPIC_LENGTH = 127
 MAX_RETRY_TOPIC_LENGTH = 255
@@ -118,9 +118,9 @@ class Message(MessageFields):
     body : bytes-like
         Stored as bytes.
     keys : iterable of str, or str
-        What the message can be found by; one string is split at spaces.
+        Keys to query the message by; one string is split at spaces.
     tags : str, optional
-        What consumers filter by; ``""`` counts as none.
+        The tag that consumers filter by; ``""`` = no tag.
     properties : mapping of str to str, optional
         Further properties.  The record holds KEYS, TAGS, then these in their order; KEYS or TAGS given in here (and not
         by `keys` or `tags`) keep their place.  None values are left out.
@@ -184,6 +184,8 @@ class Message(MessageFields):
             for name, value in pairs:
                 if value is None:
                     continue
+                if not isinstance(name, str) or not isinstance(value, str):
+                    raise InvalidMessageError(f"property {name!r} has the value {shown(value)}: give texts")
                 if stored.get(name, value) != value:
                     raise InvalidMessageError(
                         f"property {name} is given twice, as {stored[name]!r} and as {value!r}: give it once"
@@ -209,13 +211,13 @@ class Message(MessageFields):
 
     @property
     def tags(self) -> str | None:
-        """The TAGS property, None when there is none."""
+        """The TAGS property, or None."""
         tags: str | None = self.properties.get("TAGS")
         return tags
 
     @property
     def unique_key(self) -> str | None:
-        """The producer's id (property UNIQ_KEY), None when there is none."""
+        """The producer's id (property UNIQ_KEY), or None."""
         unique_key: str | None = self.properties.get("UNIQ_KEY")
         return unique_key
 
@@ -228,12 +230,12 @@ class Message(MessageFields):
             return 0
 
     def validate(self) -> None:
-        """Check everything that no configuration is needed for: the rules of RocketMQ 5.5.0's client and broker.
+        """Check the rules of RocketMQ 5.5.0's client and broker that need no configuration.
 
         Raises
         ------
         InvalidMessageError
-            What is wrong and what to do; the message is unchanged.
+            The message breaks a rule; it is unchanged.
         """
         topic = self.topic
         if not isinstance(topic, str):
@@ -323,6 +325,6 @@ def body_findings(message: MessageExt, path: str, pos: int, missing: set[str]) -
     except MissingDependencyError as error:
         if error.message not in missing:
             missing.add(error.message)
-            yield Finding(path, pos, "not_checked", f"compressed bodies from here on: {error.message}")
+            yield Finding(path, pos, "not_checked", f"this and later compressed bodies: {error.message}")
     except (CorruptionError, UnsupportedFormatError) as error:
         yield Finding(path, pos, "bad_body", error.message)

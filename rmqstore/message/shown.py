@@ -1,8 +1,8 @@
-"""Messages and bodies as people and programs see them: tables of HTML in notebooks, and bodies as text.
+"""Messages as HTML tables in notebooks, and bodies as text.
 
-A few stored bytes may be a large body, and its text may take six times its bytes (a zero is ``\\u0000`` in JSON).  So the
-text of a large body comes in pieces.  Everything in a message is hostile: tables escape and cut it (`rmqstore.texts`), and
-do not decompress a body.
+A few stored bytes may be a large body, and its text may take six times its bytes (a zero is ``\\u0000`` in JSON), so the
+text of a large body is returned in pieces.  Everything in a message is hostile: tables escape and cut it
+(`rmqstore.texts`), and do not decompress a body.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rmqstore.texts import format_time, html_table, preview
 
 __all__ = ["BodyText", "body_text", "json_pieces", "message_html", "messages_html", "shown_body", "text_pieces"]
 
-# Bytes of a body that is one text; of a piece of a longer one.  base64 codes three bytes at a time.
+# The largest body that becomes one text; the size of a piece of a larger one, a multiple of three for base64.
 _WHOLE = 256 * 1024
 _PIECE = 48 * 1024
 _ROWS = 10
@@ -48,7 +48,7 @@ class BodyText:
 
 
 def text_pieces(body: bytes, errors: str = "strict") -> Iterator[str]:
-    """Decode UTF-8 piece by piece; `errors` as of `bytes.decode`."""
+    """Decode UTF-8 piece by piece; `errors` as in `bytes.decode`."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     for first in range(0, len(body), _PIECE):
         yield decoder.decode(body[first : first + _PIECE], first + _PIECE >= len(body))
@@ -64,7 +64,7 @@ def _is_text(body: bytes) -> bool:
 
 
 def body_text(body: bytes, form: str = "text", zeros: bool = True) -> tuple[str | BodyText, str]:
-    """(text, encoding): a body as text.
+    """Return a body as text, and its encoding.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def body_text(body: bytes, form: str = "text", zeros: bool = True) -> tuple[str 
 
 
 def json_pieces(value: Mapping[str, Any], encode: Callable[[Any], str]) -> Iterator[str]:
-    """The JSON text of an object, in pieces where it has a `BodyText`; `encode` makes JSON of everything else."""
+    """Encode an object as JSON, a `BodyText` in pieces; `encode` makes JSON of everything else."""
     if not any(type(item) is BodyText for item in value.values()):
         yield encode(value)
         return
@@ -102,7 +102,7 @@ def json_pieces(value: Mapping[str, Any], encode: Callable[[Any], str]) -> Itera
 
 
 def message_html(message: Any, kind: str, fields: Iterable[tuple[str, object]], body: str) -> str:
-    """str: a `Message` or `MessageExt`, a field a line: `fields`, keys, tags, some of the properties, and the body."""
+    """Return a `Message` or `MessageExt` as a table: `fields`, keys, tags, some of the properties, and the body."""
     rows = [*fields, ("keys", _keys(message)), ("tags", message.tags)]
     if message.born_timestamp is not None:
         rows.append(("born", format_time(message.born_timestamp)))
@@ -115,7 +115,7 @@ def message_html(message: Any, kind: str, fields: Iterable[tuple[str, object]], 
 
 
 def messages_html(messages: Sequence[Any], caption: str) -> str:
-    """str: the first of some `MessageExt`, one a line; the caption ends with how many there are."""
+    """Return the first messages as a table, one a line; the caption ends with their number."""
     rows = [
         (
             message.topic, message.queue_id, message.queue_offset, format_time(message.store_timestamp), _keys(message),
@@ -128,7 +128,7 @@ def messages_html(messages: Sequence[Any], caption: str) -> str:
 
 
 def shown_body(stored: bytes, sys_flag: int = 0, corrupt: bool = False) -> str:
-    """str: what a line says of a body as it is stored."""
+    """Return a stored body as text for a cell of a table."""
     if corrupt:
         return f"corrupt: {preview(stored)}"
     return f"compressed, {len(stored)} bytes" if sys_flag & 1 else preview(stored)

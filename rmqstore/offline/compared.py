@@ -1,4 +1,4 @@
-"""The files that `verify` and a rebuild compare: a commit log, and queues and index; findings about what is unreadable."""
+"""The files that `verify` and a rebuild compare: a commit log, and queues and index; findings about unreadable files."""
 
 from __future__ import annotations
 
@@ -40,32 +40,23 @@ class Compared:
         parts_root: str | None = None,
         kinds: tuple[str, ...] = ("index", "consumequeue"),
     ):
-        self.commit_log, self.root, self.config, self.kinds = commit_log, root, config, kinds
+        self.commit_log, self.root, self.config = commit_log, root, config
+        self.has_queues, self.has_index = "consumequeue" in kinds, "index" in kinds
         parts_root = root if parts_root is None else parts_root
         pool = MappedFilePool(config.max_mapped_files)
         self.queues = ConsumeQueueStore(parts_root, config, pool, read_only=True)
         self.index_service = IndexService(parts_root, config, read_only=True)
         self.deleted = DeletedTopics(root)
-        # A record whose CRC fails is damage; otherwise it is compared like every other.
+        # Check CRCs: a record that fails is damage; otherwise it is compared like every other.
         self.check_crc = True
         # Phy offsets of records without a unit, as their queue offset or topic cannot be right.
         self.without_unit: frozenset[int] = frozenset()
         # Queues without a unit, as their topic was deleted.
         self.without_queue: frozenset[tuple[str, int]] = frozenset()
-        # The units were written just now, from a log of which only a part is compared.
+        # The units are new, and only a part of the log is compared.
         self.is_built = False
         # Phy offsets, begin and end, of segments that cannot be read; ascending.
         self.unread: list[tuple[int, int]] = []
-
-    @property
-    def has_queues(self) -> bool:
-        """bool: queues are compared."""
-        return "consumequeue" in self.kinds
-
-    @property
-    def has_index(self) -> bool:
-        """bool: the index is compared."""
-        return "index" in self.kinds
 
     def is_unread(self, begin: int, end: int) -> bool:
         """Return whether all phy offsets from `begin` up to but not including `end` are in segments that cannot be read."""
@@ -81,23 +72,18 @@ class Compared:
 
 
 def unread_file(path: str, error: OSError, left_out: str) -> Finding:
-    """Return the finding that a file cannot be read, because of `error`; `left_out` is what follows."""
-    return Finding(
-        path,
-        0,
-        "file",
-        f"the file cannot be read ({error.strerror or error}), and {left_out}; let this user read it, or restore it "
-        "from a copy where the disk fails",
-    )
+    """Return the finding that a file cannot be read because of `error`; `left_out` says what follows from that."""
+    detail = f"the file cannot be read ({error.strerror or error}), and {left_out}; let this user read it, or restore it "
+    return Finding(path, 0, "file", detail + "from a copy where the disk fails")
 
 
 def unread_folder(path: str, error: OSError) -> Finding:
-    """Return the finding that a folder of queues cannot be read, because of `error`."""
+    """Return the finding that a folder of queues cannot be read because of `error`."""
     return Finding(path, 0, "file", f"{unseen_text(error)}; queues that may be there are not compared with the log")
 
 
 def unread_database(path: str, error: StoreError | OSError, what: str) -> Finding:
-    """Return the finding that `what` is in a database which cannot be read, because of `error`."""
+    """Return the finding that a database with `what` cannot be read because of `error`."""
     if isinstance(error, MissingDependencyError):
         return Finding(path, 0, "not_checked", f"{what}: {error.message}")
     if isinstance(error, CorruptionError):

@@ -1,6 +1,6 @@
-"""describe: what a store is, and rows of its queues and of consumer progress, as plain values.
+"""describe: describe a store, its queues and its consumer progress as plain values.
 
-It reads file lists, headers, the newest segment, and the first and last unit of each queue; every unit only for the bytes of a
+It reads file lists, headers, the newest segment, and the first and last unit of each queue; all units only for the bytes of a
 queue.
 """
 
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
+from rmqstore.config.saved_options import OPTIONS_FILE
 from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.files.listing import UnreadPart, ask_again, listing, unread_parts
@@ -22,6 +25,7 @@ from rmqstore.index.index_service import is_index_name
 from rmqstore.offline.verify_databases import has_index_database
 from rmqstore.rocksdb.database import FOLDERS, PLACES, closed_folder, queue_databases
 from rmqstore.rocksdb.settings import settings_layouts
+from rmqstore.store.backup import BACKUP_FILE, BACKUP_PARTS
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -30,8 +34,8 @@ if TYPE_CHECKING:
     from rmqstore.store.completion import QueueDatabaseState
 
 __all__ = [
-    "CheckpointDescription", "CommitLogDescription", "IndexFileDescription", "Place", "QueueDescription",
-    "StoreDescription", "consumer_places", "consumer_rows", "describe", "group_sums", "queue_rows", "store_layout", "unread_in",
+    "CheckpointDescription", "CommitLogDescription", "IndexFileDescription", "Place", "QueueDescription", "StoreDescription",
+    "consumer_columns", "consumer_places", "describe", "group_sums", "queue_rows", "rows_of", "store_layout", "unread_in",
 ]  # fmt: skip
 
 _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
@@ -41,11 +45,12 @@ _FORMS = {
     "v2": "RocksDB (config/rdb, v2)",
 }
 _SETTINGS_FILES = frozenset(("topics.json", "subscriptionGroup.json", "consumerOffset.json", "lmqConsumerOffset.json"))
-# Of a store's root: what this package reads or writes, and small files of a broker without a message.
+# Names in a store's root that this package reads or writes, and small files of a broker without messages.
 _READ = frozenset(
     (
         "commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index", "config", "checkpoint", "abort", "lock",
         "timerwheel", "timerlog", "tiered_index_file", "epochFileCheckpoint", "brokerIdentity", ".rmqstore-rebuild",
+        OPTIONS_FILE, BACKUP_FILE, BACKUP_PARTS,
         *(name.split("/")[0] for name in FOLDERS),
     )
 )  # fmt: skip
@@ -53,7 +58,7 @@ _READ = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CommitLogDescription:
-    """The log: bytes, and the store times of the first and last message (ms since epoch, None when there is none)."""
+    """The log: bytes, and the store times of the first and last message (ms since epoch, None without a message)."""
 
     segments: int
     segment_size: int
@@ -65,7 +70,7 @@ class CommitLogDescription:
 
 @dataclass(frozen=True, slots=True)
 class QueueDescription:
-    """One consume queue: `kind` is "SimpleCQ" or "BatchCQ", as RocketMQ names them."""
+    """One consume queue: `kind` is RocketMQ's "SimpleCQ" or "BatchCQ"."""
 
     topic: str
     queue_id: int
@@ -76,11 +81,11 @@ class QueueDescription:
 
     @classmethod
     def of(cls, topic: str, queue_id: int, look: QueueLook) -> QueueDescription:
-        """QueueDescription: of a queue that was looked at."""
+        """Return the description of a queue from a look at it."""
         return cls(topic, queue_id, look.kind, look.min_queue_offset, look.max_queue_offset, look.files)
 
     def as_dict(self) -> dict[str, Any]:
-        """dict: the fields, and `messages`, how many are still there."""
+        """Return the fields, and `messages`, the number of messages in the queue."""
         return {**dataclasses.asdict(self), "messages": self.max_queue_offset - self.min_queue_offset}
 
 
@@ -119,7 +124,7 @@ class StoreDescription:
     clean : bool
         There is no ``abort`` file: the store was closed in order, and is not in use.
     config : StoreConfig
-        The geometry; what the files do not contain is listed in ``config.assumed``.
+        The geometry; values that are not in the files are listed in ``config.assumed``.
     queues : tuple of QueueDescription
         By topic and queue id.
     index_files : tuple of IndexFileDescription
@@ -127,15 +132,15 @@ class StoreDescription:
     consumer_offsets : dict of (str, str) to dict of int to int
         Next queue offset by (group, topic) and queue id.
     consumer_offsets_error : str or None
-        What of them cannot be read: all, or some.
+        The error if all or some of them cannot be read.
     damaged_files : tuple of (str, str)
-        Path and what is wrong, of files that do not have their length: segments, queue files, index files.
+        Path and problem of segments, queue files and index files with a wrong length.
     undispatched, unserved, queue_database
         See `MessageStore`.
     layout : dict of str to str
-        Part to place, see `store_layout`.
+        Places by part, see `store_layout`.
     unseen_queues : tuple of str
-        Folders that cannot be read, in which queues may be.
+        Unreadable folders that may contain queues.
     unread : tuple of UnreadPart
         Files and folders in the store that are not read.
     """
@@ -203,7 +208,7 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
         first = next(store.messages(), None)
         queues = []
         last: int | None = None
-        for topic, queue_id, look in _looks(store, store.queues.keys()):
+        for topic, queue_id, look in _looks(store, dict.fromkeys(store.queues.keys(), ())):
             queues.append(QueueDescription.of(topic, queue_id, look))
             time = None if look.last is None else _time_at(store, look.last.phy_offset)
             if time is not None and (last is None or time > last):
@@ -243,7 +248,7 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
 
 
 def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> dict[str, str]:
-    """Return where the store at `root` keeps "queues", "index" and "settings"; what is nowhere is left out."""
+    """Return the places of "queues", "index" and "settings" of the store at `root`, without missing parts."""
     root = os.fspath(root)
     queues = ["files"] if _has_files(os.path.join(root, "consumequeue")) else []
     if queues and os.path.isdir(os.path.join(root, "consumequeue_ext")):
@@ -276,16 +281,16 @@ def _has_files(path: str) -> bool:
 
 
 def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
-    """List the files and folders of a store that no reader knows.
+    """Return the files and folders of a store that this package does not read.
 
-    In the root these are logs of DLedger, ``compaction`` and further folders; in the folders of log, queues and index what has no
-    name of a segment, topic, queue or file.
+    In the root these are logs of DLedger, ``compaction`` and unknown folders; in the folders of log, queues and index everything
+    without the name of a segment, topic, queue or file.
     """
     root = os.fspath(root)
     found = []
     for part in unread_parts(root, _is_read):
         if os.path.basename(part.path) == "compaction":
-            # Without a compacted topic there is nothing but its positions.
+            # Without a compacted topic it contains only positions.
             inside = unread_parts(part.path, lambda name: name.startswith("position-checkpoint"))
             if not inside:
                 continue
@@ -311,7 +316,7 @@ def _is_segment(name: str) -> bool:
 
 
 def _is_read(name: str) -> bool:
-    # Snapshots of the wheel end in a number; what a rebuild moved aside is named by it.
+    # Snapshots of the wheel end in a number; a rebuild names what it moves aside.
     aside, _, end = name.partition(".")
     return (
         name in _READ
@@ -333,14 +338,14 @@ def queue_rows(
     Parameters
     ----------
     with_bytes : bool
-        Also ``size``, the bytes of its records in the log; every unit is read for it.
+        Add ``size``, the bytes of its records in the log; this reads every unit.
     progress : callable, optional
         Called with (queues read, queues in all).
 
     Raises
     ------
     OSError
-        There is no queue of `topic`, and a folder in which it may be cannot be read.
+        There is no queue of `topic`, and a folder that may contain one cannot be read.
     """
     names = [name for name in store.queues.keys() if topic in (None, name[0])]
     if topic is not None and not names:
@@ -381,70 +386,85 @@ def _time_at(store: MessageStore, phy_offset: int) -> int | None:
 
 
 Place = tuple[str, str, int, int]
-"""(group, topic, queue id, queue offset) of the progress of a group in a queue."""
+"""Group, topic, queue id and queue offset of the progress of a group in a queue."""
 
 
 def consumer_places(store: MessageStore, group: str | None = None, topic: str | None = None) -> list[Place]:
-    """Return the queues of the topics that groups consume, by group, topic and queue id; looks at no queue.
+    """Return the queues of the topics that groups consume, by group, topic and queue id, without reading queues.
 
-    The queue offset is consumed next, -1 where the group has progress in other queues of the topic only.
+    The queue offset is the next to consume, -1 if the group has progress in other queues of the topic only.
     """
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
         queue_ids.setdefault(name, []).append(queue_id)
+    progress = store.consumer_offsets.list()
     return [
         (its_group, its_topic, queue_id, offsets.get(queue_id, -1))
-        for (its_group, its_topic), offsets in sorted(store.consumer_offsets.list().items())
+        for its_group, its_topic in sorted(progress)
         if group in (None, its_group) and topic in (None, its_topic)
+        for offsets in (progress[its_group, its_topic],)
         for queue_id in sorted({*queue_ids.get(its_topic, ()), *offsets})
     ]
 
 
-def consumer_rows(
-    store: MessageStore, places: Iterable[Place], on_error: Callable[[str, int, Any], object] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each of the `consumer_places`; each queue is looked at once, for all groups.
+def consumer_columns(
+    store: MessageStore, places: Sequence[Place], on_error: Callable[[str, int, Any], object] | None = None
+) -> dict[str, Sequence[Any]]:
+    """Return columns by name, with a row for each of the `consumer_places`; each queue is read once for all groups.
 
-    ``max_queue_offset`` and ``lag`` are None where the queue is gone or cannot be read; ``lag`` also where the offset is after
-    the end of the queue.  ``waiting_since`` is when the next message was stored, ms since epoch, or None; ``kind`` is that of
-    `progress_kind`.
-
-    - `on_error`: called with topic, queue id and error of a queue that cannot be read; by default a warning where this user may
-      not read it, and the error is raised otherwise.
+    ``group``, ``topic``, ``queue_id`` and ``queue_offset`` are those of the place.  ``max_queue_offset`` and ``lag`` are None if
+    the queue is missing or unreadable; ``lag`` also if the offset is after the end of the queue.  ``waiting_since`` is the store
+    time of the next message, ms since epoch, or None; ``kind`` is that of `progress_kind`. `on_error` is called with topic, queue
+    id and error of an unreadable queue; by default a missing permission is a warning, and another error is raised.
     """
-    # Imported where it is used, as few programs use it.
+    # Imported here because few programs need it.
     from rmqstore.consumer.settings_sources import progress_kind
     from rmqstore.store.stats import Consumers
 
     there = {*store.queues.keys()}
-    looks: dict[tuple[str, int], QueueLook | None] = {}
+    asked: dict[tuple[str, int], set[int]] = {}
+    for _, topic, queue_id, queue_offset in places:
+        if (topic, queue_id) in there:
+            asked.setdefault((topic, queue_id), set()).add(queue_offset)
+    looks = {(topic, queue_id): look for topic, queue_id, look in _looks(store, asked, on_error)}
     consumers = Consumers(store.queues, store.commit_log)
-    of_topic, kind = None, ""
-    for group, topic, queue_id, queue_offset in places:
-        if of_topic != (group, topic):
-            of_topic, kind = (group, topic), progress_kind(group, topic)
-        key = topic, queue_id
-        if key not in looks:
-            found = _looks(store, [key] if key in there else [], on_error)
-            looks[key] = next((look for _, _, look in found), None)
-        end, time = consumers.end_and_time(topic, queue_id, queue_offset, looks[key])
-        yield {
-            "group": group, "topic": topic, "queue_id": queue_id, "queue_offset": queue_offset, "max_queue_offset": end,
-            "lag": None if end is None or queue_offset > end else end - max(queue_offset, 0), "waiting_since": time,
-            "kind": kind,
-        }  # fmt: skip
+    found = [
+        consumers.end_and_time(topic, queue_id, queue_offset, looks.get((topic, queue_id)))
+        for _, topic, queue_id, queue_offset in places
+    ]
+    ends, times = zip(*found) if places else ((), ())
+    groups, topics, queue_ids, queue_offsets = zip(*places) if places else ((), (), (), ())
+    kinds = {pair: progress_kind(*pair) for pair in {*zip(groups, topics)}}
+    return {
+        "group": groups,
+        "topic": topics,
+        "queue_id": queue_ids,
+        "queue_offset": queue_offsets,
+        "max_queue_offset": ends,
+        "lag": [
+            None if end is None or queue_offset > end else end - max(queue_offset, 0)
+            for queue_offset, end in zip(queue_offsets, ends)
+        ],
+        "waiting_since": times,
+        "kind": [kinds[pair] for pair in zip(groups, topics)],
+    }
+
+
+def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return a dict for each row of columns of the same length."""
+    return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
 
 def _looks(
     store: MessageStore,
-    names: Iterable[tuple[str, int]],
+    asked: Mapping[tuple[str, int], Collection[int]],
     on_error: Callable[[str, int, Any], object] | None = None,
 ) -> Iterator[tuple[str, int, QueueLook]]:
-    # The queues that can be read.
+    # Readable queues, each with the units at these queue offsets.
     report: Callable[[str, int, Any], object] = on_error or store.queues.leave_out
-    for topic, queue_id in names:
+    for (topic, queue_id), offsets in asked.items():
         try:
-            look = store.queues.look(topic, queue_id, store.commit_log.min_offset)
+            look = store.queues.look(topic, queue_id, store.commit_log.min_offset, offsets=offsets)
         except (StoreError, OSError) as error:
             report(topic, queue_id, error)
             continue
@@ -452,29 +472,25 @@ def _looks(
             yield topic, queue_id, look
 
 
-def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """list of dict: the rows of `consumer_rows` by group: ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues without a
-    known lag), ``waiting_since`` (the oldest), ``kind`` ("system" for RocketMQ's own, else "").
+def group_sums(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the sums of `consumer_columns` by group.
+
+    The dicts have ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues without a known lag), ``waiting_since`` (the
+    oldest) and ``kind`` ("system" for RocketMQ's own, else "").
     """
     from rmqstore.consumer.settings_sources import group_kind
 
-    sums: dict[str, dict[str, Any]] = {}
-    topics: dict[str, set[str]] = {}
-    for row in rows:
-        name = row["group"]
-        if name not in sums:
-            sums[name] = {
-                "group": name, "topics": 0, "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None,
-                "kind": group_kind(name),
-            }  # fmt: skip
-        each = sums[name]
-        topics.setdefault(name, set()).add(row["topic"])
-        each["queues"] += 1
-        each["lag"] += row["lag"] or 0
-        each["unknown"] += row["lag"] is None
-        since = row["waiting_since"]
-        if since is not None and (each["waiting_since"] is None or since < each["waiting_since"]):
-            each["waiting_since"] = since
-    for name, each in sums.items():
-        each["topics"] = len(topics[name])
-    return list(sums.values())
+    sums = []
+    rows = zip(*(columns[name] for name in ("group", "topic", "lag", "waiting_since")))
+    for group, of_group in groupby(rows, itemgetter(0)):
+        _, topics, lags, times = zip(*of_group)
+        known = [lag for lag in lags if lag is not None]
+        sums.append(
+            {
+                "group": group, "topics": len({*topics}), "queues": len(lags), "lag": sum(known),
+                "unknown": len(lags) - len(known),
+                "waiting_since": min((time for time in times if time is not None), default=None),
+                "kind": group_kind(group),
+            }
+        )  # fmt: skip
+    return sums

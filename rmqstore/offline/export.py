@@ -1,7 +1,7 @@
 """Export messages of a store to JSON lines, CSV, Arrow, Parquet, or a file for each body, in the order of the log.
 
-Each chosen message is written or reported; the log is searched where the index does not reach.  Memory does not grow with the
-number of messages, except for 8 bytes for each hit of a search by key.
+Each chosen message is written or reported; the log is scanned where it is not indexed.  Memory does not grow with the number of
+messages, except for 8 bytes for each hit of a search by key.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ logger = logging.getLogger(__name__)
 
 _BATCH_ROWS = 8192
 _BATCH_BYTES = 16 << 20
-# Damaged places of tiered storage that are named one by one.
+# Damaged places of tiered storage that are reported one by one.
 _NAMED = 20
 _ADVICE = "corrupt='skip' (--corrupt skip) passes over it"
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote.
+    """The result of an export.
 
-    `output` is ``-`` for a file that the caller opened, and empty where none was made, as the store has no such topic.
-    `corrupt_records` are messages whose CRC or compression is wrong: left out with ``skip``, among `messages` with ``report``.
-    `damaged_stretches` and `damaged_size` (bytes) are parts of the log without a record, and places of tiered storage, without a
-    size.  `notes` are those of tiered storage.
+    `output` is ``-`` for a file that the caller opened, and empty if none was made because the store has no such topic.
+    `corrupt_records` is the number of messages with a wrong CRC or compression: left out with ``skip``, among `messages` with
+    ``report``.  `damaged_stretches` counts parts of the log without a record, `damaged_size` their bytes; places of tiered storage
+    count without a size.  `notes` are those of tiered storage.
     """
 
     output: str
@@ -95,14 +95,14 @@ def export(
     Parameters
     ----------
     path : path
-        The store's root; a broker may be running on it.  What is put after the call began is left out.
+        The store's root; a broker may be running on it.  Messages that are put after the call began are left out.
     output : path or binary file
-        The format ``files`` makes a folder.  A path has its name only when all is written; a file that the caller opened is
+        The format ``files`` makes a folder.  The output has its name only once it is complete; a file that the caller opened is
         neither closed nor forced to the disk.
     selection : Selection, optional
         By default everything.
     options : ExportOptions, optional
-        By default JSON lines, or what the ending of `output` says.
+        By default JSON lines, or the format of the ending of `output`.
     progress : callable, optional
         Called with (bytes of the log done, bytes in all).
 
@@ -117,7 +117,7 @@ def export(
     StoreError
         There is no store, or the output exists.
     ValueError
-        An option that there is not, or one that does not fit the format.
+        An unknown option, or one that does not fit the format.
     MissingDependencyError
         The format needs a library that is not installed.
     """
@@ -125,7 +125,7 @@ def export(
     target = os.fspath(output) if isinstance(output, (str, os.PathLike)) else None
     layout = layout_of(options, target)
     read_only = [each for each in (path, options.tiered) if each is not None]
-    # That the output cannot be written is said before anything is read.
+    # Errors of the output come before anything is read.
     made: OutputFile | OutputFolder | None = None
     if target is not None and layout.format == "files":
         made = OutputFolder(target, outside=read_only)
@@ -140,23 +140,22 @@ def export(
         source = Source(store, Selection() if selection is None else selection.check_times(), damage, progress)
         source.tell(source.begin)
         opened: Any = output if made is None else stack.enter_context(made)
+        number = 0
         if layout.format in ("arrow", "parquet"):
             sink = Sink(opened)
             stack.callback(sink.abandon)
             writer: Any = ArrowFile(sink, layout, made is not None and opened.seekable())
-        elif layout.format == "files":
-            writer = Files(opened, layout, not store.older.one_log)
-            stack.callback(writer.manifest.close)
-        else:
-            packed = stack.enter_context(compressed(opened, layout.compression))
-            writer = (JsonLines if layout.format == "jsonl" else Csv)(packed, layout)
-        number = 0
-        if layout.format in ("arrow", "parquet"):
             for batch in source.batches(layout.columns):
                 if batch.num_rows:
                     writer.batch(batch)
                     number += batch.num_rows
         else:
+            if layout.format == "files":
+                writer = Files(opened, layout, not store.older.one_log)
+                stack.callback(writer.manifest.close)
+            else:
+                packed = stack.enter_context(compressed(opened, layout.compression))
+                writer = (JsonLines if layout.format == "jsonl" else Csv)(packed, layout)
             for message in source.messages(layout.columns):
                 writer.message(message)
                 number += 1
@@ -173,13 +172,13 @@ def export(
 
 
 class ExportDamage(DamagePolicy):
-    """What damage does, and how much of it there was."""
+    """Counts damage, and raises it if `mode` is "fail"."""
 
     def __init__(self, log: CommitLog, mode: str):
         super().__init__(mode, f"{_ADVICE}, and rmqstore verify --tiered lists all that is wrong")
         self.log = log
         self.records = self.stretches = self.size = self.places = 0
-        # Of tiered storage: the queue whose messages are looked at.
+        # The queue of tiered storage that is being read.
         self.queue: FlatQueue | None = None
 
     def where(self, phy_offset: int) -> tuple[str, int]:
@@ -190,9 +189,9 @@ class ExportDamage(DamagePolicy):
         return os.path.join(self.log.path, name_of_offset(phy_offset - pos)), pos
 
     def stretch(self, begin: int, end: int, verdict: Verdict | None) -> None:
-        """A part of the log that holds no record, or another than its queue says; None where no segment holds it."""
+        """Take a part of the log without a record, or with another than its queue says; `verdict` is None without a segment."""
         if verdict is None:
-            # Retention may have taken the oldest segments since the export began: that is not damage.
+            # Segments that retention deleted since the export began are not damage.
             self.log.refresh()
             if end <= self.log.min_offset:
                 self.log.warn_of_missing(begin, end)
@@ -209,7 +208,7 @@ class ExportDamage(DamagePolicy):
         self.size += end - begin
 
     def units(self, queue: AnyConsumeQueue, begin: int, end: int) -> None:
-        """Queue offsets for which no unit is there, of a queue that had some there, or has some after them."""
+        """Take queue offsets without a unit, of a queue that had them, or has later ones."""
         self.log.refresh()
         queue.refresh()
         name = f"{queue.topic}/{queue.queue_id}"
@@ -227,14 +226,14 @@ class ExportDamage(DamagePolicy):
         self.stretches += 1
 
     def leave_out(self, finding: Finding) -> None:
-        """A place of tiered storage that holds no message of its queue."""
+        """Take a place of tiered storage without a message of its queue."""
         self.stretches += 1
         self.places += 1
         if self.places <= _NAMED:
             logger.warning("%s: %s; these messages are left out", finding.path, finding.detail)
 
     def record(self, message: MessageExt) -> bool:
-        """bool: write this message, which is corrupt."""
+        """Return True if this corrupt message is to be written."""
         if self.mode == "fail":
             what, kind = f"has a body that is not what its compression flag says ({message.damage})", CorruptionError
             if not message.crc_agrees:
@@ -248,7 +247,7 @@ class ExportDamage(DamagePolicy):
         return self.mode == "report"
 
     def row(self, phy_offset: int) -> bool:
-        """bool: as `record`, of a row of columns."""
+        """Return True if a row of columns is to be written, whose message is corrupt."""
         message = (self.log if self.queue is None else self.queue.log).look_up(phy_offset)
         if message is None:
             raise CorruptionError(
@@ -257,13 +256,13 @@ class ExportDamage(DamagePolicy):
         return self.record(message)
 
     def is_sound(self, message: MessageExt, names: Sequence[str]) -> bool:
-        """bool: write these columns of this message."""
+        """Return True if these columns of a message are to be written."""
         damaged = not message.crc_agrees if DECODED.isdisjoint(names) else message.corrupt
         return JUDGED.isdisjoint(names) or not damaged or self.record(message)
 
 
 class Source:
-    """The places of the chosen messages in a log, in its order, some at a time."""
+    """The chosen messages of a store, in the order of the log, some at a time."""
 
     def __init__(
         self,
@@ -275,31 +274,26 @@ class Source:
         self.store, self.log = store, store.commit_log
         self.selection = selection
         self.damage = damage
-        # Where segments began that were told to be missing.
+        # Begins of missing segments that were reported.
         self._missing: set[int] = set()
         low = self.log.min_offset
         high = self.log.max_offset
         self.begin = low if selection.begin_phy_offset is None else max(selection.begin_phy_offset, low)
         self.end = high if selection.end_phy_offset is None else max(min(selection.end_phy_offset, high), self.begin)
         if low < self.begin == selection.begin_phy_offset:
-            # Any number may be given; a pass begins with a record.
+            # Any number may be given; a scan begins with a record.
             base = self.begin - self.begin % self.log.segment_size
             self.begin = self.log.step_to(max(base, low), self.begin)
         self.progress = progress
 
-    @property
-    def is_scan(self) -> bool:
-        """bool: the log is scanned, and the core alone chooses the rows."""
-        return self.selection.keys is None and not self.selection.by_queue
-
     def tell(self, phy_offset: int) -> None:
-        """Report how far the export came."""
+        """Report the progress of the export."""
         if self.progress is not None and self.end > self.begin:
             self.progress(min(max(phy_offset, self.begin), self.end) - self.begin, self.end - self.begin)
 
     def _within_times(self, begin: int, end: int) -> tuple[int, int]:
-        # Without the segments at both ends of which no record was stored in the range; what they hold that is no record does
-        # not matter either.  Times may fall, so that each record is compared.
+        # Leave out segments at both ends without a record in the range of times, and damage in them.  Times may fall, so that each
+        # record is compared.
         if self.selection.begin is None and self.selection.end is None:
             return begin, end
         out = ArrowColumns((), 1)
@@ -320,7 +314,7 @@ class Source:
     def fill(
         self, out: ArrowColumns, begin: int, end: int, on_damage: Callable[[int, int, Verdict | None], None]
     ) -> Iterator[int]:
-        """Fill `out` with what the core chooses between two places."""
+        """Fill `out` with the records that the core chooses between two places."""
         begin, end = self._within_times(begin, end)
         self.selection.choose(out)
         for at in self.log.fill(out, begin, end, on_damage):
@@ -333,7 +327,7 @@ class Source:
         for _ in self.fill(out, begin, end, lambda *stretch: stretches.append(stretch)):
             num, parts, _ = out.take()
             phy_offsets = np.frombuffer(parts["phy_offset"][0], np.int64)[:num].copy()
-            # Records before damage are judged before it, so that the first damage is reported.
+            # Records before damage are checked first, so that the first damage is reported.
             for stretch in stretches:
                 before = int(np.searchsorted(phy_offsets, stretch[0]))
                 yield phy_offsets[:before]
@@ -343,7 +337,7 @@ class Source:
             yield phy_offsets
 
     def look_up(self, phy_offset: int) -> MessageExt | None:
-        """The message at a place that `offsets` gave, None where none begins; a missing segment is told once."""
+        """Return the message at a place of `offsets`, None where none begins; a missing segment is reported once."""
         message = self.log.look_up(phy_offset)
         if message is None and self.log.region_of(phy_offset) is None:
             base = phy_offset - phy_offset % self.log.segment_size
@@ -353,7 +347,7 @@ class Source:
         return message
 
     def offsets(self) -> Iterator[np.ndarray]:
-        """The phy offsets of messages among which the chosen ones are, in ascending order."""
+        """Yield phy offsets of messages, in ascending order; the chosen messages are among them."""
         if self.selection.by_queue:
             yield from self._queued()
         elif self.selection.keys and self.selection.topics and self.store.index_service is not None:
@@ -379,11 +373,11 @@ class Source:
                 spans.append((header.begin_phy_offset, header.end_phy_offset))
         found = np.unique(candidates.phy_offsets)
         at = self.begin
-        # What lies between the spans of the index files was perhaps never indexed, or its file is lost.
+        # Between the spans of the index files, records may have no entry, or their file is lost.
         for first, last in sorted(spans):
             newest = self.log.look_up(last)
             if last < at or newest is None:
-                # Its end is not a record, so the file is not believed: the log itself is searched.
+                # The header is wrong, so the log is scanned instead.
                 continue
             first = max(first, at)
             yield from self._scanned(at, min(first, self.end))
@@ -408,7 +402,7 @@ class Source:
             if selection.has_queue(topic, queue_id)
         ]
         batch: list[int] = []
-        # A message may be in several queues that are asked for.
+        # A message may be in several of the chosen queues.
         for phy_offset, _ in itertools.groupby(heapq.merge(*units)):
             batch.append(phy_offset)
             if len(batch) == _BATCH_ROWS:
@@ -433,7 +427,7 @@ class Source:
                 for newest_first in (False, True)
             )
             low, high = (low, low) if first is None or last is None else (first, last + 1)
-        # What tiered storage has is read from there.
+        # Messages in tiered storage are read from there.
         steps = (queue.places(first, last, self.damage) for first, last in without(low, high, older))
         for each in itertools.chain.from_iterable(steps):
             places = chosen(source, each.where(each.are_real), self.selection)
@@ -448,12 +442,12 @@ class Source:
                 if message is None or not message.check_queue(topic, queue_id, queue_offset):
                     self.damage.stretch(phy_offset, phy_offset + max(size, 0), judge(self.log, phy_offset, size))
                 elif phy_offset > newest:
-                    # In a damaged queue offsets may fall; what was passed is not given twice.
+                    # Offsets may fall in a damaged queue; each is yielded once.
                     newest = phy_offset
                     yield phy_offset
 
     def _older(self) -> Iterator[tuple[FlatQueue, list[int]]]:
-        # Queues of tiered storage, and log offsets in them of the chosen messages that the local log no longer has.
+        # Queues of tiered storage, and log offsets in them of chosen messages that the local log no longer has.
         older, selection = self.store.older, self.selection
         wanted: set[tuple[str, int, int]] | None = None
         if selection.keys and selection.topics:
@@ -481,7 +475,7 @@ class Source:
         self.damage.queue = None
 
     def messages(self, names: Sequence[str]) -> Iterator[MessageExt]:
-        """The chosen messages, of which these columns are wanted."""
+        """Yield the chosen messages, for these columns."""
         damage = self.damage
         for queue, offsets in self._older():
             for offset in offsets:
@@ -497,7 +491,7 @@ class Source:
                     yield message
 
     def batches(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        """The same as record batches of these columns."""
+        """Yield the chosen messages as record batches of these columns."""
         judged = not JUDGED.isdisjoint(columns)
         extra = [name for name in ("corrupt", "phy_offset") if judged and name not in columns]
         decode = not DECODED.isdisjoint(columns)
@@ -509,7 +503,8 @@ class Source:
                 yield _sound_rows(batch, columns, self.damage, judged)
             for number in np.setdiff1d(np.arange(len(offsets)), taken).tolist():
                 _report_gone(queue, offsets[number])
-        if self.is_scan:
+        if self.selection.keys is None and not self.selection.by_queue:
+            # The core alone chooses the rows.
             ready: list[pa.RecordBatch] = []
 
             def take() -> None:
@@ -517,7 +512,7 @@ class Source:
                     ready.append(_sound_rows(made.take(), columns, self.damage, judged))
 
             def on_damage(begin: int, end: int, verdict: Verdict | None) -> None:
-                # Records before damage are judged before it, so that the first damage is reported.
+                # Records before damage are checked first, so that the first damage is reported.
                 take()
                 self.damage.stretch(begin, end, verdict)
 
@@ -550,7 +545,6 @@ def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: ExportD
 
 
 def _report_gone(queue: FlatQueue, log_offset: int) -> None:
-    # It was there a moment ago; what the columns were not chosen to is no matter of a hole.
     hole = queue.log.hole_at(log_offset)
     if hole is not None:
         queue.damage.finding(hole.finding)

@@ -1,4 +1,4 @@
-"""The options of an export, and its files: JSON lines, CSV, Arrow, Parquet (these two need pyarrow), or a file for each body."""
+"""Options and output files of an export: JSON lines, CSV, Arrow, Parquet (these two need pyarrow), or a file for each body."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ FORMATS = ("jsonl", "csv", "arrow", "parquet", "files")
 """The formats of an export."""
 
 BODY_FORMS = ("text", "hex", "base64", "raw", "none")
-"""How bodies are written: text where they are UTF-8 (else base64), hexadecimal, base64, bytes as they are, or not at all."""
+"""Forms of bodies: text where they are UTF-8 (else base64), hexadecimal, base64, unchanged bytes, or no body."""
 
 CORRUPT_MODES = ("fail", "report", "skip")
-"""What damage does: end the export, be skipped and counted, or be written with ``corrupt`` set."""
+"""Effects of damage: end the export, write the message with ``corrupt`` set, or skip and count it."""
 
 COMPRESSIONS = {
     "jsonl": ("none", "gzip", "zstd"),
@@ -51,8 +51,6 @@ COMPRESSIONS = {
 BODIES = ("body", "body_stored")
 """The columns that hold bodies."""
 
-# A CRC covers the body, so it is looked at where a body or a word about it is asked for; the compression where the body
-# is not asked for as it is stored.
 DECODED = frozenset({"body", "corrupt"})
 """Columns that need the decompressed body."""
 
@@ -62,34 +60,34 @@ JUDGED = frozenset({*BODIES, "corrupt"})
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How an export reads a store and writes its output.
+    """Options for reading a store and writing the output of an export.
 
     Attributes
     ----------
     format : {"jsonl", "csv", "arrow", "parquet", "files"} or None
-        None is what the ending of the output says, ``jsonl`` for an open file.
+        None means the format of the output's ending, ``jsonl`` for an open file.
     columns : iterable of str or None
-        Those of `MessageStore.scan`; None is all but those that repeat others.
+        Columns of `MessageStore.scan`; None means all but those that repeat others.
     body : {"text", "hex", "base64", "raw", "none"} or None
-        None is ``raw`` for Arrow, Parquet and single files, ``text`` otherwise: bodies that are not UTF-8 become base64, and
-        ``body_encoding`` says so.
+        None means ``raw`` for Arrow, Parquet and single files, ``text`` otherwise: bodies that are not UTF-8 become base64, and
+        ``body_encoding`` is "base64" then.
     corrupt : {"fail", "report", "skip"}
         Damage ends the export, is written, or is skipped.  CRCs are checked for the columns ``body`` and ``corrupt`` only.
     compression : str or None
-        One of `COMPRESSIONS`; None is what the ending says (``.gz``, ``.zst``), zstd for Parquet.
+        One of `COMPRESSIONS`; None means that of the output's ending (``.gz``, ``.zst``), zstd for Parquet.
     force : bool
-        Replace a file that exists; a folder is never replaced.
+        Replace an existing file; a folder is never replaced.
     shown : bool
         The output is a terminal: everything outside ASCII is escaped.
     safe_csv : bool
         In CSV, put an apostrophe before each text that a spreadsheet would run as a formula.
     only_known_topics : bool
-        Make no output where the store has none of the selection's topics; otherwise the output has no row.
+        Make no output if the store has none of the selection's topics; otherwise the output has no rows.
     config : StoreConfig or None
-        None is `StoreConfig.infer`.
+        None means `StoreConfig.infer`.
     tiered : path or None
-        The broker's tieredStoreFilePath: what the local log no longer has comes from there first, queue by queue; not with a
-        range of phy offsets, which are places of the local log.
+        The broker's tieredStoreFilePath: messages that the local log no longer has come from there first, queue by queue; not with
+        a range of phy offsets, which are places of the local log.
     """
 
     format: str | None = None
@@ -107,7 +105,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Layout:
-    """The options of an export, once all are known; see `ExportOptions`."""
+    """The final options of an export; see `ExportOptions`."""
 
     format: str
     columns: tuple[str, ...]
@@ -118,9 +116,9 @@ class Layout:
 
 
 def layout_of(options: ExportOptions, path: str | None) -> Layout:
-    """Return what these options mean for an output with this path, None for an open file.
+    """Return the final options for an output with this path, None for an open file.
 
-    ValueError for a value that does not exist or does not fit the format; MissingDependencyError for a library.
+    Raises ValueError for an unknown value, or one that does not fit the format; MissingDependencyError for a missing library.
     """
     said, compression = ("jsonl", None) if path is None else format_of(path)
     format = options.format or said
@@ -135,13 +133,12 @@ def layout_of(options: ExportOptions, path: str | None) -> Layout:
         )
     if options.safe_csv and format != "csv":
         raise ValueError(f"safe_csv is for CSV, and the format is {format}")
-    for value, what, known in [(format, "format", FORMATS), (options.corrupt, "corrupt", CORRUPT_MODES)]:
+    binary = format in ("arrow", "parquet", "files")
+    form = ("raw" if binary else "text") if options.body is None else options.body
+    given = ((format, "format", FORMATS), (options.corrupt, "corrupt", CORRUPT_MODES), (form, "body", BODY_FORMS))
+    for value, what, known in given:
         if value not in known:
             raise ValueError(f"{what} is {value!r}; give {', '.join(known[:-1])} or {known[-1]}")
-    if options.body is not None and options.body not in BODY_FORMS:
-        raise ValueError(f"body is {options.body!r}; give {', '.join(BODY_FORMS[:-1])} or {BODY_FORMS[-1]}")
-    binary = format in ("arrow", "parquet", "files")
-    form = options.body or ("raw" if binary else "text")
     if form == "raw" and not binary:
         raise ValueError(f"{format} has no place for raw bytes; give text, hex, base64 or none, or another format")
     if format == "files" and form != "raw":
@@ -183,7 +180,7 @@ MANIFEST = "messages.jsonl"
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _TIMES = ("born_timestamp", "store_timestamp")
-# Row groups of a Parquet file end with so many rows or bytes.
+# Limits of a row group of a Parquet file.
 _GROUP_ROWS = 1 << 17
 _GROUP_BYTES = 64 << 20
 # Files in one folder of single bodies.
@@ -194,9 +191,9 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 @contextlib.contextmanager
 def compressed(file: IO[bytes], compression: str) -> Iterator[IO[bytes]]:
-    """A file whose content is compressed on its way to `file`."""
+    """Open a file whose content is compressed and written to `file`."""
     if compression == "gzip":
-        # No name and no time: the same messages give the same bytes.
+        # Without a name and a time, so that the same messages become the same bytes.
         with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
             yield packed  # type: ignore[misc]
     elif compression == "zstd":
@@ -225,7 +222,7 @@ def message_row(message: MessageExt, columns: Sequence[str], form: str, zeros: b
 
 
 def _visible(text: str) -> str:
-    # What a terminal could obey or hide, as JSON escapes it.
+    # Characters that a terminal could obey or hide are escaped as in JSON.
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
@@ -242,7 +239,7 @@ def _bytes(text: str, shown: bool) -> bytes:
 
 
 class JsonLines:
-    """One JSON object a line."""
+    """Writes one JSON object a line."""
 
     def __init__(self, file: IO[bytes], layout: Layout):
         self.file, self.layout = file, layout
@@ -256,7 +253,7 @@ class JsonLines:
 
 
 def iso_time(timestamp: int) -> str:
-    """str: ms since epoch as ISO 8601 in UTC; the bare number where no calendar reaches."""
+    """Return ms since epoch as ISO 8601 in UTC; the bare number beyond the calendar."""
     try:
         moment = _EPOCH + datetime.timedelta(milliseconds=timestamp)
     except OverflowError:
@@ -264,25 +261,25 @@ def iso_time(timestamp: int) -> str:
     return moment.isoformat(timespec="milliseconds")
 
 
-class Csv:
-    """Rows of CSV below a line of names."""
+class Csv(JsonLines):
+    """Writes rows of CSV after a line of names."""
 
     def __init__(self, file: IO[bytes], layout: Layout):
-        self.file, self.layout = file, layout
-        # Lines end with "\n" alone, which every tool reads, but Python before 3.13 puts a field that holds "\r" in quotes
-        # only where a line ends with it: `write` takes it away again.
+        super().__init__(file, layout)
+        # Lines end with "\n" alone, which every tool reads, but Python before 3.13 quotes a field with "\r" only if lines end with
+        # it: `write` removes it.
         self.rows = csv.writer(self, lineterminator=_CSV_END)
         self.rows.writerow(
             [each for name in layout.columns for each in ([name, f"{name}_encoding"] if name in BODIES else [name])]
         )
 
     def write(self, text: str) -> None:
-        """Write a row, as the csv module calls it."""
+        """Write a row; the csv module calls it."""
         self.file.write(text.removesuffix(_CSV_END).encode("utf-8", "backslashreplace") + b"\n")
 
     def message(self, message: MessageExt) -> None:
         """Write a message."""
-        # Readers of CSV take no zero bytes.
+        # Readers of CSV refuse zero bytes.
         row = message_row(message, self.layout.columns, self.layout.body, zeros=False)
         cells: list[str] = []
         for name, value in row.items():
@@ -309,9 +306,6 @@ class Csv:
             self.file.write(_bytes(text.replace('"', '""'), self.layout.shown))
         self.file.write(b'"')
 
-    def close(self) -> None:
-        """Write what is left."""
-
 
 def _cell(name: str, value: Any) -> str:
     if type(value) is str:
@@ -330,7 +324,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 class Files:
-    """A file for each body, and a list of them."""
+    """Writes a file for each body, and a list of them."""
 
     def __init__(self, folder: OutputFolder, layout: Layout, by_number: bool):
         self.folder, columns = folder, layout.columns
@@ -345,7 +339,7 @@ class Files:
         """Write a message."""
         row = message_row(message, self.columns, "raw")
         body = _body(message, self.source)
-        # Nothing of the store is part of a name.
+        # Names contain no text of the store, which may be hostile.
         folder = f"bodies/{self.num // _FOLDER_FILES:06}"
         if self.num == 0:
             self.folder.make_folder("bodies")
@@ -366,17 +360,17 @@ class Files:
 
 
 class Sink(io.RawIOBase):
-    """The file that pyarrow writes to; its writers end a file also when they are thrown away, which `abandon` prevents."""
+    """The file that pyarrow writes to; its writers complete a file even when they are deleted, which `abandon` prevents."""
 
     def __init__(self, file: IO[bytes]):
         self.file: IO[bytes] | None = file
 
     def writable(self) -> bool:
-        """bool: True."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write bytes; their number."""
+        """Write bytes, and return their number."""
         return len(memoryview(data).cast("B")) if self.file is None else self.file.write(data)
 
     def abandon(self) -> None:
@@ -385,7 +379,7 @@ class Sink(io.RawIOBase):
 
 
 class ArrowFile:
-    """Record batches into an Arrow or Parquet file; Parquet's row groups are gathered."""
+    """Writes record batches to an Arrow or Parquet file; rows are gathered for Parquet's row groups."""
 
     def __init__(self, file: Sink, layout: Layout, seekable: bool):
         pa = self.pa = import_pyarrow()

@@ -1,7 +1,7 @@
-"""The files of an import, opened, and their rows as tables to put, each error with its line or row.
+"""Read the files of an import as tables of rows; errors name the line or row.
 
-Rows come in parts whose size is known before they are decoded: the rows of a small file of Arrow or Parquet may have many
-gigabytes, where all share a value (a dictionary, a view, a run).
+The size of each table is known before it is decoded: a small file of Arrow or Parquet may have gigabytes of rows that share a value
+(a dictionary, a view, a run).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = ["BOUNDS", "Chunk", "Input", "arrow_chunks", "reconciled", "row_chunks
 
 
 class Bounds(NamedTuple):
-    """Rows and bytes that are held at once, and bytes that one row may have."""
+    """Rows and bytes that are in memory at once, and the largest size of a row in bytes."""
 
     rows: int
     size: int
     largest: int
 
 
-# A longer line is no message: a broker's have 4 MiB at most unless it is told otherwise.
+# A longer line is not a message: a broker's default limit is 4 MiB.
 BOUNDS = Bounds(rows=2048, size=8 << 20, largest=256 << 20)
 
 
@@ -55,16 +55,16 @@ class Chunk:
     numbers: Sequence[int]
 
     def place(self, row: int) -> str:
-        """Where a row is: file and line."""
+        """Return file and line of a row."""
         return f"{self.file}, {self.unit} {self.numbers[row]}"
 
     def span(self) -> str:
-        """Where the rows are, the first and the last."""
+        """Return file and lines of the first and the last row."""
         return f"{self.file}, {self.unit}s {self.numbers[0]} to {self.numbers[-1]}"
 
 
 class Input:
-    """One input file, opened: its name for people, its bytes, and what compresses them."""
+    """An open input file, with its name for messages, its size and its compression."""
 
     def __init__(self, path: str, format: str | None):
         self.name = "standard input" if path == "-" else path
@@ -74,7 +74,7 @@ class Input:
         else:
             self.file = open(path, "rb")
             if not self.file.seekable():
-                # A pipe, as a shell's <(command) and /dev/stdin are.
+                # A pipe, for instance a shell's <(command) or /dev/stdin.
                 with self.file as pipe:
                     self.file = _spooled(pipe)
             told, compression = format_of(path)
@@ -91,7 +91,7 @@ class Input:
             raise StoreError(f"a {self.format} file that is compressed as a whole cannot be read; unpack it", self.name)
 
     def head(self) -> bytes:
-        """Return the first bytes of the file, as they are."""
+        """Return the first bytes of the file, unchanged."""
         self.file.seek(0)
         return self.file.read(16)
 
@@ -108,7 +108,7 @@ class Input:
 
     @contextlib.contextmanager
     def text(self) -> Iterator[IO[bytes]]:
-        """The file unpacked, from its begin."""
+        """Open the unpacked file."""
         if self.compression is None:
             self.file.seek(0)
             yield self.file
@@ -117,18 +117,18 @@ class Input:
         try:
             yield io.BufferedReader(packed)
         except OSError as error:
-            # Of the operating system's errors each has a number.
+            # An error of the operating system has a number.
             if error.errno is not None:
                 raise
             raise StoreError(f"the file cannot be unpacked: {error}", self.name) from None
 
     def arrow_file(self) -> Any:
-        """Return the file as it is for pyarrow, from its begin."""
+        """Return the unchanged file for pyarrow, at its begin."""
         self.file.seek(0)
         return import_pyarrow().PythonFile(_Bounded(self), mode="r")
 
     def done(self) -> int:
-        """Return how many of its bytes were read."""
+        """Return the number of bytes that were read."""
         with contextlib.suppress(OSError, ValueError):
             return self.file.tell()
         return self.size
@@ -139,7 +139,7 @@ class Input:
 
 
 class _Bounded:
-    """An input for Arrow, which asks for unseen numbers of bytes; a plain file takes memory for all that are asked for."""
+    """An input for Arrow, whose requests may be hostile: a plain file allocates all requested bytes."""
 
     closed = False
 
@@ -157,11 +157,11 @@ class _Bounded:
         return self._file.tell()
 
     def close(self) -> None:
-        """Nothing: the input closes its file itself."""
+        """Do nothing: the input closes its file."""
 
 
 def _spooled(file: IO[bytes]) -> IO[bytes]:
-    # What can be read only once, as a file: it is read twice.
+    # A copy of what can be read only once: it is read twice.
     spool = tempfile.TemporaryFile()
     try:
         shutil.copyfileobj(file, spool, 1 << 20)
@@ -174,10 +174,10 @@ def _spooled(file: IO[bytes]) -> IO[bytes]:
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 ENCODINGS = ("body_encoding", "body_stored_encoding")
-"""Columns that say how a body is written."""
+"""Columns with the encodings of bodies."""
 
 ALSO_IGNORED = ("version", "crc", "body_size", "body_error")
-"""Columns that `rmqstore query --json` has beside those of an export."""
+"""Columns that `rmqstore query --json` has in addition to those of an export."""
 
 _KNOWN = frozenset({*TABLE_COLUMNS, *IGNORED_COLUMNS, *ALSO_IGNORED, *ENCODINGS, "body_stored"})
 _TEXTS = ("topic", "tags", "born_host", "store_host")
@@ -190,7 +190,7 @@ def _wrong(input: Input, number: int, text: str) -> InvalidMessageError:
 
 
 def _json_rows(input: Input) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    # Number of the line, its bytes, and its values.
+    # The number, the size and the values of each line.
     with input.text() as file:
         number = 0
         while line := file.readline(BOUNDS.largest + 1):
@@ -235,7 +235,7 @@ def row_chunks(input: Input) -> Iterator[Chunk]:
 
 
 def _values(input: Input, number: int, row: dict[str, Any]) -> dict[str, Any]:
-    # The row with the types of Arrow's columns; whatever is wrong is said with its line.
+    # The row with the types of Arrow's columns; errors name its line.
     values: dict[str, Any] = {}
     try:
         if lone_key(row):
@@ -264,7 +264,7 @@ def _value(name: str, value: Any) -> Any:
     if name in _TIMES:
         return _time(name, value)
     if name == "keys":
-        # One text is split at spaces, as RocketMQ does.
+        # RocketMQ splits one text at spaces.
         keys = [key for key in value.split(" ") if key] if isinstance(value, str) else value
         if not isinstance(keys, list):
             raise ValueError(f"keys are {value!r}, not a list of texts")
@@ -303,7 +303,7 @@ def _time(name: str, value: Any) -> int:
 
 
 def decoded(name: str, value: Any, row: dict[str, Any]) -> bytes | None:
-    """Decode a body as its ``…_encoding`` in `row` says; ValueError or TypeError says what is wrong."""
+    """Decode a body with its ``…_encoding`` in `row`; ValueError or TypeError for a wrong one."""
     encoding = row.get(f"{name}_encoding", "utf-8")
     if value is None:
         if f"{name}_encoding" in row and encoding is None:
@@ -340,14 +340,14 @@ def _table(pa: Any, rows: list[dict[str, Any]]) -> pa.Table:
     names = dict.fromkeys(name for row in rows for name in row)
     types = _types(pa)
     if not names:
-        # Rows that say nothing are rows all the same; literals may make messages of them.
+        # Literals may make messages of rows without values.
         names = {"tags": None}
     return pa.table({name: pa.array([row.get(name) for row in rows], types[name]) for name in names})
 
 
 # --------------------------------------------------------------------------------------------------- Arrow and Parquet
 
-# Which property holds a column.
+# The properties of columns.
 _PROPERTIES = {"keys": "KEYS", "tags": "TAGS"}
 
 
@@ -357,7 +357,7 @@ def arrow_chunks(input: Input) -> Iterator[Chunk]:
     first = 1
     try:
         for batch in _arrow_batches(pa, input):
-            # What a file says of its own offsets is looked at before anything follows them.
+            # Offsets in the file are hostile until they are checked.
             batch.validate(full=True)
             names = batch.schema.names
             if len({*names}) < len(names):
@@ -369,7 +369,7 @@ def arrow_chunks(input: Input) -> Iterator[Chunk]:
                 yield Chunk(pa.Table.from_batches([part]), input.name, "row", numbers)
             first += batch.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        # Arrow says of damage what it says of a disk; only the system has numbers for its errors.
+        # Arrow raises OSError for damage too, but without a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         what = (str(error).splitlines() or [type(error).__name__])[0]
@@ -391,7 +391,7 @@ def _arrow_batches(pa: Any, input: Input) -> Iterator[pa.RecordBatch]:
 
 
 def _with_bodies(pa: Any, batch: pa.RecordBatch, input: Input, first: int) -> pa.RecordBatch:
-    # Bodies that are text with an encoding become bytes again.
+    # Bodies that are text with an encoding become bytes.
     names = batch.schema.names
     for name in ("body", "body_stored"):
         if names.count(f"{name}_encoding") == 1 == names.count(name):
@@ -420,7 +420,7 @@ def _is_text(pa: Any, kind: pa.DataType) -> bool:
 
 
 def reconciled(table: pa.Table, literals: dict[str, Any]) -> pa.Table:
-    """Leave one of what a table says twice, and what `literals` replace.
+    """Remove values that a table has twice, and those that `literals` replace.
 
     Exported rows have keys and tags as columns and among the properties, which keep their order and their spaces.
     """
@@ -438,7 +438,7 @@ def reconciled(table: pa.Table, literals: dict[str, Any]) -> pa.Table:
         try:
             table = table.set_column(place, "properties", table.column("properties").cast(kind))
         except pa.ArrowException:
-            # The store refuses the column, and says why.
+            # The store refuses the column with a message.
             return table
     replaced = {_PROPERTIES[name] for name in literals if name in _PROPERTIES}
     if replaced:
@@ -470,16 +470,16 @@ def reconciled(table: pa.Table, literals: dict[str, Any]) -> pa.Table:
     return table
 
 
-# What is unpacked at once without a question, and how many times its bytes in the file anything larger may be.
+# Bytes that are always unpacked at once; anything larger may be at most this many times its size in the file.
 _UNPACKED = 256 << 20
 _RATIO = 1000
-# More values than the properties of a message can be.
+# More values than a message can have properties.
 _VALUES = 1 << 16
 _ROW = 64
 
 
 def _sizes(array: Any) -> np.ndarray:
-    # Bytes of each value as plain Arrow.
+    # The size of each value as plain Arrow, in bytes.
     pa = import_pyarrow()
     types, kind, num = pa.types, array.type, len(array)
     if isinstance(kind, pa.BaseExtensionType):
@@ -502,7 +502,7 @@ def _sizes(array: Any) -> np.ndarray:
         return _in_lists(array, _sizes(array.keys) + _sizes(array.items))
     if types.is_list(kind) or types.is_large_list(kind):
         return _in_lists(array, _sizes(array.values))
-    # Numbers; what else there is, the store refuses.
+    # Numbers; the store refuses other types.
     return np.full(num, 16, np.int64)
 
 
@@ -523,10 +523,10 @@ def _in_lists(array: Any, sizes: np.ndarray) -> np.ndarray:
 
 
 def bounded_parts(batch: pa.RecordBatch, name: str, first: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a validated batch into parts within the bounds as plain Arrow, each with the row at which it begins; a row is never cut.
+    """Cut a validated batch into parts within the bounds, as plain Arrow, and yield each with the number of its first row.
 
-    `name` and `first` are the file, and the number of the batch's first row in it.  InvalidMessageError for a row that is too
-    large.
+    `name` and `first` are the file, and the number of the batch's first row in it.  Raises InvalidMessageError for a row that is
+    too large.
     """
     sizes = np.full(batch.num_rows, _ROW, np.int64)
     for column in batch.columns:
@@ -545,37 +545,31 @@ def bounded_parts(batch: pa.RecordBatch, name: str, first: int) -> Iterator[tupl
 
 
 def _plain(array: Any) -> Any:
-    # Without the dictionaries that `parquet_batches` asks for.
+    # Without the dictionaries of `parquet_batches`.
     pa = import_pyarrow()
-    kind = array.type
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(array.type):
         return array.dictionary_decode()
-    if pa.types.is_map(kind) and (pa.types.is_dictionary(kind.key_type) or pa.types.is_dictionary(kind.item_type)):
-        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        keys, items = (_plain(each.slice(begin, end - begin)) for each in (array.keys, array.items))
-        offsets = _compute().subtract(array.offsets, begin)
-        return pa.MapArray.from_arrays(_masked(pa, offsets, array), keys, items)
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_dictionary(kind.value_type):
-        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        offsets = _compute().subtract(array.offsets, begin)
-        values = _plain(array.values.slice(begin, end - begin))
-        return type(array).from_arrays(_masked(pa, offsets, array), values)
-    return array
-
-
-def _masked(pa: Any, offsets: Any, array: Any) -> Any:
-    # A null in the offsets is a null in the list.
-    if not array.null_count:
-        return offsets
-    absent = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
-    return pa.array(offsets.to_numpy(zero_copy_only=False), offsets.type, mask=absent)
+    children: tuple[Any, ...] = ()
+    if pa.types.is_map(array.type):
+        children = array.keys, array.items
+    elif pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        children = (array.values,)
+    if not any(pa.types.is_dictionary(each.type) for each in children):
+        return array
+    begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    offsets = _compute().subtract(array.offsets, begin)
+    if array.null_count:
+        # A null in the offsets is a null in the list.
+        absent = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
+        offsets = pa.array(offsets.to_numpy(zero_copy_only=False), offsets.type, mask=absent)
+    return type(array).from_arrays(offsets, *(_plain(each.slice(begin, end - begin)) for each in children))
 
 
 def parquet_batches(file: Any, name: str) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a Parquet file: within the bounds, fewer rows where rows may be large.
+    """Yield the record batches of a Parquet file within the bounds: fewer rows if rows may be large.
 
-    Texts come as dictionaries, so that a value that rows share is there once.  StoreError for a row group that unpacks to much more
-    than a file of messages does.
+    Texts are dictionaries, so that a shared value is in memory once.  Raises StoreError for a row group that unpacks to much more
+    than messages do.
     """
     import pyarrow.parquet
 

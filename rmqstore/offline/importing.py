@@ -1,10 +1,8 @@
-"""Messages from files into a store: JSON lines, Arrow, Parquet.
+"""Import messages from files into a store: JSON lines, Arrow, Parquet.
 
-`import_rows` reads the files; which messages may be stored is decided by `MessageStore.put_table`.
-
-- Every row of every file is read and checked before the first is put.
-- A new store has its name only when all rows are in it; until then the name ends in ``.part``.
-- Rows are put in the order of the files.  Memory does not grow with their number.
+`import_rows` reads the files, and `MessageStore.put_table` checks the messages.  An existing store gets no row before every row of
+every file was checked.  A new store has its name only once it is complete; until then its name ends in ``.part``.  Rows are put in
+the order of the files.  Memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -19,13 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
+from rmqstore.config.saved_options import save_options
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.listing import is_empty
 from rmqstore.files.output_file import OutputFolder
 from rmqstore.offline.import_rows import Chunk, Input, arrow_chunks, reconciled, row_chunks
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.opening import has_store
+from rmqstore.store.opening import saved_config
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,11 +39,11 @@ _ROW = re.compile(r"row ([0-9]+):? (.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """How files are imported.
+    """Options of an import.
 
-    `config` None is what the store's files say, RocketMQ's defaults for a new one; `format` None is what the ending of each file
-    says, or else its content.  `topic`, `queue_id`, `tags`, `keys` are for all rows, instead of what the files say.
-    `keep_timestamps` takes the store times from the files; they must not fall, nor be before the store's last message.
+    `config` None means `StoreConfig.infer`, RocketMQ's defaults for a new store; `format` None means the format of each file's
+    ending, or else of its content.  `topic`, `queue_id`, `tags`, `keys` replace those of all rows.  `keep_timestamps` keeps the
+    store times of the files; they must not fall, nor be before the store's last message.
     """
 
     config: StoreConfig | None = None
@@ -57,25 +56,20 @@ class ImportOptions:
 
     @property
     def literals(self) -> dict[str, Any]:
-        """dict: the columns that have one value for all rows, and this value."""
-        names = ("topic", "queue_id", "tags", "keys")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        """dict: the columns with one value for all rows, and their values."""
+        values = {"topic": self.topic, "queue_id": self.queue_id, "tags": self.tags, "keys": self.keys}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What `import_files` did: `messages`, from `first_phy_offset` to `end_phy_offset`; `created` if the store is new."""
+    """The result of `import_files`: `messages`, from `first_phy_offset` to `end_phy_offset`; `created` if the store is new."""
 
     path: str
     created: bool
     messages: int
     first_phy_offset: int
     end_phy_offset: int
-
-
-def _is_store(path: str) -> bool:
-    # A store into which nothing was put yet has no segment.
-    return os.path.isdir(os.path.join(path, "commitlog")) or os.path.isfile(os.path.join(path, "checkpoint"))
 
 
 def import_files(
@@ -85,7 +79,7 @@ def import_files(
     progress: Callable[[int, int], None] | None = None,
     on_stop: Callable[[int, str], None] | None = None,
 ) -> ImportReport:
-    """Put the rows of files into the store at `path`, after its messages; a new store is made.
+    """Put the rows of files into the store at `path`, after its messages; a missing store is created.
 
     The columns are those of `MessageStore.put_table`, with ``body_encoding`` next to a body that is text.
 
@@ -99,8 +93,7 @@ def import_files(
     progress : callable, optional
         Called with (bytes done, bytes in all); every file counts twice, for checking and for putting.
     on_stop : callable, optional
-        Called with (number of messages, place of the last of them) if an import into an existing store ends early: these stay in
-        it.
+        Called if an import into an existing store ends early, with (number of messages that stay in it, place of the last one).
 
     Returns
     -------
@@ -109,14 +102,14 @@ def import_files(
     Raises
     ------
     InvalidMessageError
-        A row cannot be read or stored; the message names file and line (row for Arrow and Parquet).  Nothing was put.
+        A row cannot be read or stored; the message has file and line (row for Arrow and Parquet).  Nothing was put.
     StoreError
         A file is not of its format, the folder is not empty and has no store, or the disk has no room for the rows; nothing was
         put.
     StoreLockedError
         A broker or another process writes to the store; nothing was put.
     OSError, DiskFullError
-        A new store is not there then; an existing one keeps what `on_stop` was called with.
+        A new store does not exist then; an existing one keeps the messages that `on_stop` was called with.
     MissingDependencyError
         pyarrow is not installed.
     """
@@ -124,13 +117,14 @@ def import_files(
     options = options or ImportOptions()
     root = os.fspath(path)
     if not root:
-        # It would be the working directory, which then were replaced by the new store.
+        # It would be the working directory, which the new store would replace.
         raise StoreError(
             "the name of the store is empty; give a store's root (the folder that holds commitlog/), or a name that is free"
         )
     if [os.fspath(each) for each in files].count("-") > 1:
         raise StoreError("standard input is given twice; give - once")
-    created = not _is_store(root)
+    # A store without a message has no segment.
+    created = not (os.path.isdir(os.path.join(root, "commitlog")) or os.path.isfile(os.path.join(root, "checkpoint")))
     if created and os.path.lexists(root) and not (os.path.isdir(root) and is_empty(root)):
         raise StoreError(
             "there is no store here, and the folder is not empty; give a store's root (the folder that holds commitlog/), or a "
@@ -149,9 +143,7 @@ def import_files(
         config = options.config
         if created:
             return job.into_new(root, config or StoreConfig())
-        if config is None:
-            config = StoreConfig.infer(root) if has_store(root) else StoreConfig()
-        return job.into(root, config, on_stop)
+        return job.into(root, config or saved_config(root), on_stop)
 
 
 class _Import:
@@ -178,11 +170,11 @@ class _Import:
             self.progress(before, max(passes * self.size, 1))
 
     def each(self, chunk: Chunk, call: Callable[..., Any], check: Callable[..., Any]) -> Any:
-        """`call` with the rows of `chunk`; `check` finds the row that is wrong where an error does not tell it."""
+        """Call `call` with the rows of `chunk`; if it fails without naming the row, find it with `check`."""
         try:
             return self._with(chunk.table, call)
         except (InvalidMessageError, TypeError, OverflowError) as error:
-            text = _said(error)
+            text = getattr(error, "message", str(error))
             row = _ROW.match(text)
             if row is not None:
                 raise InvalidMessageError(f"{chunk.place(int(row[1]))}: {row[2]}") from None
@@ -190,7 +182,7 @@ class _Import:
                 try:
                     self._with(_one_row(chunk.table, number), check)
                 except (InvalidMessageError, TypeError, OverflowError) as its_error:
-                    its_text = re.sub("^row 0:? ", "", _said(its_error))
+                    its_text = re.sub("^row 0:? ", "", getattr(its_error, "message", str(its_error)))
                     raise InvalidMessageError(f"{chunk.place(number)}: {its_text}") from None
             raise InvalidMessageError(f"{chunk.span()}: {text}") from None
 
@@ -198,7 +190,7 @@ class _Import:
         return call(table, keep_timestamps=self.keep_timestamps, **self.literals)
 
     def into_new(self, root: str, config: StoreConfig) -> ImportReport:
-        """Into a store that is not there: all or nothing, in one pass."""
+        """Put the rows into a new store, all or none, in one pass."""
         os.makedirs(os.path.dirname(os.path.realpath(root)), exist_ok=True)
         folder = OutputFolder(root)
         try:
@@ -206,11 +198,12 @@ class _Import:
                 folder as made,
                 MessageStore.open(made.part, config=config.replace(clean_resource_interval=0)) as store,
             ):
+                save_options(store.path, config)
                 for chunk in self.chunks(0, 1):
                     self.put += len(self.each(chunk, store.put_table, store.check_table))
                 first, end = store.commit_log.min_offset, store.commit_log.max_offset
                 if not self.put:
-                    # Without a segment it would be no store to anybody, and no free name for the next import.
+                    # A folder without a segment is not a store, and would block the next import.
                     made.drop()
                     return ImportReport(root, False, 0, 0, 0)
         except StoreError:
@@ -224,10 +217,10 @@ class _Import:
         return ImportReport(root, True, self.put, first, end)
 
     def into(self, root: str, config: StoreConfig, on_stop: Callable[[int, str], None] | None) -> ImportReport:
-        """Put into a store that is there: everything is checked first, then everything is put."""
+        """Put the rows into an existing store, after all of them were checked."""
         with MessageStore.open(root, config=config.replace(clean_resource_interval=0)) as store:
             last, size, free = None, 0, shutil.disk_usage(root).free
-            # The newest segment may have its place on the disk already.
+            # The newest segment may have its space on disk already.
             room = free + store.commit_log.segment_size
             for chunk in self.chunks(0, 2):
                 self.each(chunk, store.check_table, store.check_table)
@@ -252,7 +245,7 @@ class _Import:
             return ImportReport(root, False, self.put, first, store.commit_log.max_offset)
 
     def _check_times(self, chunk: Chunk, last: Any) -> Any:
-        # Within a part the store looks by itself.
+        # Within a chunk the store checks them.
         times = chunk.table.column("store_timestamp")
         if len(times) and last is not None and _milliseconds(times[0]) < last:
             raise InvalidMessageError(
@@ -262,16 +255,12 @@ class _Import:
 
 
 def _one_row(table: pa.Table, number: int) -> pa.Table:
-    # A slice still has what lies in the lists and maps of other rows, and a cast looks at all of it.
+    # A slice still has the lists and maps of other rows, and a cast reads all of them.
     pa = import_pyarrow()
     try:
         return table.take(pa.array([number]))
     except pa.ArrowNotImplementedError:
         return table.slice(number, 1)
-
-
-def _said(error: Exception) -> str:
-    return error.message if isinstance(error, InvalidMessageError) else str(error)
 
 
 def _milliseconds(value: Any) -> int:

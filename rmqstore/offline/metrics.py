@@ -1,4 +1,4 @@
-"""Metrics of a store for Prometheus: families, and the text that a scrape or node_exporter's textfile collector reads.
+"""Metrics of a store for Prometheus: families, and the text for a scrape or node_exporter's textfile collector.
 
 Names, labels and meaning of the metrics; the numbers are those of `MessageStore.stats`.  Names that begin with ``rocketmq_`` are
 those of rocketmq-exporter and mean the same; what a directory does not contain (clients, rates of the broker's memory) is left
@@ -13,6 +13,8 @@ import heapq
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqstore.config import StoreConfig
@@ -20,7 +22,7 @@ from rmqstore.errors import MissingDependencyError, StoreError
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX
 from rmqstore.offline.pending import Pending, pending
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.stats import ConsumerStats, QueueStats, StoreStats
+from rmqstore.store.stats import QueueStats, StoreStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -28,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["TOP", "Findings", "collect", "content_type", "names", "text"]
 
 TOP = 1000
-"""How many topics, and pairs of group and topic, have series of their own by default."""
+"""The default limit on the number of topics, and of pairs of group and topic, with series."""
 
 _K = TypeVar("_K", str, tuple[str, str])
 
-# By name: help.  What is exported is listed here and nowhere else; docs/metrics.md has the labels.
+# All metrics, with their help; docs/metrics.md lists the labels.
 _HELP = {
     "rocketmq_producer_offset": "Sum of the max offsets of a topic's queues.",
     "rocketmq_topic_retry_offset": "Sum of the max offsets of a retry topic's queues.",
@@ -41,60 +43,58 @@ _HELP = {
     "rocketmq_group_diff": "Messages of a topic that a group has not consumed.",
     "rocketmq_group_retrydiff": "Messages of a retry topic that its group has not consumed.",
     "rocketmq_group_get_latency_by_storetime": (
-        "Age in ms of the oldest message that a group consumes next, 0 where nothing is left."
+        "Age in ms of the oldest message that a group has not consumed, 0 if there is none."
     ),
-    "rocketmq_brokeruntime_commitlog_disk_ratio": "Used part of the disk below the commit log, 0 to 1.",
-    "rocketmq_brokeruntime_consumequeue_disk_ratio": "Used part of the disk below the consume queues, 0 to 1.",
-    "rocketmq_brokeruntime_commitlogdir_capacity_total": "Bytes of the disk below the store.",
-    "rocketmq_brokeruntime_commitlogdir_capacity_free": "Free bytes of the disk below the store.",
-    "rocketmq_brokeruntime_commitlog_maxoffset": "Phy offset after the last record of the log.",
+    "rocketmq_brokeruntime_commitlog_disk_ratio": "Used part of the commit log's disk, 0 to 1.",
+    "rocketmq_brokeruntime_consumequeue_disk_ratio": "Used part of the consume queues' disk, 0 to 1.",
+    "rocketmq_brokeruntime_commitlogdir_capacity_total": "Size of the store's disk in bytes.",
+    "rocketmq_brokeruntime_commitlogdir_capacity_free": "Free bytes of the store's disk.",
+    "rocketmq_brokeruntime_commitlog_maxoffset": "Phy offset of the end of the log.",
     "rocketmq_brokeruntime_commitlog_minoffset": "Phy offset of the oldest segment of the log.",
     "rocketmq_brokeruntime_earliest_message_timestamp": "Store time of the oldest message, ms since the epoch.",
     "rocketmq_brokeruntime_remain_howmanydata_toflush": (
-        "Bytes of the log that may not be on the disk; only of a store that is asked by its own writer."
+        "Bytes of the log that may not be on disk yet; only if the store is open for writing in this process."
     ),
-    "rmqstore_up": "1 if the store could be read, 0 if not.",
-    "rmqstore_clean": "1 if there is no abort file: nobody writes, and the last who did closed in order.",
+    "rmqstore_up": "1 if the store can be read, otherwise 0.",
+    "rmqstore_clean": "1 if the last shutdown was clean and no writer is running (there is no abort file), otherwise 0.",
     "rmqstore_damaged_files": (
-        "Files and folders that are damaged or cannot be read, which rmqstore info names; no metric has what they held."
+        "Damaged or unreadable files and folders (see rmqstore info); other metrics do not include their content."
     ),
-    "rmqstore_files": "Files of a part of the store.",
-    "rmqstore_size_bytes": "Bytes of these files, unused rest included.",
-    "rmqstore_log_bytes": "Bytes of the log that hold records.",
+    "rmqstore_files": "Number of files of a part of the store.",
+    "rmqstore_size_bytes": "Size of these files in bytes, including unused space.",
+    "rmqstore_log_bytes": "Bytes of records in the log.",
     "rmqstore_log_behind_queues_bytes": "Bytes of the log after the last record that is in a queue.",
-    "rmqstore_disk_usable_bytes": "Free bytes of the disk that are not kept for root.",
+    "rmqstore_disk_usable_bytes": "Free bytes of the disk, without those reserved for root.",
     "rmqstore_first_store_timestamp_seconds": "Store time of the oldest message, s since the epoch.",
     "rmqstore_last_store_timestamp_seconds": "Store time of the newest message, s since the epoch.",
     "rmqstore_checkpoint_timestamp_seconds": (
-        "Store time up to which a part is on the disk according to the checkpoint, s since the epoch."
+        "Store time up to which a part is on disk, according to the checkpoint, s since the epoch."
     ),
-    "rmqstore_checkpoint_lag_seconds": "How far the checkpoint of a part is behind the newest message.",
-    "rmqstore_left_out": "Topics, and pairs of group and topic, that have no series: others lag more, or they were not asked for.",
-    "rmqstore_queues": "Consume queues of a topic.",
-    "rmqstore_topic_messages": "Messages of a topic that are still there.",
+    "rmqstore_checkpoint_lag_seconds": "Seconds by which the checkpoint of a part lags the newest message.",
+    "rmqstore_left_out": "Topics, and pairs of group and topic, without series because of the limit or the selection of topics.",
+    "rmqstore_queues": "Number of consume queues of a topic.",
+    "rmqstore_topic_messages": "Messages in the queues of a topic.",
     "rmqstore_topic_last_store_timestamp_seconds": "Store time of the newest message of a topic, s since the epoch.",
-    "rmqstore_queue_min_offset": "Queue offset of the first message that is still there.",
-    "rmqstore_queue_max_offset": "Queue offset of the next message to come.",
+    "rmqstore_queue_min_offset": "Queue offset of the first message in the queue.",
+    "rmqstore_queue_max_offset": "Queue offset of the next new message.",
     "rmqstore_consumer_queue_offset": "Queue offset that a group consumes next.",
     "rmqstore_consumer_lag_messages": (
-        "Messages of a queue that a group has not consumed; no sample where the queue is gone or ends before its offset."
+        "Messages of a queue that a group has not consumed; no sample if the queue is missing or ends before the offset."
     ),
-    "rmqstore_index_files": "Index files.",
-    "rmqstore_index_entries": "Entries of all index files.",
+    "rmqstore_index_files": "Number of index files.",
+    "rmqstore_index_entries": "Number of entries in all index files.",
     "rmqstore_index_newest_entries_ratio": "Used part of the newest index file's entries, 0 to 1.",
     "rmqstore_index_newest_slots_ratio": "Used part of the newest index file's slots, 0 to 1.",
-    "rmqstore_index_last_store_timestamp_seconds": "Store time of the newest message that is in the index, s since the epoch.",
-    "rmqstore_pending_messages": "Messages that still wait, by kind (delayed, timer, transaction, retry, dlq) and real topic.",
-    "rmqstore_pending_overdue_messages": "Messages that were due before now and are not on their topic.",
-    "rmqstore_pending_oldest_timestamp_seconds": (
-        "When the oldest message that waits was made by its producer, s since the epoch."
-    ),
-    "rmqstore_pending_first_due_timestamp_seconds": "When the first message that waits is due, s since the epoch.",
-    "rmqstore_pending_problems": "What could not be read, or cannot be right, when it was looked for what waits.",
-    "rmqstore_verify_findings": "What the last verify found, by kind.",
-    "rmqstore_verify_timestamp_seconds": "When the last verify ended, s since the epoch.",
+    "rmqstore_index_last_store_timestamp_seconds": "Store time of the newest message in the index, s since the epoch.",
+    "rmqstore_pending_messages": "Pending messages by kind (delayed, timer, transaction, retry, dlq) and real topic.",
+    "rmqstore_pending_overdue_messages": "Pending messages that are overdue.",
+    "rmqstore_pending_oldest_timestamp_seconds": "Born time of the oldest pending message, s since the epoch.",
+    "rmqstore_pending_first_due_timestamp_seconds": "Due time of the first pending message, s since the epoch.",
+    "rmqstore_pending_problems": "Number of unreadable or inconsistent files and records found while reading pending messages.",
+    "rmqstore_verify_findings": "Findings of the last verify run, by kind.",
+    "rmqstore_verify_timestamp_seconds": "End of the last verify run, s since the epoch.",
 }
-# Which field of the checkpoint speaks for which part.
+# The part that each field of the checkpoint covers.
 _CHECKPOINT_PARTS = {
     "physic_msg_timestamp": "commitlog",
     "logics_msg_timestamp": "consumequeue",
@@ -256,10 +256,8 @@ def _bounded(
     samples: _Samples, stats: StoreStats, labels: Mapping[str, str], topics: Collection[str] | None, top: int
 ) -> StoreStats:
     # The numbers with the queues and the progress that have series of their own; what is left out is a sample.
-    lags: dict[tuple[str, str], int] = {}
-    for each in stats.consumers:
-        pair = each.group, each.topic
-        lags[pair] = lags.get(pair, 0) + max(each.lag or 0, 0)
+    pairs = {pair: list(of_pair) for pair, of_pair in groupby(stats.consumers, itemgetter(0, 1))}
+    lags = {pair: sum(max(each.lag or 0, 0) for each in consumers) for pair, consumers in pairs.items()}
     weights: dict[str, tuple[int, int]] = {}
     for queue in stats.queues:
         weights[queue.topic] = 0, weights.get(queue.topic, (0, 0))[1] + queue.messages
@@ -273,14 +271,13 @@ def _bounded(
     return replace(
         stats,
         queues=tuple(each for each in stats.queues if each.topic in kept_topics),
-        consumers=tuple(each for each in stats.consumers if (each.group, each.topic) in kept_pairs),
+        consumers=tuple(chain.from_iterable(of_pair for pair, of_pair in pairs.items() if pair in kept_pairs)),
     )
 
 
 def _greatest(weights: Mapping[_K, Any], num: int, wanted: Callable[[_K], bool]) -> set[_K]:
-    # The names with the greatest weights, of equal ones the first by name.
-    named = sorted(filter(wanted, weights))
-    return set(heapq.nlargest(num, named, key=weights.__getitem__))
+    # The names with the greatest weights, of equal ones the first: they are in order.
+    return set(heapq.nlargest(num, filter(wanted, weights), key=weights.__getitem__))
 
 
 def _add(
@@ -398,12 +395,9 @@ def _add_topics(samples: _Samples, stats: StoreStats, common: _Pairs) -> None:
 
 def _add_consumers(samples: _Samples, stats: StoreStats, common: _Pairs) -> None:
     add = samples.add
-    groups: dict[tuple[str, str], list[ConsumerStats]] = {}
-    for consumer in stats.consumers:
-        groups.setdefault((consumer.group, consumer.topic), []).append(consumer)
     only_store = tuple(pair for pair in common if pair[0] == "store")
-    for (group, topic), consumers in groups.items():
-        where = _pairs(group=group, topic=topic)
+    for (group, topic), of_pair in groupby(stats.consumers, itemgetter(0, 1)):
+        where, consumers = _pairs(group=group, topic=topic), list(of_pair)
         for consumer in consumers:
             of_queue = (*common, *where, ("queue_id", str(consumer.queue_id)))
             if consumer.queue_offset >= 0:

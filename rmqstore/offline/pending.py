@@ -1,6 +1,6 @@
-"""pending: the messages of a store that still wait, and for what.
+"""pending: find the messages of a store that are not delivered yet.
 
-Waiting are messages of delay levels and timers that are not due or not delivered, half messages that are not settled, retries
+Pending are messages of delay levels and timers that are not due or not delivered, half messages that are not settled, retries
 that their group has not consumed, and dead letters.
 """
 
@@ -39,18 +39,18 @@ _SEARCHES = {
     "retry": search_retry,
     "dlq": search_dlq,
 }
-# Rows that become objects together.
+# The number of rows that become objects together.
 _STEP = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """A message that waits; times in ms since epoch.
+    """A pending message; times in ms since epoch.
 
-    `topic`, `queue_id` are where it goes, or where a retry or a dead letter came from; `group` is the consumer group of these, the
-    producer group of a transaction.  `due` is when it is delivered, `overdue` whether that was before now; transactions, retries
-    and dead letters have none.  `check_times` is how often the producer of a transaction was asked.  `stored_topic`,
-    `stored_queue_id`, `queue_offset`, `phy_offset` are the place of the record, `source` is the `PendingSource.name`.
+    `topic`, `queue_id` are its target, or the origin of a retry or a dead letter; `group` is the consumer group of these, the
+    producer group of a transaction.  `due` is the time of delivery, `overdue` is true if that is before now; both are None for
+    transactions, retries and dead letters.  `check_times` is the number of questions to the producer of a transaction.
+    `stored_topic`, `stored_queue_id`, `queue_offset`, `phy_offset` are the place of the record, `source` is `PendingSource.name`.
     """
 
     kind: str
@@ -75,10 +75,8 @@ class PendingMessage:
     source: str
 
     def as_dict(self) -> dict[str, Any]:
-        """dict: the fields, for JSON."""
-        return {
-            name: list(value) if name == "keys" else value for name, value in zip(_FIELDS, dataclasses.astuple(self))
-        }
+        """Return the fields, for JSON."""
+        return {**{name: getattr(self, name) for name in _FIELDS}, "keys": list(self.keys)}
 
 
 _FIELDS = tuple(each.name for each in dataclasses.fields(PendingMessage))
@@ -86,7 +84,7 @@ _FIELDS = tuple(each.name for each in dataclasses.fields(PendingMessage))
 
 @dataclass(frozen=True, slots=True)
 class PendingTotal:
-    """What waits of one kind for one topic; times in ms since epoch, None where nothing has one."""
+    """The pending messages of one kind for one topic; times in ms since epoch, None where no message has one."""
 
     kind: str
     topic: str | None
@@ -97,17 +95,17 @@ class PendingTotal:
     last_due: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """dict: the fields, for JSON."""
+        """Return the fields, for JSON."""
         return dataclasses.asdict(self)
 
 
 @dataclass
 class Pending:
-    """What waits in a store; an iterable of `PendingMessage`, those that are due first first.
+    """The pending messages of a store; an iterable of `PendingMessage`, by kind and due time.
 
-    What was due before `now` (ms since epoch) is overdue.  `unordered` is an Arrow table with a row a message
-    (`rmqstore.offline.pending_search.schema`), as they were found.  `sources` are the places that were read, `problems` what could
-    not be read or cannot be right, so that messages may be missing.
+    Messages due before `now` (ms since epoch) are overdue.  `unordered` is an Arrow table with a row a message
+    (`rmqstore.offline.pending_search.schema`), in the order of the search.  `sources` are the places that were read; `problems`
+    are unreadable or wrong places, because of which messages may be missing.
     """
 
     path: str
@@ -176,7 +174,7 @@ def pending(
     config: StoreConfig | None = None,
     now: Moment | None = None,
 ) -> Pending:
-    """Find the messages of a store that still wait; nothing is changed, a running broker is not disturbed.
+    """Find the pending messages of a store; nothing is changed, a running broker is not disturbed.
 
     Parameters
     ----------
@@ -184,11 +182,11 @@ def pending(
     kinds : str or iterable of str, optional
         Of "delayed", "timer", "transaction", "retry" and "dlq"; all by default.
     topic : str, optional
-        Only what goes to this topic, or came from it.
+        Only messages with this `PendingMessage.topic`.
     config : StoreConfig, optional
         Of a path; by default `StoreConfig.infer`.
     now : int or datetime, optional
-        What is due before is overdue; by default the time of this machine.
+        Messages due before it are overdue; by default the time of this machine.
 
     Raises
     ------
@@ -197,7 +195,7 @@ def pending(
     MissingDependencyError
         pyarrow is not installed.
     StoreError, GeometryError
-        There is no store, or its files do not fit the geometry.  What is damaged in a store is in `Pending.problems`.
+        There is no store, or its files do not fit the geometry.  Damage in a store is in `Pending.problems`.
     """
     import_pyarrow()
     wanted = KINDS if kinds is None else (kinds,) if isinstance(kinds, str) else tuple(kinds)
@@ -218,7 +216,7 @@ def _search(store: MessageStore, kinds: Iterable[str], topic: str | None, now: i
     search = Search(store, now)
     for begin, end in store.lost_log:
         search.problem(StoreError(lost_text(begin, end), store.commit_log.path))
-    # The log of a store that somebody writes goes on meanwhile.
+    # The log of a store with a writer grows while this runs.
     end = store.commit_log.max_offset
     try:
         for kind in KINDS:
@@ -228,7 +226,7 @@ def _search(store: MessageStore, kinds: Iterable[str], topic: str | None, now: i
                 except StoreClosedError:
                     raise
                 except (StoreError, OSError) as error:
-                    # What of one kind cannot be read does not hide the others.
+                    # An unreadable kind does not hide the others.
                     search.problem(error)
     finally:
         database = search.__dict__.get("database")
@@ -245,26 +243,20 @@ def _search(store: MessageStore, kinds: Iterable[str], topic: str | None, now: i
 
 
 def _ordered(table: pa.Table) -> pa.Table:
-    # Mostly there is one kind; sorting is stable, so that rows of a kind are ordered by numbers alone.
+    import pyarrow.compute as pc
+
     pa = import_pyarrow()
-    if table.num_rows < 2:
-        return table
+    rank = pc.index_in(table.column("kind"), pa.array(KINDS)).to_numpy()
     due = table.column("due").cast(pa.int64()).fill_null(2**63 - 1).to_numpy()
-    codes = table.column("kind").combine_chunks().dictionary_encode()
-    if isinstance(codes, pa.ChunkedArray):
-        codes = codes.combine_chunks()
-    rank = np.array([KINDS.index(kind) for kind in codes.dictionary.to_pylist()])[codes.indices.to_numpy()]
     order = np.lexsort((table.column("phy_offset").to_numpy(), due, rank))
-    if (np.diff(order) == 1).all():
-        return table
-    return table.take(pa.array(order))
+    return table if (np.diff(order) == 1).all() else table.take(pa.array(order))
 
 
 def _without_delivered(search: Search, table: pa.Table, end: int) -> pa.Table:
     """Return the rows without those whose message is on its topic already.
 
-    A broker writes its progress from time to time.  After a kill that is out of date, so that each message that was due before the
-    log ends is looked for in the log.
+    A broker writes its progress from time to time.  After a kill the progress is out of date, so each message that was due before
+    the end of the log is searched in the log.
     """
     import pyarrow.compute as pc
 

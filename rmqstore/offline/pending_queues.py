@@ -1,7 +1,8 @@
-"""Pending messages of delay levels, retry and dead-letter topics, and transactions.
+"""Find pending messages of delay levels, retry and dead-letter topics, and transactions.
 
-They wait from config/delayOffset.json, a group's progress, or the offset of the service that checks transactions; OP messages
-settle half messages.  Transactions in RocksDB wait by the keys of the database, completed from the log.
+The first pending one follows from config/delayOffset.json, a group's progress, or the offset of the service that checks
+transactions; OP messages settle half messages.  Pending transactions in RocksDB are keys of the database; later ones are found in
+the log.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from rmqstore.offline.pending_search import (
     chosen_records,
     records_at,
     records_in_log,
-    taken_down,
 )
 from rmqstore.rocksdb.waiting import StoredTransactions, read_transactions
 from rmqstore.store.columns import import_pyarrow
@@ -33,14 +33,14 @@ __all__ = ["search_delayed", "search_dlq", "search_retry"]
 
 
 def search_delayed(search: Search) -> None:
-    """Find what waits in the queues of the delay levels."""
+    """Find the pending messages of the delay levels."""
     path = os.path.join(search.store.path, "config", "delayOffset.json")
     offsets: dict[int, int] = {}
     known = False
     try:
         (offsets, odd), read = load_with_backup(path, True, _delay_offsets)
         known = read is not None
-        taken_down(search, odd)
+        search.take_problems(odd)
     except (CorruptionError, OSError) as error:
         search.problem(error)
     else:
@@ -63,7 +63,7 @@ def search_delayed(search: Search) -> None:
             f"does not tell: {store.config.message_delay_level!r} is assumed"
         )
     begins = {level - 1: offset for level, offset in offsets.items()}
-    # A broker notes a level only after it found its queue.
+    # A broker notes a level only if its queue exists.
     for records in search.records_of(SCHEDULE_TOPIC, begins, zero_is_noted=True):
         levels = records.numbers_of("queue_id") + 1
         waiting = {
@@ -78,21 +78,21 @@ def search_delayed(search: Search) -> None:
 def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.ndarray:
     unknown = np.ones(len(records), bool) if records.tags_codes is None else records.tags_codes <= EXT_ADDRESS_MAX
     if records.tags_codes is not None and not unknown.any():
-        # The unit of such a queue holds when its message is due instead of the hash of its tags.
+        # A unit of such a queue has the due time of its message instead of the hash of its tags.
         return records.tags_codes
     delays = np.array([0, *search.store.config.delay_levels], np.int64)
     due: np.ndarray = records.numbers_of("store_timestamp") + delays[np.clip(levels, 0, len(delays) - 1)]
     if records.tags_codes is not None:
-        # As a broker: where the extension holds nothing, the level says it.
+        # Without an entry in the extension a broker uses the level too.
         due[~unknown] = records.tags_codes[~unknown]
-        text = f"{np.count_nonzero(unknown)} units of {SCHEDULE_TOPIC} lead nowhere in the extension of their queue; when their "
-        text += f"messages are due follows from message_delay_level {search.store.config.message_delay_level!r}"
+        text = f"{np.count_nonzero(unknown)} units of {SCHEDULE_TOPIC} point to nothing in the extension of their queue; when "
+        text += f"their messages are due follows from message_delay_level {search.store.config.message_delay_level!r}"
         search.tell(text)
     return due
 
 
 def check_delay_offsets(root: str) -> tuple[dict[int, int], list[CorruptionError]]:
-    """Return the offsets of config/delayOffset.json by level, and its problems; a file without members, or none, is right.
+    """Return the offsets of config/delayOffset.json by level, and its problems; a missing file, or one without members, is right.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def check_delay_offsets(root: str) -> tuple[dict[int, int], list[CorruptionError
 
 
 def _delay_offsets(document: Any, path: str) -> tuple[dict[int, int], list[CorruptionError]]:
-    """Next queue offset by delay level, and what is none: of such a level all messages count."""
+    """Return the next queue offset by delay level, and what is wrong; all messages of a level without an offset are pending."""
     if document is None:
         return {}, []
     table = document.get("offsetTable") if isinstance(document, dict) else None
@@ -132,7 +132,7 @@ def _delay_offsets(document: Any, path: str) -> tuple[dict[int, int], list[Corru
 
 
 def search_retry(search: Search) -> None:
-    """Find what groups have not consumed of their retry topics."""
+    """Find the messages of retry topics that their groups have not consumed."""
     for topic in sorted(name for name in search.topics if name.startswith(RETRY_PREFIX)):
         begins, group = _progress(search, topic)
         known = "the group's progress"
@@ -153,7 +153,7 @@ def search_dlq(search: Search) -> None:
 
 
 def _progress(search: Search, topic: str) -> tuple[dict[int, int], str | None]:
-    # The least of all groups that read the topic: what one of them has not got waits.
+    # The least progress of all groups that read the topic.
     found: dict[int, int] = {}
     groups = [group for group, name in search.progress if name == topic]
     for group in groups:
@@ -181,7 +181,7 @@ _COMMIT_TYPE, _TYPE_BITS = 8, 12
 
 
 def search_transactions(search: Search) -> None:
-    """Find the pending transactions of both ways."""
+    """Find the pending transactions, in files and in RocksDB."""
     _in_files(search)
     _in_rocksdb(search)
 
@@ -222,7 +222,7 @@ def _in_files(search: Search) -> None:
 
 
 def _settled_offsets(search: Search, halves: list[Records]) -> np.ndarray:
-    # Whatever the clock says: an OP message is stored after the half messages that it names.
+    # By place and not by time: an OP message is stored after the half messages that it settles.
     if _OP not in search.topics:
         return np.empty(0, np.int64)
     begin, first = 0, min(int(records.numbers_of("phy_offset").min()) for records in halves)
@@ -243,11 +243,11 @@ def _settled_offsets(search: Search, halves: list[Records]) -> np.ndarray:
 
 
 def _settled_ids(search: Search, halves: list[Records], settled: np.ndarray, begin: int) -> object:
-    # OP messages are written seconds late: a check in between puts the half message again, and the OP names the one before.
+    # OP messages are seconds late: a check before puts the half message again, and the OP message has the old queue offset.
     pa = import_pyarrow()
     try:
         queue = search.store.queues.find(_HALF, 0)
-    except OSError:  # a closed folder, which is named already
+    except OSError:  # A folder that cannot be read, which is a problem already.
         queue = None
     units = [] if queue is None else [queue.unit(number) for number in settled[settled < begin].tolist()]
     places = np.array(sorted(unit.phy_offset for unit in units if unit is not None), np.int64)
@@ -261,7 +261,7 @@ def _settled_ids(search: Search, halves: list[Records], settled: np.ndarray, beg
 
 
 def _latest(found: list[Records]) -> np.ndarray:
-    # A check puts an unanswered half message again at the end: of a transaction the last one counts.
+    # A check puts an unanswered half message at the end again: only the last one of a transaction counts.
     pa = import_pyarrow()
     ids = pa.chunked_array([_ids(records) for records in found], pa.string())
     phy_offsets = np.concatenate([records.numbers_of("phy_offset") for records in found])
@@ -271,7 +271,7 @@ def _latest(found: list[Records]) -> np.ndarray:
     numbers = codes.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     newest = np.full(len(codes.dictionary) + 1, -1, np.int64)
     np.maximum.at(newest, numbers, phy_offsets)
-    # Without an id each stands for itself.
+    # Half messages without an id are transactions of their own.
     latest: np.ndarray = (numbers < 0) | (newest[numbers] == phy_offsets)
     return latest
 
@@ -287,20 +287,20 @@ def _ids(records: Records) -> object:
 
 def _in_rocksdb(search: Search) -> None:
     stored, readable = search.stored_in_database(read_transactions, StoredTransactions())
-    taken_down(search, stored.problems)
+    search.take_problems(stored.problems)
     low = search.store.commit_log.min_offset
     last = stored.last_phy_offset if readable else None
     end = search.store.commit_log.max_offset
     if last is not None and not 0 <= last < max(end, 1):
         path = os.path.join(search.store.path, "rocksdbstore")
         text = f"transactions: the last half message that it knows is at phy offset {last}, and the log ends at {end}; "
-        search.tell(text + "the whole log was gone over", path)
+        search.tell(text + "the whole log was scanned", path)
         stored.last_phy_offset = last = None
     if last is None and not stored.check_times and not search.topics & {_ROCKSDB_HALF, _ROCKSDB_OP}:
         return
     begin = low if last is None else max(last, low)
     name = "rocksdbstore, family trans" if last is not None else _ROCKSDB_HALF
-    source = search.source("transaction", name, f"the database, and the log from phy offset {begin} on")
+    source = search.source("transaction", name, f"the database, and the log from phy offset {begin}")
     if last is None:
         search.notes.append(
             f"no database says which transactions of {_ROCKSDB_HALF} are pending: those that the log holds no "
@@ -309,7 +309,7 @@ def _in_rocksdb(search: Search) -> None:
     gone = sorted(offset for offset in stored.check_times if offset < low)
     if gone:
         search.tell(
-            f"{len(gone)} pending transactions lie in front of the log, the first at {gone[0]}: their messages are "
+            f"{len(gone)} pending transactions are before the log, the first at {gone[0]}: their messages are "
             "deleted"
         )
     halves: list[Records] = []
@@ -329,7 +329,7 @@ def _in_rocksdb(search: Search) -> None:
 def _of_both(
     search: Search, source: PendingSource, stored: StoredTransactions, halves: list[Records], settled: np.ndarray
 ) -> None:
-    # What the database holds, and what the log holds beyond it, less what was settled since.
+    # The transactions of the database, and later ones of the log, without settled ones.
     low = search.store.commit_log.min_offset
     in_log = np.concatenate([half.numbers_of("phy_offset") for half in halves]) if halves else np.empty(0, np.int64)
     wanted = np.array(sorted(offset for offset in stored.check_times if offset >= low), np.int64)
@@ -343,7 +343,7 @@ def _of_both(
         offsets = half.numbers_of("phy_offset")
         keep = ~np.isin(offsets, settled)
         if last is not None and last not in stored.check_times:
-            # The one that the database wrote last and does not hold any more was settled.
+            # The one that the database wrote last, and no longer has, was settled.
             keep &= offsets != last
         chosen = chosen_records(half, keep)
         if chosen is not None:
@@ -355,7 +355,7 @@ def _of_both(
 
 
 def _add(search: Search, source: PendingSource, kept: list[Records], checked: dict[int, int] | None) -> None:
-    # How often each was checked stands in the record, or in the database.
+    # The number of checks is in the record, or in the database.
     pa = import_pyarrow()
     committed = _committed(search, kept)
     for records in kept:
@@ -378,7 +378,7 @@ def _add(search: Search, source: PendingSource, kept: list[Records], checked: di
 
 
 def _committed(search: Search, kept: Iterable[Records]) -> np.ndarray:
-    # A broker that was killed may have put the message on its topic, and not yet noted that the transaction is settled.
+    # A killed broker may have put the message on its topic without noting that the transaction is settled.
     import pyarrow.compute as pc
 
     pa = import_pyarrow()

@@ -1,6 +1,6 @@
-"""A search for pending messages: the state and the rows that the searches of all kinds share.
+"""State and rows that the searches for all kinds of pending messages share.
 
-Records of a topic are read by its queues, at places, or along the log for what no queue points to, as columns.
+Records of a topic are read as columns: by its queues, at places, or along the log where no queue points to them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Problem:
 
 @dataclass
 class Search:
-    """What a search for pending messages scans and finds; `now` in ms since epoch, `batches` are rows that wait."""
+    """A search for pending messages; `now` is in ms since epoch, `batches` are rows of pending messages."""
 
     store: MessageStore
     now: int
@@ -52,7 +52,7 @@ class Search:
     sources: list[PendingSource] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    #: The phy offset from which on the log was gone over, for what no queue tells; None: it was not.
+    #: The phy offset from which the log was scanned, for records that no queue points to; None if it was not.
     walked_from: int | None = None
 
     def tell(self, text: str, path: str | None = None, pos: int | None = None) -> None:
@@ -60,15 +60,20 @@ class Search:
         self.problems.append(Problem(self.store.path if path is None else path, pos, text))
 
     def problem(self, error: Exception, path: str | None = None) -> None:
-        """Note an error; the search goes on."""
+        """Note an error; the search continues."""
         if isinstance(error, StoreError):
             self.tell(error.message, path or error.path, error.pos)
             return
         named = os.fsdecode(error.filename) if isinstance(error, OSError) and error.filename is not None else None
         self.tell((isinstance(error, OSError) and error.strerror) or str(error), path or named)
 
+    def take_problems(self, errors: Iterable[CorruptionError]) -> None:
+        """Note the errors of a reader."""
+        for error in errors:
+            self.problem(error)
+
     def source(self, kind: str, name: str, begin: str = "") -> PendingSource:
-        """PendingSource: a new one, listed."""
+        """Return a new source, which is listed."""
         made = PendingSource(kind, name, begin)
         self.sources.append(made)
         return made
@@ -76,13 +81,13 @@ class Search:
     def take(
         self, source: PendingSource, records: Records, columns: dict[str, Any], keep: np.ndarray | None = None
     ) -> None:
-        """Take records that wait as rows of `source`, as `rows` does."""
+        """Add pending records as rows of `source`, see `rows`."""
         batch = rows(records, source, self.now, columns, keep)
         source.pending += batch.num_rows
         self.add(batch)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows."""
+        """Add rows."""
         if batch.num_rows:
             self.batches.append(batch)
 
@@ -90,7 +95,7 @@ class Search:
 
     @functools.cached_property
     def topics(self) -> frozenset[str]:
-        """frozenset of str: the topics of the store, those included that only the log tells of."""
+        """frozenset of str: the topics of the store, also those that only the log has."""
         found = set(self.store.topics())
         unserved = self.store.unserved
         if unserved is not None:
@@ -114,7 +119,7 @@ class Search:
 
     @functools.cached_property
     def database(self) -> Database | None:
-        """Database or None: ``rocksdbstore/``; None where there is none, or it cannot be read: then a problem."""
+        """Database or None: ``rocksdbstore/``; None where there is no database, or it cannot be read, which is a problem."""
         path = index_folder(self.store.path)
         if not self.has_database:
             return None
@@ -132,7 +137,7 @@ class Search:
         return None
 
     def stored_in_database(self, read: Callable[[Database], T], otherwise: T) -> tuple[T, bool]:
-        """What `read` finds in the database, and True; `otherwise` and False where there is none, or it cannot be read."""
+        """Return what `read` returns for the database, and True; `otherwise` and False if there is no readable database."""
         if self.database is not None:
             try:
                 return read(self.database), True
@@ -143,12 +148,12 @@ class Search:
     def records_of(
         self, topic: str, begins: Mapping[int, int], *, body: bool = False, zero_is_noted: bool = False
     ) -> Iterator[Records]:
-        """The records of a topic: of each queue from its begin on, from the queue's first one where none is given.
+        """Yield the records of a topic: of each queue from its begin, by default from its first record.
 
-        A queue that is gone although a begin is noted for it is a problem; with `zero_is_noted` also where that is 0.
+        A missing queue that has a begin is a problem; with `zero_is_noted` also if its begin is 0.
         """
         store = self.store
-        # Where folders of queues cannot be looked into the log is gone over, which has what is in all of them.
+        # If folders of queues cannot be read, the log is scanned instead.
         there = [] if store.queues.unseen else store.queue_ids(topic)
         if store.unserved is None:
             for queue_id in sorted(each for each in begins if each not in there and (begins[each] or zero_is_noted)):
@@ -173,11 +178,11 @@ class Search:
                 yield chosen
 
     def walk_from(self, phy_offset: int) -> None:
-        """Note that the answer hangs on a walk along the log from here on."""
+        """Note that the answer depends on a scan of the log from this offset."""
         self.walked_from = phy_offset if self.walked_from is None else min(phy_offset, self.walked_from)
 
     def tell_damage(self, end: int) -> None:
-        """Take down what a walk along the log up to `end` passed over."""
+        """Note the damage that a scan of the log up to `end` skipped."""
         if self.walked_from is None:
             return
         log = self.store.commit_log
@@ -199,7 +204,7 @@ class Search:
         low, high = queue.bounds(store.commit_log.min_offset)
         if begin > high:
             self.tell(
-                f"queue {queue_id} of {topic} ends at {high}, in front of the offset {begin} noted for it: a broker goes on "
+                f"queue {queue_id} of {topic} ends at {high}, before the offset {begin} noted for it: a broker goes on "
                 "at the end, and none of its messages counts as waiting"
             )
         lost = 0
@@ -215,7 +220,7 @@ class Search:
 
 
 def chosen_records(records: Records, keep: np.ndarray) -> Records | None:
-    """Records or None: those that `keep` says, None for none."""
+    """Return the records for which `keep` is true; None if there are none."""
     if keep.all():
         return records
     if not keep.any():
@@ -224,17 +229,11 @@ def chosen_records(records: Records, keep: np.ndarray) -> Records | None:
     return Records(records.batch.filter(import_pyarrow().array(keep)), records.numbers[keep], codes)
 
 
-def taken_down(search: Search, errors: list[CorruptionError]) -> None:
-    """Take errors of a reader down as problems."""
-    for error in errors:
-        search.problem(error)
-
-
 RECORD_COLUMNS = (
     "topic", "queue_id", "queue_offset", "phy_offset", "size", "keys", "tags", "unique_key", "properties",
     "born_timestamp", "store_timestamp", "reconsume_times", "body_stored",
 )  # fmt: skip
-"""What is decoded of a record that waits; those without need leave out the last."""
+"""The columns that are decoded of a pending record; the last one only where it is needed."""
 
 # Records that are decoded together.
 _PIECE = 1 << 15
@@ -243,9 +242,9 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass
 class PendingSource:
-    """A place that was read: a topic, directory or family `name`, from where its entries wait (`begin`), and how many do.
+    """A place that was read: a topic, directory or family `name`, the begin of its pending entries, and their number.
 
-    `came_out` counts entries that the broker's progress says to wait and that are on their topic already; `recalled` those that
+    `came_out` counts entries that are on their topic already, although they are after the broker's progress; `recalled` those that
     were recalled.  Neither are pending.
     """
 
@@ -275,7 +274,7 @@ def schema() -> pa.Schema:
 
 
 class Properties:
-    """One property of many records at a time, from the column ``properties``."""
+    """The column ``properties`` of many records, read by property."""
 
     def __init__(self, array: Any):
         self._pa = import_pyarrow()
@@ -306,8 +305,18 @@ class Properties:
         return self._items.take(pa.array(chosen, mask=chosen < 0))
 
     def whole(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(int64 array, bool array): the property as a whole number, and where there is one."""
-        return whole_numbers(self.text(name))
+        """Return the property as whole numbers (int64 array, 0 for other texts), and which records have one (bool array)."""
+        import pyarrow.compute as pc
+
+        pa, texts = self._pa, self.text(name)
+        try:
+            numbers = pc.cast(texts, pa.int64())
+        except pa.ArrowInvalid:
+            # A hostile or damaged one is not a number; the others are.
+            plain = pc.fill_null(pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$"), False)
+            numbers = pc.cast(pc.if_else(plain, texts, pa.scalar(None, pa.string())), pa.int64())
+        there = pc.is_valid(numbers).to_numpy(zero_copy_only=False)
+        return pc.fill_null(numbers, 0).to_numpy(), there
 
     def int32(self, name: str) -> Any:
         """pyarrow.Array of int32: the property as a number; null where it is not there, not a number, or does not fit."""
@@ -316,25 +325,10 @@ class Properties:
         return self._pa.array(np.where(there, values, 0), self._pa.int32(), mask=~there)
 
 
-def whole_numbers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 array, bool array): texts as whole numbers, 0 for those that are none, and which are."""
-    pa = import_pyarrow()
-    import pyarrow.compute as pc
-
-    try:
-        numbers = pc.cast(texts, pa.int64())
-    except pa.ArrowInvalid:
-        # A hostile or damaged one is not a number; the others are.
-        plain = pc.fill_null(pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$"), False)
-        numbers = pc.cast(pc.if_else(plain, texts, pa.scalar(None, pa.string())), pa.int64())
-    there = pc.is_valid(numbers).to_numpy(zero_copy_only=False)
-    return pc.fill_null(numbers, 0).to_numpy(), there
-
-
 class Records:
-    """Some records that may wait: their columns (`RECORD_COLUMNS`), and of what was asked for the number that each has.
+    """Some records that may be pending: their columns (`RECORD_COLUMNS`), and the number of each among the requested places.
 
-    `tags_codes` are those of their units, as far as an extension holds them; None where no unit was read.
+    `tags_codes` are those of their units, with codes from an extension; None where no unit was read.
     """
 
     def __init__(self, batch: pa.RecordBatch, numbers: np.ndarray, tags_codes: np.ndarray | None = None):
@@ -347,16 +341,15 @@ class Records:
 
     @functools.cached_property
     def properties(self) -> Properties:
-        """Properties: those of the records."""
+        """Properties: the properties of the records."""
         return Properties(self.batch.column("properties"))
 
     def numbers_of(self, name: str) -> np.ndarray:
-        """Array of int64: a column of whole numbers or of times (ms since epoch)."""
+        """Return a column of whole numbers, or of times (ms since epoch), as an int64 array."""
         column = self.batch.column(name)
         if column.type == schema().field("due").type:
             column = column.view(import_pyarrow().int64())
         return np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
-
 
 
 def _columns(store: MessageStore, topics: Iterable[str] | None, body: bool) -> Columns:
@@ -373,7 +366,7 @@ def _one(batches: list[pa.RecordBatch], columns: Columns) -> pa.RecordBatch:
 
 
 def records_at(store: MessageStore, phy_offsets: np.ndarray, topic: str) -> Iterator[Records]:
-    """The records of a topic at these places, some at a time; a place that leads to none is left out."""
+    """Yield the records of a topic at these places, some at a time; places without one are left out."""
     columns = _columns(store, (topic,), False)
     for first in range(0, len(phy_offsets), _PIECE):
         part = np.ascontiguousarray(phy_offsets[first : first + _PIECE], np.int64)
@@ -385,7 +378,7 @@ def records_at(store: MessageStore, phy_offsets: np.ndarray, topic: str) -> Iter
 def records_in_log(
     store: MessageStore, topics: Iterable[str], begin: int | None, *, body: bool = False
 ) -> Iterator[Records]:
-    """The records of these topics from phy offset `begin` on, as a walk along the log finds them."""
+    """Yield the records of these topics from phy offset `begin`, found by a scan of the log."""
     names = RECORD_COLUMNS if body else RECORD_COLUMNS[:-1]
     for batch in store.scan(names, topic=list(topics), begin_phy_offset=begin, batch_size=_PIECE):
         yield Records(batch, np.arange(batch.num_rows))
@@ -394,9 +387,9 @@ def records_in_log(
 def rows(
     records: Records, source: PendingSource, now: int, columns: dict[str, Any], keep: np.ndarray | None = None
 ) -> pa.RecordBatch:
-    """Make rows of pending messages (`schema`) of the records that `keep` chooses, by default of all.
+    """Return rows of pending messages (`schema`) for the records that `keep` chooses, by default for all.
 
-    `columns` has arrays by name; a column that is not in it is as in the record, null if the record has no such column.
+    `columns` has arrays by name; other columns are those of the record, null if it has no such column.
     """
     pa = import_pyarrow()
     num, batch = len(records), records.batch

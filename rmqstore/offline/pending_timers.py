@@ -1,4 +1,4 @@
-"""Pending timer messages: of the time wheel's files, of RocksDB, and of the timer topic after what either has; less recalls."""
+"""Find pending timer messages: those of the timer's files, of RocksDB, and later ones of the timer topic, without recalled ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rmqstore.offline.pending_search import (
     Search,
     records_at,
     rows,
-    taken_down,
 )
 from rmqstore.rocksdb.waiting import StoredTimers, read_timers
 from rmqstore.store.columns import import_pyarrow
@@ -28,11 +27,10 @@ _TOLD = 20
 
 @dataclass
 class _Found:
-    """Rows of timers before recalls are applied, and the recalls."""
+    """Rows of timers before recalls are applied, and the recalls: pairs of TIMER_OUT_MS and TIMER_DEL_UNIQKEY."""
 
     now: int
     batches: list[tuple[PendingSource, Any]] = field(default_factory=list)
-    #: What is recalled: (TIMER_OUT_MS, TIMER_DEL_UNIQKEY).
     recalls: set[tuple[int, str]] = field(default_factory=set)
     phy_offsets: list[np.ndarray] = field(default_factory=list)
 
@@ -57,10 +55,10 @@ def search_timers(search: Search) -> None:
     units = waiting_units(search.store.path)
     stored, is_read = search.stored_in_database(read_timers, StoredTimers())
     is_read |= not search.has_database
-    taken_down(search, stored.problems)
+    search.take_problems(stored.problems)
     if not units.present and stored.scan_offset is None and not stored.timers and _TOPIC not in search.topics:
         return
-    taken_down(search, units.problems)
+    search.take_problems(units.problems)
     search.notes += units.notes
     found = _Found(search.now)
     if units.present:
@@ -90,34 +88,25 @@ def _of_wheel(search: Search, waiting: WaitingUnits, found: _Found) -> None:
             "config/timercheck tells nothing: of the timer log all messages are taken to wait that are not on their "
             "topic"
         )
-    # The log is read in its order, whatever the order of the units.
+    # Records are read in the order of the log.
     units = waiting.units[np.argsort(waiting.units["phy_offset"], kind="stable")]
-    _records_of_units(search, source, units, found)
-
-
-def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, found: _Found) -> None:
-    phy_offsets = units["phy_offset"]
-    again = np.zeros(len(units), bool)
-    again[1:] = phy_offsets[1:] == phy_offsets[:-1]
-    if again.any():
-        _tell_units(search, units[again], "leads to the same record as another unit")
-        units = units[~again]
+    again = np.diff(units["phy_offset"], prepend=units["phy_offset"][:1] - 1) == 0
+    _tell_units(search, units[again], "leads to the same record as another unit")
+    units = units[~again]
     led = np.zeros(len(units), bool)
     for records in records_at(search.store, units["phy_offset"], _TOPIC):
         own = units[records.numbers]
         led[records.numbers] = True
         out, has_out = records.properties.whole("TIMER_OUT_MS")
         found.take(source, records, np.where(has_out, out, own["time"]), np.ones(len(records), bool))
-    if not led.all():
-        lost = units[~led]
-        low = search.store.commit_log.min_offset
-        gone = lost["phy_offset"] < low
-        if gone.any():
-            search.tell(
-                f"{np.count_nonzero(gone)} units of the timer log lead in front of the log, which begins at {low}: "
-                "the messages are deleted"
-            )
-        _tell_units(search, lost[~gone], f"leads to no record of {_TOPIC}")
+    lost, low = units[~led], search.store.commit_log.min_offset
+    gone = lost["phy_offset"] < low
+    if gone.any():
+        search.tell(
+            f"{np.count_nonzero(gone)} units of the timer log point before the log, which begins at {low}: "
+            "the messages are deleted"
+        )
+    _tell_units(search, lost[~gone], f"leads to no record of {_TOPIC}")
 
 
 def _tell_units(search: Search, units: np.ndarray, what: str) -> None:
@@ -157,12 +146,12 @@ def _of_database(search: Search, stored: StoredTimers, found: _Found) -> None:
 
 
 def _taken_in(search: Search, units: WaitingUnits) -> int:
-    """int: queue offset of the timer topic up to which the timer log holds all that waits; 0 where it is damaged."""
+    """Return the queue offset of the timer topic up to which the timer log has all pending messages; 0 if it is damaged."""
     if units.problems or any(problem.path.endswith("timerlog") for problem in search.problems):
         return 0
     if units.last_unit is not None:
         for records in records_at(search.store, np.array([units.last_unit["phy_offset"]], np.int64), _TOPIC):
-            # As a broker does when it recovers.
+            # This is what a broker does when it recovers.
             return int(records.numbers_of("queue_offset")[0]) + 1
     return 0 if units.checkpoint is None or units.last_unit is not None else units.checkpoint.taken_in
 
@@ -173,13 +162,13 @@ def _of_topic(search: Search, found: _Found, begin: int, units: WaitingUnits | N
     source = search.source("timer", _TOPIC, f"queue offset {begin} of queue 0")
     checkpoint = None if units is None else units.checkpoint
     made_up = 0
-    # A message that was rolled has two records, of the same key and time.  A database knows it by these.
+    # A message that was rolled has two records with the same key and time, by which a database has it.
     known = _keys(found) if begin == 0 or units is None else None
     for records in search.records_of(_TOPIC, {0: begin}):
         out, there = records.properties.whole("TIMER_OUT_MS")
         keep = ~np.isin(records.numbers_of("phy_offset"), found.known())
         if checkpoint is not None:
-            # What was due when it was taken in never gets a unit; what was rolled has another record.
+            # A message that was due when it was taken in never gets a unit; a rolled one has another record.
             taken = records.numbers_of("queue_offset") < checkpoint.taken_in
             keep &= ~(taken & there & (out < checkpoint.last_read_time))
         if known is not None:
@@ -194,7 +183,7 @@ def _of_topic(search: Search, found: _Found, begin: int, units: WaitingUnits | N
 
 
 def _without_known(records: Records, out: np.ndarray, keep: np.ndarray, known: set[tuple[int, str | None]]) -> None:
-    # Of messages with one key and time the first stands for all; a recall has a key of its own.
+    # Of messages with the same key and time only the first counts; a recall has a key of its own.
     keys = records.batch.column("unique_key")
     for place in np.flatnonzero(keep & keys.is_valid().to_numpy(zero_copy_only=False)).tolist():
         named = int(out[place]), keys[place].as_py()
@@ -211,7 +200,7 @@ def _keys(found: _Found) -> set[tuple[int, str | None]]:
 
 
 def _without_recalled(search: Search, found: _Found) -> None:
-    # A recall names the unique key, or topic+key, and carries the same time.
+    # A recall has the unique key, or topic+key, and the same time.
     import pyarrow.compute as pc
 
     pa = import_pyarrow()

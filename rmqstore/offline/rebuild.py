@@ -1,8 +1,8 @@
 """rebuild: rebuild the index and the consume queues of a store from its commit log alone.
 
-The old files stay until the new ones are complete, verified and on disk; a rebuild that was killed begins again, or continues the
-swap.  The bytes are those of the broker (RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), except for the names of index
-files.  A database of queues (RocksDB) is moved aside.
+The old files stay until the new ones are complete, verified and on disk; a killed rebuild begins again, or continues the swap.  The
+bytes are those of the broker (RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), except for the names of index files.  A
+database of queues (RocksDB) is moved aside.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _CORRUPT = (Verdict.BAD_BODY_CRC.name, Verdict.BAD_PROP_CRC.name)
 
 @dataclass(slots=True)
 class RebuildReport:
-    """What a rebuild did.
+    """The result of a rebuild.
 
-    `output` is the directory with the new files.  `damage` lists stretches of the log that could not be read (phy offset, size,
-    verdict); of these only records that fail their CRC have units and entries.  `gone` counts, by topic, records of deleted topics
-    or queues.  `resumed`: only the swap of an earlier rebuild was left.  `moved_aside` are the new names of folders that held the
-    queues before, if these are a database now or were one.
+    `output` is the directory with the new files.  `damage` lists damaged stretches of the log (phy offset, size, verdict); of these
+    only records that fail their CRC have units and entries.  `gone` counts records of deleted topics or queues by topic.  `resumed`
+    is True if only the swap of an earlier rebuild was left.  `moved_aside` are the new names of the old folders of queues, if these
+    are a database now or were one.
     """
 
     what: tuple[str, ...]
@@ -81,7 +81,7 @@ class RebuildReport:
 
 @dataclass(frozen=True, slots=True)
 class RebuildJob:
-    """What is rebuilt of the store at `root`, as for `rebuild`; `as_database`: the queues become a RocksDB database."""
+    """The arguments of `rebuild` for the store at `root`; with `as_database` the queues become a RocksDB database."""
 
     root: str
     kinds: tuple[str, ...]
@@ -104,19 +104,19 @@ class RebuildJob:
 
     @property
     def known_config(self) -> StoreConfig:
-        """StoreConfig: the geometry of a job that is being run."""
+        """StoreConfig: the geometry of a running job."""
         assert self.config is not None
         return self.config
 
     def run(self, build: Callable[[RebuildJob, str], RebuildReport], *, resumable: bool = False) -> RebuildReport:
-        """Have the files built next to the old ones, and put them in place.
+        """Build the files next to the old ones, and put them in place.
 
         Parameters
         ----------
         build : callable
             Called with this job, its geometry known, and the directory to build in.
         resumable : bool
-            `build` continues with what an earlier run left in that directory, so that it stays after a failure.
+            `build` continues the work of an earlier run in that directory, so it stays after a failure.
         """
         started = time.perf_counter()
         if self.output is not None:
@@ -222,7 +222,7 @@ def rebuild(
     StoreLockedError
         A broker or another process has the store open.
     CorruptionError
-        What was built does not agree with the log; the old files are untouched.
+        The new files do not agree with the log; the old files are untouched.
     """
     return RebuildJob.of(path, what, config, output, drop_units).run(
         lambda job, target: _Build(job, target, progress).run()
@@ -230,7 +230,7 @@ def rebuild(
 
 
 def kinds_of(what: Iterable[str] | str) -> tuple[str, ...]:
-    """tuple of str: "index", "consumequeue" or both, as asked for; ValueError for anything else."""
+    """Return "index", "consumequeue" or both, without repeats; ValueError for anything else."""
     kinds = tuple(dict.fromkeys([what] if isinstance(what, str) else what))
     for kind in kinds:
         if kind not in FOLDERS:
@@ -254,9 +254,9 @@ def free_output(output: str | os.PathLike[str], kinds: Iterable[str], root: str)
 def known_config(
     root: str, config: StoreConfig | None, kinds: tuple[str, ...], as_database: bool = False
 ) -> StoreConfig:
-    """Return the geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed.
+    """Return the geometry, by default `StoreConfig.infer`.
 
-    OSError where a database of queues, which would be moved aside, cannot be read.
+    Raises GeometryError if a value that would change bytes is only assumed; OSError for an unreadable database of queues.
     """
     refuse_dledger(root)
     if "consumequeue" in kinds:
@@ -264,7 +264,7 @@ def known_config(
     config = StoreConfig.infer(root) if config is None else config
     needed = []
     if as_database or ("consumequeue" in kinds and queue_databases(root)):
-        # No folder of a queue tells whether a broker dispatches to further queues; only one that does says in a record which.
+        # Only records of a broker that dispatches to further queues name them; no folder of a queue shows whether it does.
         config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
     if "index" in kinds:
         needed += ["max_hash_slot_num", "max_index_num"]
@@ -294,25 +294,22 @@ def known_config(
 
 def refuse_lost_log(root: str, config: StoreConfig, kinds: tuple[str, ...], drop_units: int) -> None:
     """Raise LostLogError unless `drop_units` is the number of units and entries that a rebuild from this log would lose."""
-    log = CommitLog(root, config, MappedFilePool(4), read_only=True)
-    try:
+    with contextlib.closing(CommitLog(root, config, MappedFilePool(4), read_only=True)) as log:
         log.load()
         checkpoint = Checkpoint.load_or_zeros(os.path.join(root, "checkpoint"))
         clean = not os.path.lexists(os.path.join(root, "abort"))
         end = end_of_known(log, log.find_end_behind_damage(), checkpoint, clean)
         refuse_loss(log, end, kinds, drop_units)
-    finally:
-        log.close()
 
 
 def check_config(
     path: str | os.PathLike[str], what: Iterable[str], config: StoreConfig | None = None, drop_units: int = 0
 ) -> None:
-    """Raise what `rebuild` would refuse (GeometryError, LostLogError, StoreLockedError), as far as the first records show it."""
+    """Raise the GeometryError, LostLogError or StoreLockedError of `rebuild`, as far as the first records show it."""
     root = check_store_root(path)
     kinds = kinds_of(what)
     if is_held(root):
-        # Says by whom.
+        # The error names the owner.
         with StoreLock(root):
             pass
     if is_swapping(root):
@@ -320,15 +317,14 @@ def check_config(
         return
     config = known_config(root, config, kinds)
     refuse_lost_log(root, config, kinds, drop_units)
-    log = CommitLog(root, config, MappedFilePool(config.max_mapped_files), read_only=True)
-    try:
+    with contextlib.closing(CommitLog(root, config, MappedFilePool(4), read_only=True)) as log:
         log.load()
         if "consumequeue" in kinds and "message_delay_level" in config.assumed:
             for topic, _, directory in queue_directories(root, "consumequeue"):
                 if topic != SCHEDULE_TOPIC:
                     continue
                 look = look_at_files(directory, config.consume_queue_file_size, log.min_offset)
-                # Of one whose messages are deleted nothing is written.
+                # A queue whose messages are deleted is not rebuilt.
                 if look is not None and look.messages:
                     raise _needs_delay_levels(root)
         log.set_end(log.find_end())
@@ -336,8 +332,6 @@ def check_config(
             if stretch.verdict is Verdict.RECORD:
                 refuse_assumed(columns, config, kinds, root)
                 break
-    finally:
-        log.close()
 
 
 def dispatch_log(
@@ -347,7 +341,7 @@ def dispatch_log(
     report: RebuildReport,
     progress: Callable[[int, int], None] | None,
 ) -> int:
-    """Dispatch all records of a log that was loaded, note in `report` what they were, and return where the log ends."""
+    """Dispatch all records of a loaded log, count them in `report`, and return the end of the log."""
     begin, end = log.min_offset, log.find_end_behind_damage()
     log.set_end(end)
     for stretch, columns in log.scans(begin, end, keys="index" in job.kinds):
@@ -402,7 +396,7 @@ class _Build:
         index_service = IndexService(self.target, self.config) if "index" in self.kinds else None
         parts: list[ConsumeQueueStore | IndexService] = [each for each in (queues, index_service) if each is not None]
         if index_service is not None:
-            # Nobody writes on in most index files that are built.
+            # Most of the new index files never grow.
             index_service.sparse = True
         try:
             log.load()
@@ -413,10 +407,9 @@ class _Build:
             dispatcher = LogDispatcher(self.root, log, queues, index_service)
             dispatcher.refuse_mixed_topics = True
             end = dispatch_log(self.job, log, dispatcher, report, self.progress)
-            # Every CRC was compared just now, and is only once more if one of them was wrong.
+            # All CRCs were compared above, and are again only if one of them was wrong.
             corrupt = any(verdict in _CORRUPT for _, _, verdict in report.damage)
             with ThreadPoolExecutor(1, "rmqstore-flush") as thread:
-                # The disk has time until the new files take their place.
                 flushed = thread.submit(lambda: [part.flush() for part in parts])
                 self._verify(end, corrupt, without_unit(dispatcher.counts.misplaced))
                 flushed.result()
@@ -424,7 +417,7 @@ class _Build:
             for part in (log, *parts):
                 part.close()
         for kind in self.kinds:
-            # A store without such records has the folder anyway, so that the swap takes the old one away.
+            # Without such records the folder is empty, so that the swap replaces the old one.
             make_directories(os.path.join(self.target, kind))
 
     def _verify(self, end: int, corrupt: bool, misplaced: frozenset[int]) -> None:
@@ -436,7 +429,7 @@ class _Build:
 
 
 def refuse_findings(findings: Iterable[Finding]) -> None:
-    """Raise CorruptionError for the first of what was found wrong in what was rebuilt."""
+    """Raise CorruptionError for the first finding about rebuilt files."""
     for finding in findings:
         raise CorruptionError(
             f"what was rebuilt does not agree with the log ({finding.kind}: {finding.detail}); nothing was swapped in, please "

@@ -1,6 +1,6 @@
-"""rebuild: the database of queues (RocksDB) of a broker with ``storeType=defaultRocksDB``, from its commit log alone.
+"""rebuild: rebuild the database of queues (RocksDB) of a broker with ``storeType=defaultRocksDB`` from its commit log alone.
 
-It returns to a broker the units that a kill took from it.  `RebuildJob` puts it in place, and keeps the old one.
+It restores units that a kill of the broker lost.  `RebuildJob` puts it in place, and keeps the old one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def rebuild_queue_database(
 ) -> RebuildReport:
     """Rebuild the queues as a database that a broker with ``storeType=defaultRocksDB`` opens (RocketMQ 5.5.0).
 
-    Parameters and errors are those of `rebuild`; besides MissingDependencyError without rocksdict, and StoreError if the new
-    database cannot be written.  With `output`, ``consumequeue`` is made there.
+    Parameters and errors are those of `rebuild`; also MissingDependencyError without rocksdict, and StoreError if the new database
+    cannot be written.  With `output`, the database is ``consumequeue`` there.
     """
     job = RebuildJob(check_store_root(path), _WHAT, config, output, drop_units, as_database=True)
     return job.run(lambda known, work: _build(known, work, progress))
@@ -48,7 +48,7 @@ def rebuild_queue_database(
 
 def _build(job: RebuildJob, work: str, progress: Callable[[int, int], None] | None) -> RebuildReport:
     root, config = job.root, job.known_config
-    # In the store it has a name that is no folder of queues until it takes its place.
+    # In the store it gets the name of a folder of queues only when it takes its place.
     target = os.path.join(work, "queues" if job.output is None else "consumequeue")
     report = RebuildReport(_WHAT, root)
     commit_log = CommitLog(root, config, MappedFilePool(4), read_only=True)
@@ -92,7 +92,7 @@ def _compare(root: str, commit_log: CommitLog, target: str, config: StoreConfig,
 
 
 class _Written:
-    # What is known of a queue whose units are written instead of collected.
+    # A queue whose units are written instead of collected.
 
     _last: Unit | None
 
@@ -104,19 +104,21 @@ class _Written:
         self._first: Unit | None = None
 
     def first_record(self) -> Unit | None:
-        """The first unit that was written, None without any."""
+        """Return the first unit that was written, None for none."""
         return self._first
 
     def begin_again(self) -> int:
-        """Delete every unit, as of `UnitQueue.begin_again`."""
+        """Delete every unit, see `UnitQueue.begin_again`."""
         num, self.num, self._first, self._last = self.num, 0, None, None
         self.writer.delete(self.name, self.number)
         return num
 
-    def _note(self, first: Unit, last: Unit, num: int) -> None:
-        self._first = first if self._first is None else self._first
-        self._last = last
+    def _write(self, units: Units, first: Unit, last: Unit) -> int:
+        num = len(units.queue_offsets)
+        self.writer.put(self.name, self.number, units)
+        self._first, self._last = self._first or first, last
         self.num += num
+        return num
 
 
 class _WrittenQueue(_Written, CollectedQueue):
@@ -135,28 +137,20 @@ class _WrittenQueue(_Written, CollectedQueue):
         tags_codes: np.ndarray,
         store_timestamps: np.ndarray,
     ) -> int:
-        """Write units that follow each other, as of `ConsumeQueue.put_units`."""
-        num = len(phy_offsets)
-        offsets = np.arange(queue_offset, queue_offset + num, dtype=np.int64)
-        self.writer.put(
-            self.name, self.queue_id, Units.of(offsets, phy_offsets, sizes, tags_codes, store_timestamps)
-        )
-        first, last = (
-            Unit(int(offsets[i]), int(phy_offsets[i]), int(sizes[i]), int(tags_codes[i])) for i in (0, num - 1)
-        )
-        self._note(first, last, num)
-        return num
+        """Write consecutive units, see `ConsumeQueue.put_units`."""
+        offsets = np.arange(queue_offset, queue_offset + len(phy_offsets), dtype=np.int64)
+        units = Units.of(offsets, phy_offsets, sizes, tags_codes, store_timestamps)
+        ends = (Unit(int(offsets[i]), int(phy_offsets[i]), int(sizes[i]), int(tags_codes[i])) for i in (0, -1))
+        return self._write(units, *ends)
 
 
 class _WrittenBatchQueue(_Written, CollectedBatchQueue):
-    # As RocketMQ 5.5.0 writes it: one unit an inner batch, at its base.
+    # RocketMQ 5.5.0 writes one unit for an inner batch, at its base.
 
     def put(self, unit: Unit, store_timestamp: int, *, extended: bool = True) -> bool:
         """Write one unit."""
         columns = [np.array([each], np.int64) for each in (*unit[:4], store_timestamp)]
-        self.writer.put(self.name, self.queue_id, Units.of(*columns))
-        self._note(unit, unit, 1)
-        return True
+        return self._write(Units.of(*columns), unit, unit) > 0
 
 
 class _WrittenQueues(CollectedQueues):
@@ -170,7 +164,7 @@ class _WrittenQueues(CollectedQueues):
         return _WrittenQueue(topic, queue_id, self.writer)
 
     def last(self) -> dict[tuple[bytes, int], tuple[int, int]]:
-        """Phy offset and queue offset of the last unit of each queue."""
+        """Return phy offset and queue offset of the last unit of each queue."""
         found = {}
         for queue in self.opened():
             assert isinstance(queue, _WrittenQueue | _WrittenBatchQueue)

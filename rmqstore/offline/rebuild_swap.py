@@ -1,4 +1,4 @@
-"""Put rebuilt queues and index in the place of the old ones, by renames that a kill leaves repeatable."""
+"""Put rebuilt queues and index in the place of the old ones, by renames that can be repeated after a kill."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ FOLDERS = {"index": ("index",), "consumequeue": ("consumequeue", "batchconsumequ
 
 
 def folders_of(kinds: Iterable[str]) -> list[str]:
-    """list of str: the folders of a store that these kinds are in."""
+    """Return the folders of a store that contain these kinds."""
     return [folder for kind in kinds for folder in FOLDERS[kind]]
 
 
 def move_built(work: str, target: str, kinds: Iterable[str]) -> None:
-    """Give the folders that were built in `work` their names in `target`; what has such a name by now is not replaced."""
+    """Move the folders that were built in `work` to `target`; existing ones are not replaced."""
     for folder in folders_of(kinds):
         if os.path.isdir(os.path.join(work, folder)):
             os.rename(os.path.join(work, folder), os.path.join(target, folder))
@@ -43,7 +43,7 @@ def move_built(work: str, target: str, kinds: Iterable[str]) -> None:
 
 
 def mark_complete(work: str, kinds: Iterable[str]) -> None:
-    """Write that the folders in `work` are whole, so that only the swap is left; a power failure leaves all of it or nothing."""
+    """Mark the folders in `work` as complete, so that only the swap is left; a power failure leaves the whole mark or none."""
     marker = os.path.join(work, REBUILD_COMPLETE)
     with naming_errors(marker + ".new"), open(marker + ".new", "w", encoding="ascii") as file:
         file.write(" ".join(kinds))
@@ -54,10 +54,7 @@ def mark_complete(work: str, kinds: Iterable[str]) -> None:
 
 
 def finish_swap(root: str, work: str) -> tuple[str, ...]:
-    """tuple of str: what an earlier rebuild had made ready, which is swapped in now; empty if there is none.
-
-    It is kinds as of `rebuild`, or `QUEUE_DATABASE` alone.
-    """
+    """Swap in what an earlier rebuild completed, and return it: kinds of `rebuild`, `QUEUE_DATABASE` alone, or nothing."""
     marker = os.path.join(work, REBUILD_COMPLETE)
     if not os.path.exists(marker):
         return ()
@@ -72,35 +69,27 @@ def finish_swap(root: str, work: str) -> tuple[str, ...]:
 
 def delete_tree(path: str, ignore_errors: bool = False) -> None:
     """Delete a directory and all that is in it."""
-    # Imported here because it brings the compression libraries along, which no other module of a plain import needs.
+    # Imported here because it imports the compression libraries.
     import shutil
 
     shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
-    """Put the new folders in place of the old ones; each step may be the last before a kill, and is not done twice."""
+    """Put the new folders in place of the old ones; a kill after any step is harmless, and no step is done twice."""
     for folder in folders_of(kinds):
-        new, place, old = (
-            os.path.join(work, folder),
-            os.path.join(root, folder),
-            os.path.join(work, "old-" + folder),
-        )
+        new, place, old = os.path.join(work, folder), os.path.join(root, folder), os.path.join(work, "old-" + folder)
+        swapped = os.path.join(work, "swapped-" + folder)
         if os.path.isdir(new):
             if is_database(place):
                 _move_aside(root, folder, "rocksdb")
             if os.path.isdir(place) and not os.path.exists(old):
                 os.rename(place, old)
             os.rename(new, place)
-        elif (
-            folder not in kinds
-            and os.path.isdir(place)
-            and not os.path.exists(old)
-            and not os.path.exists(os.path.join(work, "swapped-" + folder))
-        ):
-            # The log has no records for this kind of queue, so what lay there is stale.
+        elif folder not in kinds and os.path.isdir(place) and not (os.path.exists(old) or os.path.exists(swapped)):
+            # The log has no records for this kind of queue, so the old folder is stale.
             os.rename(place, old)
-        with open(os.path.join(work, "swapped-" + folder), "w"):
+        with open(swapped, "w"):
             pass
         fsync_directory(work)
         fsync_directory(root)
@@ -114,11 +103,11 @@ def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
 
 
 def swap_database(root: str, work: str, folder: str) -> tuple[str, ...]:
-    """Put the new database of queues in the place `folder`, as of `swap`; the folders that were moved aside."""
+    """Put the new database of queues in the place `folder`, like `swap`, and return the folders that were moved aside."""
     new, place = os.path.join(work, "queues"), os.path.join(root, folder)
     aside = []
     if os.path.isdir(new):
-        # A broker does not start while there is a database in the other place too.
+        # A broker does not start with a database in the other place too.
         for old in dict.fromkeys((*queue_databases(root), place)):
             if os.path.isdir(old):
                 aside.append(_move_aside(root, os.path.basename(old), "rocksdb" if is_database(old) else "files"))
@@ -130,7 +119,7 @@ def swap_database(root: str, work: str, folder: str) -> tuple[str, ...]:
 
 
 def _clear(root: str, work: str) -> None:
-    # Without the marker what is left is only rubbish, in whatever order it goes.
+    # Without the mark, nothing in `work` is needed.
     os.unlink(os.path.join(work, REBUILD_COMPLETE))
     fsync_directory(work)
     try:
@@ -141,7 +130,7 @@ def _clear(root: str, work: str) -> None:
 
 
 def _move_aside(root: str, folder: str, kind: str) -> str:
-    # Beside the other folders of the store, where a broker passes over it.
+    # Next to the other folders of the store, where a broker ignores it.
     number = 1
     while os.path.exists(aside := os.path.join(root, f"{folder}.{kind}-{number}")):
         number += 1
@@ -151,7 +140,7 @@ def _move_aside(root: str, folder: str, kind: str) -> str:
 
 
 def moved_aside(root: str, kinds: tuple[str, ...] = ("rocksdb",)) -> tuple[str, ...]:
-    """tuple of str: the folders of queues that rebuilds moved aside, of these kinds ("rocksdb", "files")."""
+    """Return the folders of queues of these kinds ("rocksdb", "files") that rebuilds moved aside."""
     found = []
     for name in listing(root).checked().names:
         folder, _, end = name.rpartition(".")
@@ -169,7 +158,7 @@ def _raise_checkpoint(root: str) -> None:
     try:
         checkpoint = Checkpoint.load(os.path.join(root, "checkpoint"))
     except GeometryError as error:
-        # No writer opens the store with it, so that nobody trusts it; what was built is right all the same.
+        # No writer opens the store with this checkpoint, so nothing trusts it; the rebuilt files are right anyway.
         logger.warning("%s", error)
         return
     if names:

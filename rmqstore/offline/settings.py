@@ -1,4 +1,4 @@
-"""settings: a broker's topics, subscription groups, consumer offsets and pop records, as plain values.
+"""settings: read a broker's topics, subscription groups, consumer offsets and pop records as plain values.
 
 Their shapes as JSON are those of ``mqadmin rocksDBConfigToJson`` (RocketMQ 5.5.0): ``dataVersion`` with ``topicConfigTable`` or
 ``subscriptionGroupTable``; for offsets ``offsetTable`` alone, queue ids as names.
@@ -27,8 +27,8 @@ class SourceDescription:
     """A place that contains settings.
 
     `kind` is "topics", "subscription_groups", "consumer_offsets" or "pop_records"; `form` is "json", the layout of a RocksDB
-    ("separate", "single", "v2"), or "kvStore".  `counter` and `timestamp` (ms since epoch) are of its data version.  `taken`: its
-    contents are in the answer.
+    ("separate", "single", "v2"), or "kvStore".  `counter` and `timestamp` (ms since epoch) are of its data version.  `taken` is
+    True if its contents are in the answer.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class SourceDescription:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a broker, as it has them when it starts on the directory.
+    """The settings that a broker has when it starts on the directory.
 
     Attributes
     ----------
@@ -50,19 +50,19 @@ class Settings:
     topics, subscription_groups : dict of str to dict
         Members by RocketMQ's names, by topic or group.
     forbidden : dict of str to dict of str to int
-        By group and topic the bits of what is forbidden.
+        The bits of forbidden permissions by group and topic.
     consumer_offsets, pull_offsets : dict of (str, str) to dict of int to int
         By (group, topic) and queue id the queue offset that is consumed, or pulled, next.
     pop_records : tuple of PopRecord
-        Messages that were handed out and not acknowledged, the first to become visible again first.
+        Delivered messages that were not acknowledged, by the time at which they become visible again.
     data_versions : dict of str to dict of str to int
-        By kind: ``counter``, ``stateVersion`` and ``timestamp`` of the source that counts; empty where there is none.
+        ``counter``, ``stateVersion`` and ``timestamp`` of the source that counts, by kind; empty without a source.
     sources : tuple of SourceDescription
-        Every place that was found.
+        All sources.
     reasons : dict of str to str
-        By kind why one of several places counts, as a sentence.
+        A sentence why one of several sources counts, by kind.
     findings : tuple of Finding
-        What cannot be read; the rest is here.
+        Unreadable settings.
     """
 
     path: str
@@ -78,10 +78,10 @@ class Settings:
     findings: tuple[Finding, ...]
 
     def config_json(self, what: str) -> dict[str, Any]:
-        """dict: one kind as ``mqadmin rocksDBConfigToJson`` prints it, wherever it is kept.
+        """Return one kind in the form of ``mqadmin rocksDBConfigToJson``, wherever it is stored.
 
-        `what` is "topics", "subscriptionGroups" or "consumerOffsets", as that command's ``-t``; ValueError for another.  Pull
-        offsets and what is forbidden, which it does not print, are added as in the JSON files where there are any.
+        `what` is "topics", "subscriptionGroups" or "consumerOffsets", like that command's ``-t``; ValueError for another.  Pull
+        offsets and forbidden permissions, which it does not print, are added in the form of the JSON files.
         """
         if what == "consumerOffsets":
             tables: dict[str, Any] = {"offsetTable": _by_key(self.consumer_offsets)}
@@ -106,7 +106,7 @@ class Settings:
 def settings(path: str | os.PathLike[str]) -> Settings:
     """Return the settings of the broker whose store is at `path`; nothing is changed.
 
-    Read are the JSON files of ``config``, its RocksDB databases (three of them, a single one, or that of
+    It reads the JSON files of ``config``, its RocksDB databases (three of them, a single one, or that of
     ``configManagerVersion=v2``), and the pop records of ``kvStore``.
 
     Parameters
@@ -172,7 +172,7 @@ def _sorted(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    # As JSON has it: the dialect of the files also knows numbers and objects as names, and keeps fractions exact.
+    # Values of plain JSON: the files also have numbers and objects as names, and exact fractions.
     if isinstance(value, dict):
         return {name if isinstance(name, str) else str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list):

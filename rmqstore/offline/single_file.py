@@ -1,6 +1,6 @@
-"""One file of a store, read alone: a segment, a queue file, an index file or a checkpoint, recognised by its path or contents.
+"""Read one file of a store alone: a segment, a queue file, an index file or a checkpoint, recognised by its path or contents.
 
-It may be from a backup or a crash report, or keep a broker from starting.
+The file may be from a backup or a crash report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqstore.message import MessageExt, _read
 
 __all__ = ["KINDS", "StoreFile", "identify"]
 
-#: What a file can be, and what that is in words.
+#: The kinds of files, and their names.
 KINDS = {
     "segment": "a segment of the commit log",
     "queue": "a file of a consume queue",
@@ -62,10 +62,10 @@ assert _UNIT.itemsize == int(UnitLayout.UNIT_SIZE) and _BATCH_UNIT.itemsize == i
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """A file that was recognised as one of `KINDS`; `size` in bytes.
+    """A recognised file, one of `KINDS`; `size` in bytes.
 
-    `base` is the offset of its first byte, or of a queue file its first unit, in the whole that it is a part of; None where nothing
-    tells.  `topic` and `queue_id` are those of the path of a queue's file.
+    `base` is the offset of its first byte in the log or extension, or the number of its first unit in the queue; None if it is
+    unknown.  `topic` and `queue_id` are those of the path of a queue's file.
     """
 
     path: str
@@ -76,7 +76,7 @@ class StoreFile:
     queue_id: int | None = None
 
     def records(self) -> Iterator[MessageExt | Blank | Damage]:
-        """What lies in a segment, in order; a stretch of zeros at its end, which nobody wrote yet, is left out."""
+        """Yield the contents of a segment, in order, without the zeros at its end that were never written."""
         if not self.size:
             return
         base = self.base or 0
@@ -104,7 +104,7 @@ class StoreFile:
             file.close()
 
     def units(self) -> Iterator[dict[str, Any]]:
-        """The units of a file of a queue, a batch queue or an extension, in order, up to the last that was written."""
+        """Yield the units of a file of a queue, a batch queue or an extension, in order, up to the last written one."""
         if self.kind == "queue_extension":
             yield from self._extension_units()
             return
@@ -145,19 +145,19 @@ class StoreFile:
             file.close()
 
     def index_file(self, overrides: Mapping[str, Any]) -> IndexFile:
-        """The index file, open read-only; its geometry is what it tells itself and `overrides` say.
+        """Open the index file read-only, with the geometry of its contents and `overrides`.
 
         Raises
         ------
         GeometryError
-            They do not fit its length.
+            The geometry does not fit its length.
         """
         config = StoreConfig.infer(self.path, read_only=True, **overrides)
         return IndexFile.open(self.path, config, read_only=True)
 
 
 def identify(path: str | os.PathLike[str]) -> StoreFile:
-    """Recognise the file at `path`, by its folders and name, otherwise by its first bytes; StoreError if it is no known one."""
+    """Recognise the file at `path` by its folders and name, otherwise by its first bytes; StoreError for an unknown file."""
     path = os.fspath(path)
     size = os.stat(path).st_size
     parts = os.path.abspath(path).split(os.sep)

@@ -1,7 +1,7 @@
-"""Messages and bytes over time, estimated by sampling the log; and those after a place, counted.
+"""Estimate messages and bytes over time by sampling the log, and count the messages after a place.
 
-A log of up to 32 MiB is scanned.  Of a longer one some records at each of 256 places are read, at even distances; they
-represent the bytes up to the next place.
+A log of up to 32 MiB is scanned.  In a longer one some records are read at each of 256 places, at even distances; they represent
+the bytes up to the next place.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rmqstore.store.message_store import MessageStore
 __all__ = ["EXACT_BYTES", "messages_behind", "timeline"]
 
 EXACT_BYTES = 32 << 20
-"""A log of no more bytes is scanned as a whole."""
+"""A log of at most this size is scanned as a whole."""
 
-# Places of a longer log, records that are read at each, and bytes in which the first of them is searched.
+# Places in a longer log, records that are read at each, and bytes in which the first of them is searched.
 _PLACES = 256
 _RECORDS = 64
 _SEARCH = 8 << 20
@@ -33,9 +33,9 @@ _TIME_MAX = 2**62
 
 
 def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None) -> dict[str, Any]:
-    """Estimate messages and bytes by store time, in at most `bins` (2 or more) equally long times.
+    """Estimate messages and bytes by store time, in at most `bins` (2 or more) equal intervals.
 
-    The estimate is scaled to `messages`, the number of all messages, where that is known.
+    The estimate is scaled to `messages`, the number of all messages, if it is given.
 
     Returns
     -------
@@ -48,7 +48,11 @@ def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None
     log = store.commit_log
     low, high = log.min_offset, log.max_offset
     exact = high - low <= EXACT_BYTES
-    runs = list(_all_records(log, low, high) if exact else _samples(log, low, high))
+    if exact:
+        scan = log.scans(low, high, keys=False)
+        runs = [_run(columns, 1.0) for stretch, columns in scan if stretch.verdict is Verdict.RECORD]
+    else:
+        runs = list(_samples(log, low, high))
     answer: dict[str, Any] = {"bins": [], "exact": exact, "places": 0 if exact else len(runs)}
     time, size, weight = (np.concatenate([np.empty(0), *(run[i] for run in runs)]) for i in range(3))
     known = (time >= 0) & (time < _TIME_MAX)
@@ -67,7 +71,7 @@ def timeline(store: MessageStore, *, bins: int = 60, messages: int | None = None
         # Blanks at the ends of segments are bytes of the log too.
         sizes *= (high - low) / sizes[-1]
         counts *= (messages or counts[-1]) / counts[-1]
-    # Rounded before the differences are taken, so that the sums stay right.
+    # Rounding before the differences keeps the sums right.
     columns = (np.diff(np.rint(each), prepend=0).astype(np.int64).tolist() for each in (counts, sizes))
     names = ("begin", "end", "messages", "bytes")
     answer["bins"] = [dict(zip(names, each)) for each in zip(edges[:-1], edges[1:], *columns, strict=True)]
@@ -81,12 +85,6 @@ _Run = tuple["np.ndarray", "np.ndarray", "np.ndarray"]
 def _run(columns: RecordColumns, weight: float) -> _Run:
     num = columns.count
     return columns.store_timestamp[:num].copy(), columns.size[:num].copy(), np.full(num, weight)
-
-
-def _all_records(log: CommitLog, low: int, high: int) -> Iterator[_Run]:
-    for stretch, columns in log.scans(low, high, keys=False):
-        if stretch.verdict is Verdict.RECORD:
-            yield _run(columns, 1.0)
 
 
 def _samples(log: CommitLog, low: int, high: int) -> Iterator[_Run]:
@@ -104,14 +102,14 @@ def _samples(log: CommitLog, low: int, high: int) -> Iterator[_Run]:
 def messages_behind(
     path: str, config: StoreConfig, phy_offset: int, progress: Callable[[int, int], object] | None = None
 ) -> dict[str, Any]:
-    """Count what the log of the store at `path` holds from `phy_offset`; a message whose CRC fails is damaged.
+    """Count the messages in the log of the store at `path` from `phy_offset`; a message whose CRC fails is damaged.
 
     Returns
     -------
     dict
-        ``phy_offset``; ``messages`` and ``size``: the whole ones, and their bytes; ``damaged_size``: all other bytes up to the end;
-        ``first_store_timestamp`` and ``last_store_timestamp``: the least and greatest, ms since epoch, None without a message;
-        ``topics``: messages by topic.
+        ``phy_offset``; ``messages`` and ``size``: the whole ones, and their bytes; ``damaged_size``: all other bytes up to the
+        end; ``first_store_timestamp`` and ``last_store_timestamp``: the least and greatest, ms since epoch, None without a
+        message; ``topics``: messages by topic.
 
     Raises
     ------

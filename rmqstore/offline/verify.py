@@ -1,7 +1,7 @@
-"""verify: everything in a store that is not as a writer leaves it, as values; and the checks of the log itself.
+"""verify: report everything in a store that is not as a writer leaves it; this module checks the log itself.
 
-`verify_units`, `verify_entries`, `verify_databases` and `verify_settings` check the other parts.  It keeps a constant working set,
-and does not stop at a finding.
+`verify_units`, `verify_entries`, `verify_databases` and `verify_settings` check the other parts.  Memory stays constant, and no
+finding ends the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rmqstore.offline.verify_databases import QueueDatabaseCheck, has_index_data
 from rmqstore.offline.verify_entries import IndexCheck, load_index
 from rmqstore.offline.verify_settings import checkpoint_findings, settings_findings, verify_waiting
 from rmqstore.offline.verify_units import QueueCheck
-from rmqstore.store.dispatch_rules import gone_text, multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.dispatch_rules import further_places, gone_text
 from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 
@@ -46,21 +46,22 @@ def verify(
     config: StoreConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Finding]:
-    """Look for everything that is wrong in the store at `path`; nothing is changed.
+    """Report everything that is wrong in the store at `path`; nothing is changed.
 
     Parameters
     ----------
     path : path
         The store's root.
     config : StoreConfig, optional
-        Its geometry; by default `StoreConfig.infer`.  What depends on an assumed value (`config.assumed`) is no finding.
+        Its geometry; by default `StoreConfig.infer`.  A difference that depends on an assumed value (`config.assumed`) is not a
+        finding.
     progress : callable, optional
-        Called with (bytes of log done, bytes of log in all), now and then and at the end.
+        Called with (bytes of log done, bytes of log in all), repeatedly and at the end.
 
     Yields
     ------
     Finding
-        In the order interrupted rebuild, log, queues and index (as the log goes on), index in RocksDB, what waits,
+        In the order interrupted rebuild, log, queues and index (in the order of the log), index in RocksDB, pending messages,
         checkpoint, settings.
 
     Raises
@@ -96,15 +97,15 @@ def verify_records(
     batch_topics: Iterable[str] = (),
     first_entry: int = 0,
 ) -> tuple[list[Finding], dict[tuple[str, int], int], int]:
-    """Compare queues and index that were built just now with some of the records of a log.
+    """Compare newly built queues and index with some of the records of a log.
 
-    `stretches`, of `CommitLog.stretches` without a look at CRCs, fill `columns`; `batch_topics` have batch queues; `first_entry` is
-    the number of the first record's first entry in the whole index, from 0, of which all files but the last are full.
+    `stretches`, of `CommitLog.stretches` without checks of CRCs, fill `columns`; `batch_topics` have batch queues; `first_entry`
+    is the number (from 0) of the first record's first entry in the whole index, all files of which but the last are full.
 
     Returns
     -------
     (list of Finding, dict of (str, int) to int, int)
-        What is wrong, 100 findings at most; units of each queue that belong to these records; number after the last entry.
+        The findings, at most 100; the number of units of each queue that belong to these records; the number after the last entry.
     """
     compared.is_built = True
     checker = _Checker(compared)
@@ -135,7 +136,7 @@ def verify_index_file(compared: Compared, name: str, end: int) -> list[Finding]:
 
 
 def verify_queue(compared: Compared, topic: str, queue_id: int, covered: int, *, batch: bool) -> list[Finding]:
-    """Look for what belongs to no record in one queue, of whose units `covered` do."""
+    """Report the units of one queue that belong to no record; `covered` units belong to one."""
     if batch:
         compared.queues.add_batch_topic(topic)
     compared.queues.find_or_create(topic, queue_id)
@@ -149,17 +150,17 @@ class _Checker:
         self.compared, self.progress = compared, progress
         self.commit_log, self.queues, self.root = compared.commit_log, compared.queues, compared.root
         self.end = 0
-        # Errors about missing libraries that were reported.
+        # Missing libraries that were reported.
         self.missing: set[str] = set()
         self.queue_checks: dict[tuple[str, int], QueueCheck] = {}
-        # By name of a further queue the number after the one that a record named last.
+        # By name of a further queue, the number after the last one in a record.
         self.further_numbers: dict[str, int] = {}
         self.last_timestamp = 0
-        # Of a store with queues in RocksDB; then only queues that have files are compared with those.
+        # The queues in RocksDB, if there are any; then only listed queues are compared with files.
         self.database: QueueDatabaseCheck | None = None
         self.listed: frozenset[tuple[str, int]] = frozenset()
         self.index_is_unread = False
-        # Say how many records belong to no queue that is there; a rebuild says so itself.
+        # Log how many records belong to no queue; a rebuild logs that itself.
         self.tells_gone = False
 
     def close(self) -> None:
@@ -167,23 +168,25 @@ class _Checker:
             self.database.close()
 
     def run(self) -> Iterator[Finding]:
+        from rmqstore.offline.describe import unread_in
+
         named = set(dledger_folders(self.root))
-        for finding in self._compared():
+        for finding in self._all_compared():
             named.add(finding.path)
             yield finding
-        yield from self._unread(named)
+        for part in unread_in(self.root):
+            if part.path not in named:
+                yield Finding(part.path, 0, "not_read", f"{part.size} bytes in {part.files} files are not read, nor verified")
 
-    def _compared(self) -> Iterator[Finding]:
+    def _all_compared(self) -> Iterator[Finding]:
         if is_swapping(self.root):
             yield Finding(os.path.join(self.root, REBUILD_DIRECTORY), 0, "interrupted_rebuild", SWAPPING)
         for folder in dledger_folders(self.root):
-            yield Finding(
-                folder,
-                0,
-                "not_checked",
+            detail = (
                 "the commit log is DLedger's, or goes on there (enableDLegerCommitLog=true), which this package does not "
-                f"read: what leads there is called dangling. It has {UnreadPart.of(folder).size} bytes",
+                f"read: what leads there is called dangling. It has {UnreadPart.of(folder).size} bytes"
             )
+            yield Finding(folder, 0, "not_checked", detail)
         self.database = QueueDatabaseCheck.of(self.root, self.compared.config, self.commit_log)
         self.tells_gone = True
         yield from self.run_parts()
@@ -193,15 +196,8 @@ class _Checker:
         yield from checkpoint_findings(self.compared, self.end, self.last_timestamp)
         yield from settings_findings(self.compared, queues_known=self.database is None)
 
-    def _unread(self, named: set[str]) -> Iterator[Finding]:
-        from rmqstore.offline.describe import unread_in
-
-        for part in unread_in(self.root):
-            if part.path not in named:
-                yield Finding(part.path, 0, "not_read", f"{part.size} bytes in {part.files} files are not read, nor verified")
-
     def run_parts(self, end: int | None = None) -> Iterator[Finding]:
-        """The log, queues and index."""
+        """Check the log, the queues and the index."""
         problems: list[Finding] = []
         self.commit_log.files.load(lambda error: problems.append(finding_of(error, "file", self.commit_log.path)))
         problems += self._leave_out_unread()
@@ -211,11 +207,8 @@ class _Checker:
             except StoreError as error:
                 problems.append(finding_of(error, "file", self.root))
             databases = () if self.database is None else self.database.folders
-            problems += [
-                unread_folder(folder, error)
-                for folder, error in self.queues.unseen.items()
-                if folder not in databases
-            ]
+            unseen = [each for each in self.queues.unseen.items() if each[0] not in databases]
+            problems += [unread_folder(folder, error) for folder, error in unseen]
             self.listed = frozenset(self.queues.keys())
         if self.compared.has_index:
             found, self.index_is_unread = load_index(self.compared.index_service)
@@ -239,30 +232,21 @@ class _Checker:
             yield from self.database.finish(end)
 
     def _missing_index(self, entries: IndexCheck) -> Iterator[Finding]:
-        if (
-            self.compared.has_index
-            and not entries.names
-            and not self.index_is_unread
-            and entries.total
-            and self.compared.config.message_index_enable
-            and not has_index_database(self.root)
-        ):
-            yield Finding(
-                self.compared.index_service.path,
-                0,
-                "missing_index",
-                f"no index file has an entry, but the log holds {entries.total} keys to index; `rebuild` makes the index from them",
-            )
+        needed = entries.total and self.compared.has_index and self.compared.config.message_index_enable
+        if needed and not (entries.names or self.index_is_unread or has_index_database(self.root)):
+            detail = f"no index file has an entry, but the log holds {entries.total} keys to index; "
+            detail += "`rebuild` makes the index from them"
+            yield Finding(self.compared.index_service.path, 0, "missing_index", detail)
 
     # ----------------------------------------------------------------------------------------------------------- log
 
     def _log(self, entries: IndexCheck) -> Iterator[Finding]:
         begin, end = self.commit_log.min_offset, self.end
+        progress = self.progress or (lambda done, whole: None)
         for stretch, columns in self.commit_log.scans(begin, end, check_crc=self.compared.check_crc):
-            if self.progress is not None:
-                self.progress(stretch.begin - begin, end - begin)
+            progress(stretch.begin - begin, end - begin)
             if stretch.verdict is Verdict.RECORD:
-                yield from self._missing_crcs(columns, stretch.begin)
+                yield from self._missing_crcs(columns)
                 yield from self._bodies(columns)
                 yield from self.records(columns)
                 yield from entries.records(columns)
@@ -272,24 +256,18 @@ class _Checker:
                 entries.pass_over_range(stretch.begin, stretch.end)
             else:
                 yield from self._no_record(stretch)
-                self._note_corrupt(stretch)
                 if stretch.verdict not in (Verdict.BLANK, None):
                     entries.pass_over_range(stretch.begin, stretch.end)
-        if self.progress is not None:
-            self.progress(end - begin, end - begin)
-        yield from self._tail()
-
-    def _note_corrupt(self, stretch: Stretch) -> None:
-        # The unit of a record that only fails its CRC is right.
-        if self.compared.has_queues and stretch.verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
-            mapped_file = self.commit_log.segment(stretch.begin)
-            record = _core.decode_record(mapped_file.region, stretch.begin - mapped_file.file_from_offset)
-            assert isinstance(record, tuple)  # Its lengths were found whole just before.
-            if is_queued(record[7]):
-                self.check_of(record[15], record[3]).covered += 1
+        progress(end - begin, end - begin)
+        for mapped_file, pos, size in self.commit_log.files.written_after(self.end):
+            detail = (
+                f"{size} bytes after the end of the log (phy offset {self.end}) are not zero; a later recovery of "
+                "a real broker may take old records among them for new ones"
+            )
+            yield Finding(mapped_file.path, pos, "stale_tail", detail)
 
     def _leave_out_unread(self) -> list[Finding]:
-        """Leave segments that cannot be read out of the log, and report them."""
+        # Leave segments that cannot be read out of the log, and report them.
         problems: list[Finding] = []
         files = self.commit_log.files
         good = []
@@ -306,66 +284,51 @@ class _Checker:
         return problems
 
     def _no_record(self, stretch: Stretch) -> Iterator[Finding]:
-        """Report a stretch of the log that is not a sound record."""
+        # Report a stretch of the log that is not a sound record.
         log, at, verdict = self.commit_log, stretch.begin, stretch.verdict
         mapped_file = log.files.find(at)
         if mapped_file is None or verdict is None:
             yield Finding(log.path, 0, "missing_segment", f"no segment holds phy offsets {at} to {stretch.end}")
             return
-        region, path, pos = mapped_file.region, mapped_file.path, at - mapped_file.file_from_offset
         if verdict == Verdict.BLANK:
             return
+        region, pos, kind = mapped_file.region, at - mapped_file.file_from_offset, DAMAGE_KINDS.get(verdict, "missing_blank")
+        detail: str = Sentence(f"{stretch.end - at} bytes from phy offset {at} are not a record (", verdict, ")")
         if verdict == Verdict.BAD_SIZE and region.get_i32(pos + 4) == _core.MAGIC_BLANK:
-            detail = (
-                f"the blank says {region.get_i32(pos)} bytes, {region.size - pos} are left; {stretch.end - at} are not a "
-                "record"
-            )
-            yield Finding(path, pos, "bad_blank", detail)
+            kind = "bad_blank"
+            detail = f"the blank says {region.get_i32(pos)} bytes, {region.size - pos} are left; "
+            detail += f"{stretch.end - at} are not a record"
         elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
             what = "body" if verdict == Verdict.BAD_BODY_CRC else "property"
             detail = f"the record at phy offset {at} does not agree with its {what} CRC"
-            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
-        else:
-            detail = Sentence(f"{stretch.end - at} bytes from phy offset {at} are not a record (", verdict, ")")
-            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
+            message = log.look_up(at)
+            if self.compared.has_queues and message is not None and is_queued(message.sys_flag):
+                # Its lengths are right, so its unit is right too.
+                self.check_of(message.topic, message.queue_id).covered += 1
+        yield Finding(mapped_file.path, pos, kind, detail)
 
-    def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
+    def _place_of(self, phy_offset: int) -> tuple[str, int]:
+        return self.commit_log.segment(phy_offset).path, phy_offset % self.commit_log.segment_size
+
+    def _missing_crcs(self, columns: RecordColumns) -> Iterator[Finding]:
         if not self.compared.config.enabled_append_prop_crc:
             return
-        mapped_file = self.commit_log.segment(begin)
-        path, base = mapped_file.path, mapped_file.file_from_offset
-        for row in np.flatnonzero(columns.prop_crc[: columns.count] == 0).tolist():
-            phy_offset = int(columns.phy_offset[row])
-            yield Finding(
-                path,
-                phy_offset - base,
-                "missing_prop_crc",
+        for phy_offset in columns.phy_offset[: columns.count][columns.prop_crc[: columns.count] == 0].tolist():
+            detail = (
                 f"the record at phy offset {phy_offset} has no property CRC, which a broker with enabledAppendPropCRC always "
-                "writes; only its body is protected",
+                "writes; only its body is protected"
             )
+            yield Finding(*self._place_of(phy_offset), "missing_prop_crc", detail)
 
     def _bodies(self, columns: RecordColumns) -> Iterator[Finding]:
         for phy_offset in columns.phy_offset[: columns.count][columns.sys_flag[: columns.count] & _COMPRESSED != 0].tolist():
             message = self.commit_log.look_up(phy_offset)
             if message is not None:
-                mapped_file = self.commit_log.segment(phy_offset)
-                pos = phy_offset - mapped_file.file_from_offset
-                yield from body_findings(message, mapped_file.path, pos, self.missing)
-
-    def _tail(self) -> Iterator[Finding]:
-        """Look for bytes after the end of the log."""
-        for mapped_file, pos, size in self.commit_log.files.written_after(self.end):
-            yield Finding(
-                mapped_file.path,
-                pos,
-                "stale_tail",
-                f"{size} bytes after the end of the log (phy offset {self.end}) are not zero; a later recovery of "
-                "a real broker may take old records among them for new ones",
-            )
+                yield from body_findings(message, *self._place_of(phy_offset), self.missing)
 
     def _lost_end(self) -> Iterator[Finding]:
-        """Look for units and entries of records after the end of the log."""
-        # What a rebuild refuses to lose.  A gap in the middle is a finding of its own; segments that cannot be read are there.
+        # Report units and entries of records after the end of the log, which a rebuild refuses to lose.  A gap before the end is
+        # a finding of its own; segments that cannot be read are not lost.
         if self.compared.unread:
             return
         checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
@@ -374,13 +337,11 @@ class _Checker:
         found = list(units_outside(self.commit_log, end, ("consumequeue", "index"), replaced=False))
         if found:
             first = min(found, key=lambda each: each.phy_offset)
-            yield Finding(
-                self.commit_log.path,
-                0,
-                "missing_segment",
+            detail = (
                 f"{sum(each.num for each in found)} queue units and index entries lead beyond the end of the log at phy offset "
-                f"{self.end}, the first to {first.phy_offset} ({first.path}): its newest segments are missing",
+                f"{self.end}, the first to {first.phy_offset} ({first.path}): its newest segments are missing"
             )
+            yield Finding(self.commit_log.path, 0, "missing_segment", detail)
 
     # -------------------------------------------------------------------------------------------------------- queues
 
@@ -391,7 +352,7 @@ class _Checker:
         return check
 
     def records(self, columns: RecordColumns, *, lists: bool = True) -> Iterator[Finding]:
-        # Without lists of the directories a queue is looked for when its first record comes.
+        # Without `lists`, directories are not listed: each queue is opened when its first record comes.
         n = columns.count
         if not n or not self.compared.has_queues:
             return
@@ -412,7 +373,7 @@ class _Checker:
             check = self.check_of(name, queue_id)
             if lists:
                 yield from check.files()
-            if check.queue is None and check.problem is None and self.compared.deleted.is_deleted(name):
+            if check.queue is None and not check.problems and self.compared.deleted.is_deleted(name):
                 check.gone += end - start
                 continue
             yield from check.records(columns, order[start:end])
@@ -422,19 +383,19 @@ class _Checker:
         return self.database is not None and (topic, queue_id) not in self.listed
 
     def _odd_records(self, columns: RecordColumns, queued: np.ndarray) -> Iterator[Finding]:
-        # What an inner batch and further queues need stands in properties that nothing else protects.
-        log, n = self.commit_log, columns.count
+        # Inner batches and records of further queues; nothing else protects the properties that they need.
+        n = columns.count
         odd = ((columns.sys_flag[:n] & _INNER_BATCH) != 0) | (columns.multi_dispatch[:n] != 0)
         for row in np.flatnonzero(odd & (queued != 0)).tolist():
-            phy = int(columns.phy_offset[row])
-            message = log.look_up(phy)
+            phy_offset = int(columns.phy_offset[row])
+            message = self.commit_log.look_up(phy_offset)
             if message is None:
                 continue
-            path, pos = log.segment(phy).path, phy % log.segment_size
+            place = self._place_of(phy_offset)
             if message.is_inner_batch:
                 for detail in self._inner_batch(message, int(columns.inner_num[row]), int(columns.inner_base[row])):
-                    yield Finding(path, pos, "bad_inner_batch", detail)
-            yield from self._further_queues(message, path, pos)
+                    yield Finding(*place, "bad_inner_batch", detail)
+            yield from self._further_queues(message, place)
 
     def _inner_batch(self, message: MessageExt, num: int, base: int) -> Iterator[str]:
         if not num:
@@ -442,35 +403,33 @@ class _Checker:
             yield f"INNER_NUM is {stated if stated is None else stated[:80]!r}, an inner batch needs a number from 1 to 32767"
         if self._is_elsewhere(message.topic, message.queue_id):
             return
-        units = self.check_of(message.topic, message.queue_id).units
-        if units is not None and not units.by_base:
+        check = self.check_of(message.topic, message.queue_id)
+        if check.queue is not None and not check.by_base:
             return
         stated = message.properties.get("INNER_BASE")
         if stated != str(message.queue_offset) or base != message.queue_offset:
             said = stated if stated is None else stated[:80]
             yield f"INNER_BASE is {said!r}, the record's queue offset is {message.queue_offset}"
 
-    def _further_queues(self, message: MessageExt, path: str, pos: int) -> Iterator[Finding]:
-        problem = multi_dispatch_problem(message, self.compared.config)
+    def _further_queues(self, message: MessageExt, place: tuple[str, int]) -> Iterator[Finding]:
+        places, problem = further_places(message, self.compared.config)
         if problem is not None:
-            yield Finding(path, pos, "bad_multi_dispatch", f"the record {problem}")
-        for name, number in multi_dispatch_places(message, self.compared.config):
+            yield Finding(*place, "bad_multi_dispatch", f"the record {problem}")
+        for name, number in places:
             if self._is_elsewhere(name, 0):
                 continue
-            # A number that follows no other cannot be told from one that somebody made up, which no rebuild writes.
+            # A number that follows no other may be damage, and no rebuild writes it.
             follows = number <= self.further_numbers.get(name, number)
             self.further_numbers[name] = number + 1
             check = self.check_of(name, 0)
-            if check.problem is not None:
-                continue
-            if check.units is not None and check.units.by_base:
+            if check.problems or check.by_base:
                 continue
             unit = None if check.queue is None else check.queue.unit(number)
             if unit is None and follows:
                 yield from check.missing(number, message.phy_offset, 1)
             elif unit is None or unit.phy_offset != message.phy_offset:
                 detail = f"the record says that it is number {number} of {name}/0, which has no such unit"
-                yield Finding(path, pos, "bad_multi_dispatch", detail)
+                yield Finding(*place, "bad_multi_dispatch", detail)
 
     def _queues(self) -> Iterator[Finding]:
         for topic, queue_id in self.queues.keys():

@@ -1,7 +1,7 @@
-"""What is wrong in the queues and the index that a store keeps in RocksDB, compared with the log, as findings.
+"""Verify the queues and the index that a store keeps in RocksDB: compare them with the log.
 
-Nothing is completed from the log.  What a broker leaves is not a finding: entries of records that the log no longer has, and
-records after the last one that the index has, which a broker adds at its start.
+Nothing is completed from the log.  Two things that a broker leaves are not findings: entries of records that the log no longer has,
+and missing entries of records after the last indexed one, which a broker adds when it starts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rmqstore.rocksdb.database import may_be_database, queue_databases
 from rmqstore.rocksdb.index import IndexDatabase, index_folder, keys_of_message, may_have_entries, parse_entry
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
-from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life, multi_dispatch_places, unit_rows
+from rmqstore.store.dispatch_rules import DeletedTopics, QueueLife, database_life, further_places, unit_rows
 
 __all__ = ["has_index_database", "verify_index_database"]
 
 
 def has_index_database(root: str) -> bool:
-    """bool: the store at `root` has its index in RocksDB, or may have: a damaged database does not tell."""
+    """Return True if the store at `root` has its index in RocksDB, or if the database is too damaged to know."""
     if not may_be_database(index_folder(root)):
         return False
     try:
@@ -63,7 +63,7 @@ class _Comparison:
     def __init__(self, commit_log: CommitLog, database: IndexDatabase, end: int):
         self.log, self.database = commit_log, database
         self.low, self.end = commit_log.min_offset, end
-        # The record at the last offset has all its entries; later ones may have some.
+        # The last indexed record has all its entries; later ones may have some.
         self.last = min(database.last_offset, end - 1)
 
     def run(self) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ class _Comparison:
                 yield Finding(self.database.path, 0, "bad_index_entry", f"the entry {name!r} is wrong: {detail}")
 
     def _lacking(self) -> Iterator[Finding]:
-        # By runs of records: an index that was switched on late lacks all of the older ones.
+        # One finding a run of records: an index that was switched on late lacks the entries of all older ones.
         first = last = -1
         missing = 0
         for message in self._records():
@@ -84,11 +84,10 @@ class _Comparison:
             if lacking:
                 first = message.phy_offset if not missing else first
                 last, missing = message.phy_offset, missing + lacking
-            elif keys and missing:
-                yield self._missing(first, last, missing)
+            elif keys:
+                yield from self._missing(first, last, missing)
                 missing = 0
-        if missing:
-            yield self._missing(first, last, missing)
+        yield from self._missing(first, last, missing)
 
     def _records(self) -> Iterator[MessageExt]:
         if self.last < self.low:
@@ -100,7 +99,7 @@ class _Comparison:
                 yield message
 
     def _problem(self, key: bytes, value: bytes) -> str | None:
-        # What is wrong with an entry; those of records that were deleted stay for a while.
+        # Entries of deleted records stay for a while.
         entry = parse_entry(key, value)
         if entry is None:
             return "its bytes are not an entry's"
@@ -117,10 +116,11 @@ class _Comparison:
             return f"it says store time {entry.store_timestamp}, the record {message.store_timestamp}"
         return None
 
-    def _missing(self, first: int, last: int, number: int) -> Finding:
-        where = f"the record at phy offset {first}" if first == last else f"records from phy offset {first} to {last}"
-        detail = f"{number} entries of {where} are missing; exact queries find them in the log only if they look there"
-        return Finding(self.database.path, 0, "missing_index_entry", detail)
+    def _missing(self, first: int, last: int, number: int) -> Iterator[Finding]:
+        if number:
+            where = f"the record at phy offset {first}" if first == last else f"records from phy offset {first} to {last}"
+            detail = f"{number} entries of {where} are missing; exact queries find them in the log only if they look there"
+            yield Finding(self.database.path, 0, "missing_index_entry", detail)
 
 
 _STRAY = "rocksdict-config.json"
@@ -129,12 +129,12 @@ _PIECE = 1 << 16
 
 
 class QueueDatabaseCheck:
-    """Compares the queues in RocksDB of the store at `root` with its records as they come."""
+    """Compares the queues in RocksDB of the store at `root` with its records, in the order of the log."""
 
     def __init__(self, root: str, folders: tuple[str, ...], config: StoreConfig, commit_log: CommitLog):
         self.folders, self.path = folders, folders[0]
         self.commit_log = commit_log
-        # Only a broker that dispatches to further queues says in a record which.
+        # Only records of a broker that dispatches to further queues name them.
         self.config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
         self.findings: list[Finding] = []
         self.database: QueueDatabase | None = None
@@ -147,7 +147,6 @@ class QueueDatabaseCheck:
         except MissingDependencyError:
             raise
         except StoreError as error:
-            # Nothing is known of the database then.
             self.findings.append(finding_of(error, "not_checked", self.path))
         except OSError as error:
             if is_unreadable(error):
@@ -157,11 +156,11 @@ class QueueDatabaseCheck:
                 text = f"the database is not checked, it cannot be read: {error.strerror or error}"
                 self._damaged(CorruptionError(text, path))
         self._missing: dict[tuple[str, int], tuple[int, int, int]] = {}
-        # The queue offsets of the units that a record stands behind, in runs.
+        # The queue offsets of units that belong to a record, in runs.
         self._met: dict[tuple[str, int], list[Span]] = {}
         self._deleted = DeletedTopics(root, frozenset(topic for topic, _ in self.database.last) if self.database else ())
         self._lives: dict[tuple[str, int], QueueLife | None] = {}
-        # By topic the phy offset of the last record that was seen of a queue that began again later.
+        # By topic the phy offset of the last record of a queue that began again later.
         self._deleted_after: dict[str, int] = {}
         self._behind = 0
         self._behind_from = -1
@@ -169,14 +168,17 @@ class QueueDatabaseCheck:
 
     @classmethod
     def of(cls, root: str, config: StoreConfig, commit_log: CommitLog) -> QueueDatabaseCheck | None:
-        """QueueDatabaseCheck or None: of the store at `root`, if it has queues in RocksDB."""
+        """Return a check of the store at `root`; None if it has no queues in RocksDB."""
         folders = queue_databases(root)
         return cls(root, folders, config, commit_log) if folders else None
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         if self.database is not None:
             self.database.close()
+
+    def _finding(self, kind: str, detail: str, num: int = 1) -> Finding:
+        return Finding(self.path, 0, kind, detail, num=num)
 
     def _damaged(self, error: CorruptionError) -> None:
         finding = finding_of(error, "bad_database", self.path)
@@ -184,13 +186,13 @@ class QueueDatabaseCheck:
             self.findings.append(finding)
 
     def _taken(self) -> list[Finding]:
-        # What was found since this was last asked.
+        # The findings since the last call.
         taken = [finding for finding in self.findings if finding.detail not in self._told]
         self._told |= {finding.detail for finding in taken}
         return taken
 
     def begin(self) -> Iterator[Finding]:
-        """What the files of the database say by themselves."""
+        """Check the files of the database by themselves."""
         if len(self.folders) > 1:
             detail = f"a broker with queues in {self.folders[0]} does not start while this is a database too; move it away"
             yield Finding(self.folders[1], 0, "second_database", detail)
@@ -221,7 +223,7 @@ class QueueDatabaseCheck:
         for row in rows.further.tolist():
             message = self.commit_log.look_up(int(columns.phy_offset[row]))
             if message is not None:
-                for name, offset in multi_dispatch_places(message, self.config):
+                for name, offset in further_places(message, self.config)[0]:
                     yield from self._compare(name, 0, columns, np.array([row]), np.array([offset], np.int64))
         yield from self._taken()
 
@@ -242,7 +244,7 @@ class QueueDatabaseCheck:
         places = np.searchsorted(stored.queue_offsets, offsets)
         there = places < len(stored.queue_offsets)
         there[there] = stored.queue_offsets[places[there]] == offsets[there]
-        # A queue that began again after the checkpoint is not in the database yet, and one of its name is.
+        # If a queue began again after the checkpoint, the database still has the old one.
         began = (columns.phy_offset[rows] >= database.checkpoint) & there
         began[began] = stored.phy_offsets[places[began]] < columns.phy_offset[rows[began]]
         there &= ~began
@@ -253,7 +255,7 @@ class QueueDatabaseCheck:
         yield from self._wrong((topic, queue_id), columns, rows[there], units)
 
     def _of_this_queue(self, key: tuple[str, int], offsets: np.ndarray, phy_offsets: np.ndarray) -> np.ndarray:
-        # Which records are not of a topic, or of a queue of this name, that was deleted.
+        # False for records of a deleted topic, or of a deleted queue of this name.
         database = self.database
         assert database is not None
         if key not in database.last:
@@ -269,7 +271,7 @@ class QueueDatabaseCheck:
         return ~earlier
 
     def _note_met(self, topic: str, queue_id: int, offsets: np.ndarray) -> None:
-        # Mostly a queue is one run, as its records come in order.
+        # Records come in order, so that most queues are one run.
         runs = self._met.setdefault((topic, queue_id), [])
         for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1) if len(offsets) else ():
             begin, end = int(run[0]), int(run[-1]) + 1
@@ -301,48 +303,42 @@ class QueueDatabaseCheck:
         for i in np.flatnonzero(wrong).tolist():
             row = int(rows[i])
             needed = (columns.phy_offset[row], columns.size[row], columns.tags_code[row], columns.store_timestamp[row])
-            yield Finding(
-                self.path,
-                0,
-                "bad_unit",
-                f"unit {units.queue_offsets[i]} of {topic}/{queue_id} is {phy[i]}:{sizes[i]}:{codes[i]}:{times[i]}, the record at "
-                f"phy offset {needed[0]} needs {':'.join(str(int(value)) for value in needed)}",
-            )
+            detail = f"unit {units.queue_offsets[i]} of {topic}/{queue_id} is {phy[i]}:{sizes[i]}:{codes[i]}:{times[i]}, "
+            detail += f"the record at phy offset {needed[0]} needs {':'.join(str(int(value)) for value in needed)}"
+            yield self._finding("bad_unit", detail)
 
     # ---------------------------------------------------------------------------------------------------- the rest
 
     def finish(self, end: int) -> Iterator[Finding]:
-        """What is left over when all records were compared; `end` is the log's."""
+        """Check what remains after the comparison of all records; `end` is the end of the log."""
         database = self.database
         if database is None:
             return
         for (topic, queue_id), (offset, phy, num) in sorted(self._missing.items()):
             if (topic, queue_id) not in database.last and phy <= self._deleted_after.get(topic, -1):
                 continue
-            yield Finding(
-                self.path,
-                0,
-                "missing_unit",
+            detail = (
                 f"{topic}/{queue_id} lacks {num} units in all, the first is {offset} of the record at phy offset {phy}: lost by a "
-                "kill of the broker, or the topic was deleted; rebuild --what consumequeue makes queue files with them",
+                "kill of the broker, or the topic was deleted; rebuild --what consumequeue makes queue files with them"
             )
+            yield self._finding("missing_unit", detail)
         if self._behind:
             reached = f"ends at phy offset {database.checkpoint}" if database.checkpoint >= 0 else "is empty"
             detail = (
                 f"the database {reached}, the log ends at {end}: {self._behind} units from the record at phy offset "
                 f"{self._behind_from} on were not flushed; their broker is running, or was killed"
             )
-            yield Finding(self.path, 0, "queues_behind_log", detail)
+            yield self._finding("queues_behind_log", detail)
         if database.checkpoint > end:
             detail = f"the checkpoint is {database.checkpoint}, the log ends at {end}; what was there is gone"
-            yield Finding(self.path, 0, "bad_checkpoint", detail)
+            yield self._finding("bad_checkpoint", detail)
         yield from self._stale(database, end)
         yield from self._not_met(database, end)
         yield from self._taken()
 
     def _not_met(self, database: QueueDatabase, end: int) -> Iterator[Finding]:
-        # Units that lead into the log, and to none of their queue's records: of a log that was restored from an older
-        # copy and written on, for instance.  A unit that leads into damage is right, for all that is known.
+        # Units that point into the log, but to no record of their queue: for instance of a log that was restored from an older
+        # copy and continued.  A unit that points into damage may be right.
         damage: np.ndarray | None = None
         low = self.commit_log.min_offset
         for (topic, queue_id), last in sorted(database.last.items()):
@@ -364,12 +360,12 @@ class QueueDatabaseCheck:
             if num:
                 detail = f"{num} units of {topic}/{queue_id} lead to no record of that queue, the first is {first[0]}, "
                 detail += f"to phy offset {first[1]}: the log has others there; rebuild makes queues that fit it"
-                yield Finding(self.path, 0, "dangling_unit", detail, num=num)
+                yield self._finding("dangling_unit", detail, num)
 
     def _units_between(
         self, database: QueueDatabase, topic: str, queue_id: int, at: int, stop: int
     ) -> Iterator[Units]:
-        # A damaged last unit may be 2**60 places away from the one before it.
+        # A damaged last unit may be 2**60 queue offsets after the one before it.
         try:
             while at < stop:
                 following = database.at_or_after(topic, queue_id, at)
@@ -386,27 +382,23 @@ class QueueDatabaseCheck:
         return np.array([(each.begin, each.end) for each in stretches if each.is_damage], np.int64).reshape(-1, 2)
 
     def _stale(self, database: QueueDatabase, end: int) -> Iterator[Finding]:
-        # Units below the log's begin are not findings: a broker leaves them until it compacts the database at night.
+        # Units of deleted records are not findings: a broker deletes them when it compacts the database at night.
         try:
             for (topic, queue_id), num in database.beyond_last().items():
                 last = database.last[topic, queue_id].queue_offset
                 detail = f"{num} units of {topic}/{queue_id} lie beyond its last one, {last}; a truncation of the log left them"
-                yield Finding(self.path, 0, "stale_unit", detail)
+                yield self._finding("stale_unit", detail)
             for (topic, queue_id), last_unit in database.last.items():
                 if not can_name_queue(topic):
                     detail = f"{topic[:80]!r}/{queue_id} is not a name that a queue can have; its units are not read"
-                    yield Finding(self.path, 0, "bad_topic", detail)
+                    yield self._finding("bad_topic", detail)
                 value = database.value(topic, queue_id, last_unit.queue_offset)
                 if value is None or value[0] != last_unit.phy_offset:
-                    yield Finding(
-                        self.path,
-                        0,
-                        "bad_unit",
-                        f"{topic}/{queue_id} is said to end with unit {last_unit.queue_offset} of the record at phy offset "
-                        f"{last_unit.phy_offset}, where the database has {'no unit' if value is None else value}",
-                    )
+                    detail = f"{topic}/{queue_id} is said to end with unit {last_unit.queue_offset} of the record at phy offset "
+                    detail += f"{last_unit.phy_offset}, where the database has {'no unit' if value is None else value}"
+                    yield self._finding("bad_unit", detail)
                 elif last_unit.phy_offset >= end:
                     detail = f"the last unit of {topic}/{queue_id} leads to {last_unit.phy_offset}, the log ends at {end}"
-                    yield Finding(self.path, 0, "dangling_unit", detail)
+                    yield self._finding("dangling_unit", detail)
         except CorruptionError as error:
             self._damaged(error)

@@ -1,4 +1,4 @@
-"""What is wrong in index files, compared with the keys of the records of a log in their order, as findings."""
+"""Verify index files: compare their entries with the keys of the records of a log, in order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rmqstore.index.index_service import IndexService, is_index_name
 
 
 class IndexCheck:
-    """Compares the entries of all index files, in order, with the keys of the records as they come.
+    """Compares the entries of all index files, in order, with the keys of records in the order of the log.
 
-    `file_number` (from 0) and `entry` (from 1) are where the comparison is; `total` counts the keys of the records that were seen.
+    `file_number` (from 0) and `entry` (from 1) are where the comparison is; `total` counts the keys of the records so far.
     """
 
     def __init__(self, index_service: IndexService, commit_log: CommitLog):
@@ -40,15 +40,13 @@ class IndexCheck:
         self.total = 0
 
     def begin(self, end: int) -> Iterator[Finding]:
-        """What is wrong with slots, chains and headers, beside the records; `end` is the log's."""
-        if not self.names:
-            return
+        """Check slots, chains and headers; `end` is the end of the log."""
         listed, self.names = self.names, []
         for name in listed:
             try:
                 index = self.index_service.file(name)
             except (FileNotFoundError, OffsetOutOfRangeError):
-                continue  # The store that is looked at is in use, and the file expired meanwhile.
+                continue  # The store is in use, and the file expired since it was listed.
             self.names.append(name)
             for pos, detail in index.check_links(end):
                 yield Finding(index.path, pos, "bad_index", detail)
@@ -71,7 +69,7 @@ class IndexCheck:
                 yield Finding(index.path, pos, "bad_index", f"{name} is {stated}, its entries' records need {needed}")
 
     def go_to(self, file_number: int, entry: int) -> None:
-        """Begin at this entry, from 1 on, of this file, from 0 on, instead of at the first."""
+        """Begin at an entry (from 1) of a file (from 0) instead of at the first."""
         self._open(file_number)
         self.entry = entry
 
@@ -80,201 +78,134 @@ class IndexCheck:
         self.entry = 1
         self.index = self.index_service.file(self.names[number]) if number < len(self.names) else None
 
-    def _next(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        # Up to `count` entries from where the comparison stands, all of one file.
+    def _left(self) -> tuple[IndexFile | None, int]:
+        # The file of the next entry, and the number of entries left in it; None after the last file.
         while self.index is not None:
             left = min(self.index.index_count, self.index.index_num) - self.entry
             if left > 0:
-                return self.index.read_entries(self.entry, min(count, left))
+                return self.index, left
             self._open(self.file_number + 1)
-        return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
+        return None, 0
 
-    def _agreeing(self, columns: RecordColumns, total: int) -> int:
-        # Skips the entries that agree with the columns' keys, a file at a time; the number of these keys.
-        done = 0
-        while done < total and self.index is not None:
-            left = min(self.index.index_count, self.index.index_num) - self.entry
-            if left <= 0:
-                self._open(self.file_number + 1)
-                continue
-            count = min(left, total - done)
-            if _dispatch.agreeing_entries(self.index, self.entry, columns, done) < count:
-                break
-            done += count
-            row = int(np.searchsorted(columns.key_start[: columns.count], done - 1, side="right")) - 1
-            first, phy_offset = int(columns.key_start[row]), int(columns.phy_offset[row])
-            self._passed(count, phy_offset, columns.key_hash[first:done])
-        return done
-
-    def _passed(self, count: int, phy_offset: int, hashes: np.ndarray) -> None:
-        # `count` entries were right; the last is of the record at `phy_offset`, whose keys up to it have `hashes`.
-        self.started = True
-        self.entry += count
-        self.previous = phy_offset
-        self.previous_hashes = hashes.tolist()
+    def _next_offsets(self) -> np.ndarray:
+        # Phy offsets of the next entries, all of one file.
+        index, left = self._left()
+        return np.empty(0, np.int64) if index is None else index.read_entries(self.entry, min(4096, left))[1]
 
     def records(self, columns: RecordColumns) -> Iterator[Finding]:
-        """What is wrong with the entries of the records in `columns`, those that follow in the log."""
-        n = columns.count
-        self.total += int(columns.key_start[n])
-        if not self.names or not n:
-            return
-        starts = columns.key_start[: n + 1]
-        total = int(starts[n])
-        done = self._agreeing(columns, total)
-        if done == total:
-            return
-        hashes = columns.key_hash[:total].copy()
-        counts = np.diff(starts)
-        phy_offsets = np.repeat(columns.phy_offset[:n], counts)
-        times = np.repeat(columns.store_timestamp[:n], counts)
-        while done < total:
-            got_hashes, got_phy, got_diffs = self._next(total - done)
-            count = len(got_phy)
-            if not count:
-                # Nothing is indexed from here on.
+        """Compare the entries of the records in `columns`, which follow those before in the log."""
+        total = int(columns.key_start[columns.count])
+        self.total += total
+        done = 0
+        while done < total and self.names:
+            index, _ = self._left()
+            if index is None:
                 self.missing += total - done
                 if self.missing == total - done:
-                    yield Finding(
-                        self.index_service.path,
-                        0,
-                        "missing_entry",
-                        f"the keys of the record at phy offset {int(phy_offsets[done])} and of later ones are not indexed",
-                    )
+                    phy_offset = int(columns.phy_offset[self._row_of(columns, done)])
+                    detail = f"the keys of the record at phy offset {phy_offset} and of later ones are not indexed"
+                    yield Finding(self.index_service.path, 0, "missing_entry", detail)
                 return
-            part = slice(done, done + count)
-            same = (got_hashes == hashes[part]) & (got_phy == phy_offsets[part])
-            good = count if same.all() else int(np.argmin(same))
-            if good:
-                yield from self._times(times[done : done + good], got_diffs[:good])
-                done += good
-                phy_offset = int(phy_offsets[done - 1])
-                first = int(np.searchsorted(phy_offsets, phy_offset, side="left"))
-                self._passed(good, phy_offset, hashes[first:done])
+            count = _dispatch.agreeing_entries(index, self.entry, columns, done)
+            if count:
+                done += count
+                self._pass(columns, done, count)
                 continue
-            following = self._entry_after()
-            if self._is_odd(int(got_phy[0]), following):
-                yield from self._odd_entry(int(got_phy[0]))
-                # It stands where the entry of this key should, unless that comes after it.
-                done += following != (int(hashes[done]), int(phy_offsets[done]))
-                self.entry += 1
-                continue
-            of_record = int(np.searchsorted(phy_offsets, int(got_phy[0]), side="right"))
-            if int(got_phy[0]) == int(phy_offsets[done]) and int(got_hashes[0]) in hashes[done + 1 : of_record]:
-                # Entries of the record's first keys are gone, as with the file before; this one is of a later key.
-                yield from self._missing(int(hashes[done]), int(phy_offsets[done]), int(got_phy[0]))
+            row = self._row_of(columns, done)
+            got, hashes = index.read_entry(self.entry), columns.key_hash[done : int(columns.key_start[row + 1])].tolist()
+            want = hashes[0], int(columns.phy_offset[row])
+            if got[:2] == want:
+                yield self._wrong_time(index, got[2], int(columns.store_timestamp[row]))
                 done += 1
+                self._pass(columns, done, 1)
                 continue
-            yield from self._disagreement(
-                int(got_hashes[0]), int(got_phy[0]), int(hashes[done]), int(phy_offsets[done])
-            )
-            if int(got_phy[0]) < int(phy_offsets[done]) or (
-                int(got_phy[0]) == self.previous and int(got_phy[0]) <= int(phy_offsets[done])
-            ):
+            following = self._entry_after(index)
+            if self._is_odd(got[1], following):
+                yield self._odd_entry(index, got[1])
+                # It is in the place of this key's entry, unless that comes after it.
+                done += following != want
                 self.entry += 1
-            elif int(got_phy[0]) > int(phy_offsets[done]):
+            elif got[1] == want[1] and got[0] in hashes[1:]:
+                # Entries of the record's first keys are gone, like the file before; this one is of a later key.
+                yield from self._missing(index, *want, got[1])
                 done += 1
             else:
-                self.entry += 1
-                done += 1
+                yield from self._disagreement(index, got[0], got[1], *want)
+                is_again = got[1] == self.previous and got[1] <= want[1]
+                done += got[1] >= want[1] and not is_again
+                self.entry += got[1] <= want[1]
 
-    def _entry_after(self) -> tuple[int, int] | None:
-        # Hash and phy offset of the entry after the one where the comparison stands, maybe in the next file.
-        index, number = self.index, self.entry + 1
-        assert index is not None
+    def _row_of(self, columns: RecordColumns, key: int) -> int:
+        return int(np.searchsorted(columns.key_start[: columns.count], key, side="right")) - 1
+
+    def _pass(self, columns: RecordColumns, done: int, count: int) -> None:
+        # `count` entries belong to their keys, of which the last has the number `done` - 1.
+        row = self._row_of(columns, done - 1)
+        self.started = True
+        self.entry += count
+        self.previous = int(columns.phy_offset[row])
+        self.previous_hashes = columns.key_hash[int(columns.key_start[row]) : done].tolist()
+
+    def _entry_after(self, index: IndexFile) -> tuple[int, int] | None:
+        # Hash and phy offset of the entry after the current one, maybe in the next file.
+        number = self.entry + 1
         if number >= min(index.index_count, index.index_num):
             if self.file_number + 1 >= len(self.names):
                 return None
             index, number = self.index_service.file(self.names[self.file_number + 1]), 1
             if min(index.index_count, index.index_num) <= 1:
                 return None
-        key_hash, phy_offset, _, _ = index.read_entry(number)
-        return key_hash, phy_offset
+        return index.read_entry(number)[:2]
 
     def _is_odd(self, phy_offset: int, following: tuple[int, int] | None) -> bool:
-        # Whether an entry says an offset that none in its place can have: outside the log, or above the one after it where
-        # that goes on from the one before.  It tells nothing of the entries and records that follow.
+        # True if no entry in this place can have the offset: it is outside the log, or above that of the next entry although
+        # that one follows the one before.  Such an entry shows nothing about the records around it.
         if not 0 <= phy_offset < self.commit_log.max_offset:
             return True
         return following is not None and self.previous <= following[1] < phy_offset
 
-    def _odd_entry(self, got_phy: int) -> Iterator[Finding]:
-        index = self.index
-        assert index is not None
-        detail = (
-            f"entry {self.entry} says phy offset {got_phy}, which does not lie between those of the entries around it"
-        )
+    def _odd_entry(self, index: IndexFile, got_phy: int) -> Finding:
+        detail = "which does not lie between those of the entries around it"
         if not 0 <= got_phy < self.commit_log.max_offset:
-            detail = (
-                f"entry {self.entry} says phy offset {got_phy}, the log ends at {self.commit_log.max_offset}"
-            )
-        yield Finding(index.path, index.entry_pos(self.entry), "bad_entry", detail)
+            detail = f"the log ends at {self.commit_log.max_offset}"
+        return self._bad_entry(index, f"entry {self.entry} says phy offset {got_phy}, {detail}")
 
-    def _disagreement(self, got_hash: int, got_phy: int, want_hash: int, want_phy: int) -> Iterator[Finding]:
-        index = self.index
-        assert index is not None
-        pos = index.entry_pos(self.entry)
+    def _bad_entry(self, index: IndexFile, detail: str, pos: int = 0) -> Finding:
+        return Finding(index.path, index.entry_pos(self.entry) + pos, "bad_entry", detail)
+
+    def _disagreement(
+        self, index: IndexFile, got_hash: int, got_phy: int, want_hash: int, want_phy: int
+    ) -> Iterator[Finding]:
         if got_phy == self.previous and got_hash in self.previous_hashes:
-            # RocketMQ indexes the boundary record again after an unclean exit, also one that was indexed in part.
+            # After an unclean exit RocketMQ indexes the last record again, even if it was indexed in part.
             return
-        if got_phy < want_phy:
+        if got_phy > want_phy:
+            yield from self._missing(index, want_hash, want_phy, got_phy)
+        elif got_phy == want_phy:
+            detail = f"entry {self.entry} for phy offset {got_phy} has hash {got_hash}, the record's key has {want_hash}"
+            yield self._bad_entry(index, detail)
+        elif got_phy >= self.commit_log.min_offset:
             # Entries of expired records stay.
-            if got_phy >= self.commit_log.min_offset:
-                yield Finding(
-                    index.path, pos, "bad_entry", f"entry {self.entry} says phy offset {got_phy}, {want_phy} comes next"
-                )
-        elif got_phy > want_phy:
-            yield from self._missing(want_hash, want_phy, got_phy)
-        else:
-            yield Finding(
-                index.path,
-                pos,
-                "bad_entry",
-                f"entry {self.entry} for phy offset {got_phy} has hash {got_hash}, the record's key has {want_hash}",
-            )
+            yield self._bad_entry(index, f"entry {self.entry} says phy offset {got_phy}, {want_phy} comes next")
 
-    def _missing(self, want_hash: int, want_phy: int, got_phy: int) -> Iterator[Finding]:
+    def _missing(self, index: IndexFile, want_hash: int, want_phy: int, got_phy: int) -> Iterator[Finding]:
         # Only the first is named; the others are counted.
-        index = self.index
-        assert index is not None
         self.skipped += 1
         if self.skipped == 1:
-            yield Finding(
-                index.path,
-                index.entry_pos(self.entry),
-                "missing_entry",
-                f"no entry with hash {want_hash} for the record at phy offset {want_phy}; entry {self.entry} is of {got_phy}"
-                + ("" if self.started else ", so the index begins later than the log"),
-            )
+            detail = f"no entry with hash {want_hash} for the record at phy offset {want_phy}; entry {self.entry} is of {got_phy}"
+            detail += "" if self.started else ", so the index begins later than the log"
+            yield Finding(index.path, index.entry_pos(self.entry), "missing_entry", detail)
 
-    def _times(self, times: np.ndarray, diffs: np.ndarray) -> Iterator[Finding]:
-        index = self.index
-        assert index is not None
+    def _wrong_time(self, index: IndexFile, seconds: int, store_timestamp: int) -> Finding:
         begin = index.read_header()[0]
-        if begin <= 0:
-            needed = np.zeros(len(times), np.int64)
-        else:
-            delta = times - begin
-            needed = np.clip(np.where(delta < 0, 0, delta // 1000), 0, 0x7FFFFFFF)
-        wrong = diffs != needed
-        if self.entry == 1 and len(wrong):
-            # The first entry of a rolled file holds the time since the file before (RocketMQ 5.5.0), elsewhere 0.
-            wrong[0] = False
-        for i in np.flatnonzero(wrong).tolist():
-            yield Finding(
-                index.path,
-                index.entry_pos(self.entry + i) + int(_core.IndexLayout.ENTRY_TIME_DIFF),
-                "bad_entry",
-                f"entry {self.entry + i} is {int(diffs[i])} s after the file's begin, its record {int(needed[i])} s",
-            )
+        needed = min(max(store_timestamp - begin, 0) // 1000, 0x7FFFFFFF) if begin > 0 else 0
+        detail = f"entry {self.entry} is {seconds} s after the file's begin, its record {needed} s"
+        return self._bad_entry(index, detail, int(_core.IndexLayout.ENTRY_TIME_DIFF))
 
     def pass_over_range(self, begin: int, end: int) -> None:
-        """Step over the entries of records in a stretch that could not be read."""
-        while True:
-            _, got_phy, _ = self._next(4096)
-            if not len(got_phy):
-                return
-            # An entry that leads outside the log is a finding of its own file.
+        """Skip the entries of records in an unreadable stretch of the log."""
+        while len(got_phy := self._next_offsets()):
+            # An entry that points outside the log is a finding of its own file.
             inside = (got_phy < end) | (got_phy >= self.commit_log.max_offset)
             count = len(got_phy) if inside.all() else int(np.argmin(inside))
             self.entry += count
@@ -282,36 +213,24 @@ class IndexCheck:
                 return
 
     def finish(self) -> Iterator[Finding]:
-        """What is left over: how many entries are missing, and those of no record."""
+        """Report the number of missing entries, and the entries of no record."""
         if self.missing > 1 or self.skipped > 1:
-            yield Finding(
-                self.index_service.path,
-                0,
-                "missing_entry",
-                f"{self.missing + self.skipped} entries are missing in all",
-            )
-        while self.names:
-            _, got_phy, _ = self._next(4096)
-            if not len(got_phy):
-                return
-            index = self.index
-            assert index is not None
+            detail = f"{self.missing + self.skipped} entries are missing in all"
+            yield Finding(self.index_service.path, 0, "missing_entry", detail)
+        while len(got_phy := self._next_offsets()):
             strange = np.flatnonzero(got_phy != self.previous)
-            if len(strange):
-                yield Finding(
-                    index.path,
-                    index.entry_pos(self.entry + int(strange[0])),
-                    "bad_entry",
-                    f"{len(strange)} entries from number {self.entry + int(strange[0])} on are of no record in the log",
-                )
+            if len(strange) and self.index is not None:
+                number = self.entry + int(strange[0])
+                detail = f"{len(strange)} entries from number {number} on are of no record in the log"
+                yield Finding(self.index.path, self.index.entry_pos(number), "bad_entry", detail)
             self.entry += len(got_phy)
 
 
 def load_index(service: IndexService) -> tuple[list[Finding], bool]:
-    """Take the index files whose names and lengths are right; what is wrong with the others, and whether some cannot be read."""
+    """Take the index files with right names and lengths; return findings about the others, and True if some cannot be read."""
     found = listing(service.path)
     if found.unreadable is not None:
-        return [finding_of(service.folder_not_given_out(found.unreadable), "file", service.path)], True
+        return [finding_of(service.unreadable_folder(found.unreadable), "file", service.path)], True
     if found.problem is not None:
         raise found.problem
     problems: list[Finding] = []
@@ -324,14 +243,14 @@ def load_index(service: IndexService) -> tuple[list[Finding], bool]:
         error = why_unreadable(path)
         if error is not None:
             is_unread = True
-            problems.append(finding_of(service.not_given_out(error, path), "file", path))
+            problems.append(finding_of(service.unreadable_file(error, path), "file", path))
             continue
         if "max_index_num" in service.config.assumed and has_no_entry(path):
-            # It does not tell its numbers, and has no key that could be missed.
+            # The file has no entry, and its geometry is unknown.
             continue
         length = os.path.getsize(path)
         if length != service.config.index_file_size:
-            problems.append(finding_of(service.of_length(length, path), "file", path))
+            problems.append(finding_of(service.wrong_length(length, path), "file", path))
             continue
         good.append(name)
     service.take(good)
@@ -339,7 +258,7 @@ def load_index(service: IndexService) -> tuple[list[Finding], bool]:
 
 
 def _may_be_file(path: str) -> bool:
-    # Where a folder may be listed and not searched, nobody knows what a name stands for; reading it says so.
+    # In a folder that can be listed but not searched, the error comes from reading the file.
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What is wrong in checkpoint and settings of a store, and in timer files, timers and transactions in RocksDB, as findings."""
+"""Verify checkpoint, settings and timer files of a store, and its timers and transactions in RocksDB."""
 
 from __future__ import annotations
 
@@ -36,23 +36,13 @@ def checkpoint_findings(compared: Compared, end: int, last_timestamp: int) -> It
         return
     newest = max(last_timestamp, 0)
     if compared.commit_log.min_offset > 0 or compared.unread:
-        # Where the clock was set back, what retention deleted may have been stored later than all that is left; so
-        # may what cannot be read.
+        # If the clock was set back, deleted or unreadable records may be newer than all others.
         newest = max(newest, compared.config.clock())
-    for pos, name in (
-        (0, "physic_msg_timestamp"),
-        (8, "logics_msg_timestamp"),
-        (16, "index_msg_timestamp"),
-    ):
+    for pos, name in ((0, "physic_msg_timestamp"), (8, "logics_msg_timestamp"), (16, "index_msg_timestamp")):
         value = getattr(checkpoint, name)
         if value < 0 or value > newest:
-            yield Finding(
-                path,
-                pos,
-                "bad_checkpoint",
-                f"{name} is {value}, but the newest record was stored at {last_timestamp}; a recovery that trusts it "
-                "skips what it should look at",
-            )
+            detail = f"{name} is {value}, but the newest record was stored at {last_timestamp}; a recovery that trusts it "
+            yield Finding(path, pos, "bad_checkpoint", detail + "skips what it should look at")
     for pos, name in ((32, "confirm_phy_offset"), (40, "logics_physical_offset")):
         value = getattr(checkpoint, name)
         if value < 0 or value > end:
@@ -60,7 +50,7 @@ def checkpoint_findings(compared: Compared, end: int, last_timestamp: int) -> It
 
 
 def _delay_offsets(compared: Compared, queues_known: bool) -> Iterator[Finding]:
-    # It brings NumPy along.
+    # It imports NumPy.
     from rmqstore.offline.pending_queues import check_delay_offsets
 
     path = os.path.join(compared.root, "config", "delayOffset.json")
@@ -83,7 +73,7 @@ def _delay_offsets(compared: Compared, queues_known: bool) -> Iterator[Finding]:
 
 
 def _end_of_queue(compared: Compared, topic: str, queue_id: int) -> int:
-    # 0 where there is none, or it was not looked at or cannot be read, which is said elsewhere.
+    # 0 for a missing queue, or an unreadable one, which is another finding.
     with contextlib.suppress(StoreError, OSError):
         look = compared.queues.look(topic, queue_id, compared.commit_log.min_offset)
         return 0 if look is None else look.max_queue_offset
@@ -91,7 +81,7 @@ def _end_of_queue(compared: Compared, topic: str, queue_id: int) -> int:
 
 
 def settings_findings(compared: Compared, queues_known: bool) -> Iterator[Finding]:
-    """Check the settings of a store; `queues_known`: the files of queues say where queues end."""
+    """Check the settings of a store; with `queues_known` the ends of queues are those of files."""
     from rmqstore.consumer.settings_sources import settings_sources
     from rmqstore.rocksdb.waiting import has_pop_records, pop_records
 
@@ -115,12 +105,12 @@ def settings_findings(compared: Compared, queues_known: bool) -> Iterator[Findin
 
 
 _TIMER_TOPIC, _HALF_TOPIC = "rmq_sys_wheel_timer", "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"
-# Entries that are told one by one.
+# The number of entries that are reported one by one.
 _TOLD = 20
 
 
 def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
-    """Look for what is wrong in timer files, and in timers and transactions in RocksDB."""
+    """Check timer files, and timers and transactions in RocksDB."""
     yield from _timer_files(commit_log, root)
     path = index_folder(root)
     if not may_be_database(path):
@@ -134,7 +124,7 @@ def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
 
 
 def _timer_files(commit_log: CommitLog, root: str) -> Iterator[Finding]:
-    # It brings NumPy along.
+    # It imports NumPy.
     from rmqstore.timer.timer_files import waiting_units
 
     try:
@@ -159,7 +149,7 @@ def _families(commit_log: CommitLog, database: Database) -> Iterator[Finding]:
     for family, kind in ((TIMER_FAMILY, "bad_timer"), (TRANSACTION_FAMILY, "bad_transaction")):
         wanted: list[tuple[str, int, int | None]] = []
         try:
-            # What fired is there for a while, and is read here too.
+            # Read all entries: fired timers stay for a while.
             for _ in database.items(family=family):
                 pass
             if family == TIMER_FAMILY:
@@ -173,11 +163,9 @@ def _families(commit_log: CommitLog, database: Database) -> Iterator[Finding]:
         except CorruptionError as error:
             yield Finding(path, 0, "damaged_database", f"{error.message}")
             continue
-        for number, problem in enumerate(problems):
-            if number == _TOLD:
-                yield Finding(path, 0, kind, f"{len(problems) - _TOLD} more entries that are none")
-                break
-            yield Finding(path, 0, kind, problem.message)
+        yield from (Finding(path, 0, kind, problem.message) for problem in problems[:_TOLD])
+        if len(problems) > _TOLD:
+            yield Finding(path, 0, kind, f"{len(problems) - _TOLD} more entries that cannot be read")
         topic = _TIMER_TOPIC if family == TIMER_FAMILY else _HALF_TOPIC
         yield from _leads(commit_log, path, kind, topic, iter(wanted))
 
@@ -185,7 +173,7 @@ def _families(commit_log: CommitLog, database: Database) -> Iterator[Finding]:
 def _leads(
     commit_log: CommitLog, path: str, kind: str, topic: str, wanted: Iterator[tuple[str, int, int | None]]
 ) -> Iterator[Finding]:
-    # Each must lead to a record of the topic; those whose record is deleted are told together.
+    # Each must point to a record of the topic; those of deleted records are one finding.
     low, gone, wrong = commit_log.min_offset, 0, 0
     for name, phy_offset, size in wanted:
         if 0 <= phy_offset < low:
@@ -200,5 +188,5 @@ def _leads(
     if wrong > _TOLD:
         yield Finding(path, 0, kind, f"{wrong - _TOLD} more lead to no record of {topic}")
     if gone:
-        detail = f"{gone} that wait lead in front of the log, which begins at {low}: their messages are deleted"
+        detail = f"{gone} pending ones point before the log, which begins at {low}: their messages are deleted"
         yield Finding(path, 0, kind, detail)

@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -18,7 +18,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError, OffsetOutOfRangeError
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.message import is_light_queue, parse_message_id
-from rmqstore.offline.describe import consumer_places, consumer_rows, queue_rows
+from rmqstore.offline.describe import consumer_columns, consumer_places, queue_rows
 from rmqstore.polars.predicate import Limit, limits_of
 from rmqstore.selection import Selection
 from rmqstore.store.columns import DEFAULT_COLUMNS, ColumnOptions, import_pyarrow, scan_schema
@@ -98,20 +98,24 @@ def scan_tables(
 
     return {
         "messages": scan_store(source, config=config),
-        "queues": of(queues, lambda store: [_columns(list(queues), queue_rows(store))]),
+        "queues": of(queues, lambda store: [_columns_of_rows(list(queues), queue_rows(store))]),
         "index_entries": of(entries, _index_entries),
         "consumers": of(
-            consumers, lambda store: [_columns(list(consumers), consumer_rows(store, consumer_places(store)))]
+            consumers, lambda store: [_readable(consumer_columns(store, consumer_places(store)))]
         ),
     }
 
 
-def _columns(names: list[str], rows: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
+def _columns_of_rows(names: list[str], rows: Iterable[dict[str, Any]]) -> dict[str, Sequence[Any]]:
     listed = list(rows)
-    return {name: _plain_texts([row[name] for row in listed]) for name in names}
+    return _readable({name: [row[name] for row in listed] for name in names})
 
 
-def _plain_texts(values: list[Any]) -> list[Any]:
+def _readable(columns: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    return {name: _plain_texts(values) for name, values in columns.items()}
+
+
+def _plain_texts(values: Sequence[Any]) -> Sequence[Any]:
     # A folder's name that is not UTF-8 has surrogates, which Polars takes in no text.  Many rows have few names.
     if not values or not isinstance(values[0], str):
         return values

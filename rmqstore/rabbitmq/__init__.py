@@ -12,8 +12,9 @@ side of the package, and imports nothing else of it.
 - `term`, `amqp`, `dets`: values of terms and their text; AMQP's types and JSON of them; the table of recovery terms
 - `message`: a message, made with the bytes that a node writes, or read lazily; those that are lost
 - `problem`: what is wrong in a file, as a value
-- `queue_index`: one queue's index, version 1, over `index_directory` (loading and reading, and what both versions have)
-  and `index_writer` (opening after a stop, and writing)
+- `live_index`: the entries of an index of any version, as columns and as objects; recovery terms
+- `queue_index`: one queue's index, version 1, over `index_directory` (loading and reading) and `index_writer` (opening
+  after a stop, and writing)
 - `queue_index_v2`: the same of version 2, read only
 - `message_store`: the shared messages of a vhost, a face over parts: `message_files` (files, places, references),
   `message_recovery` (opening, merging, one file alone), `clean_state` (an orderly close)
@@ -26,7 +27,7 @@ side of the package, and imports nothing else of it.
 """
 
 from rmqstore.rabbitmq.importing import ImportReport, import_messages, node_process
-from rmqstore.rabbitmq.index_directory import IndexEntry
+from rmqstore.rabbitmq.live_index import IndexEntry
 from rmqstore.rabbitmq.message import LostMessage, Message
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.node import QueueDefinition, UnreadPart, durable_queues, find_vhosts, unread_parts

@@ -1,4 +1,4 @@
-"""What the compiled module has; tests/project/test_stub.py compares the two."""
+"""Types of the compiled module; tests/project/test_stub.py compares the two."""
 
 from typing import Any, Final
 
@@ -14,7 +14,6 @@ ENTRY_ACK: Final[int]
 ENTRY_PERSISTENT: Final[int]
 ENTRY_EMBEDDED: Final[int]
 ENTRY_DAMAGED: Final[int]
-PROBLEM_KINDS: Final[tuple[str, ...]]
 MAX_SEQ_ID: Final[int]
 
 class Findings:

@@ -1,9 +1,8 @@
-"""Bytes of the index of RabbitMQ's classic queues: journal and segments, over raw pointers.
+"""Queue indexes of version 1 as bytes, journal and segments, over raw pointers.
 
-Owns the layouts of journal.jif and N.idx: one pass that goes over each, the encoding of each, and the map of both that a
-queue lives with (`JournalMap`).  The files that hold messages are `_messages`'.  It knows no path, no clock and no policy,
-and every number that it reads is hostile.  A pointer into a file comes from `Region.pin` and never outlives the function
-that asked for it.  Facts: RabbitMQ 3.10.8 (docs/rabbitmq.md).
+Owns the layouts of journal.jif and N.idx: the scan of each, the encoding of each, and the map of both for an open queue
+(`JournalMap`).  It knows no path, no clock and no policy, and every number that it reads is hostile.  A pointer into a
+file comes from `Region.pin` and never outlives the function that pinned it.  Facts: RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -44,17 +43,17 @@ cdef enum:
     W_EMBEDDED = 16
     W_DAMAGED = 32       # the term is not what the record says; without W_PUBLISH: a mark that has no publish
     W_BITS = 6
-    # What stands at a position instead of a record.
+    # Positions without a record.
     NOT_WHOLE = -1
     NO_RECORD = -2       # a journal's forty zero bytes, a segment's prefix 00
     NOT_A_TERM = -3
-    # Why a call of the writer was refused.
+    # Reasons to refuse a call of the writer.
     REFUSED_UNKNOWN = -1
     REFUSED_ACKED = -2
     REFUSED_DELIVERED = -3
     REFUSED_UNDELIVERED = -4
     REFUSED_EXISTS = -5
-    # What parsing and salvaging did.
+    # Verdicts of parsing and salvaging.
     NEED_ROOM = 1
     GAVE_UP = -2
 
@@ -66,6 +65,7 @@ ENTRY_EMBEDDED = W_EMBEDDED
 ENTRY_DAMAGED = W_DAMAGED
 
 cdef enum:
+    # In the order of `problem._DETAILS`.
     TORN_RECORD
     BAD_PREFIX
     ZERO_STRETCH
@@ -86,14 +86,6 @@ cdef enum:
     MSG_ID_MISMATCH
     SALVAGE_GIVEN_UP
     TORN_MARK
-
-# In the order of the enumeration above; users see these names.
-PROBLEM_KINDS = (
-    "torn_record", "bad_prefix", "zero_stretch", "bad_term", "zero_tail", "nul_file", "rel_out_of_range",
-    "duplicate_publish", "different_publish", "publish_after_ack", "publish_after_deliver", "deliver_without_publish",
-    "duplicate_deliver", "deliver_after_ack", "ack_without_publish", "ack_without_deliver", "third_mark",
-    "msg_id_mismatch", "salvage_given_up", "torn_mark",
-)
 
 # A file with more findings than this is reported by their number.
 cdef int64_t MAX_FINDINGS = 1 << 14
@@ -131,7 +123,7 @@ cdef struct Scan:
     int64_t hi
     int64_t budget           # bytes that salvaging may still look at, so that no input makes it quadratic
     bint check_terms
-    bint malformed           # whole records may lie after damage, or marks do not fit: nobody should append here
+    bint malformed           # whole records may follow damage, or marks do not fit: nothing may be appended
 
 
 cdef struct Rows:
@@ -228,8 +220,8 @@ cdef bint runs_to_the_end(Scan* scan, int64_t at) noexcept nogil:
 
 
 cdef int64_t salvage(Scan* scan, int64_t at) noexcept nogil:
-    # The next publish record from `at` on that is certainly one: its term is well-formed for exactly its length and holds the
-    # record's message id, or it has none and consistent records follow to the end of the file.  -1: there is none.
+    # The next certain publish record, from `at`: its term is well-formed for exactly its length and holds the record's
+    # message id, or it has no term and consistent records follow to the end of the file.  -1: no record.
     cdef const unsigned char* p = scan.p
     cdef const unsigned char* term
     cdef const unsigned char* found
@@ -254,7 +246,7 @@ cdef int64_t salvage(Scan* scan, int64_t at) noexcept nogil:
 
 
 cdef int64_t after_damage(Scan* scan, int64_t at, int64_t verdict, Sink* sink) noexcept nogil:
-    # Say what is wrong at `at`; the answer is where reading goes on, or -1 where nothing whole follows.
+    # Report the damage at `at`, and return the position at which reading continues, -1 if nothing whole follows.
     cdef int64_t found, kind
     if is_zero(scan.p + at, scan.n - at) and (scan.head == SEGMENT_HEAD or scan.n - at >= JOURNAL_PUBLISH_FIXED):
         note(sink, ZERO_TAIL, at, -1, scan.n - at)
@@ -280,7 +272,7 @@ cdef int64_t after_damage(Scan* scan, int64_t at, int64_t verdict, Sink* sink) n
 
 
 cdef int64_t term_damage(const unsigned char* msg_id, const unsigned char* term, int64_t embedded) noexcept nogil:
-    # BAD_TERM or MSG_ID_MISMATCH of an embedded term and the id that its record says; -1 where nothing is wrong.
+    # BAD_TERM or MSG_ID_MISMATCH of an embedded term and the id of its record; -1 without damage.
     cdef const unsigned char* found
     cdef int64_t size = 0
     found = message_id(term, embedded, &size)
@@ -304,7 +296,7 @@ cdef inline bint is_torn_head(const unsigned char* p, int64_t at, int64_t n) noe
 
 
 cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* sink, int64_t* end) noexcept nogil:
-    # Fill `entries` (zeros before) from a whole segment; `end` is where what could be read ends.
+    # Fill `entries` (zeros before) from a whole segment; `end` is the end of the readable part.
     cdef const unsigned char* p = scan.p
     cdef int64_t n = scan.n, at = 0, extent, rel, word, embedded, stride = 0
     if n > 0 and p[0] == 0 and is_zero(p, n):
@@ -343,7 +335,7 @@ cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* si
                     scan.malformed = True
             at += extent
             continue
-        # Records are mostly of one size: the fourth from here begins about where this guess says.
+        # Records are mostly of one size: this is about the fourth from here.
         prefetch(p + at + 4 * (extent + SEGMENT_HEAD))
         embedded = extent - SEGMENT_PUBLISH_FIXED
         if rel >= scan.entry_count:
@@ -369,14 +361,14 @@ cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* si
 
 
 cdef inline int64_t slot_of(Table* table, int64_t seq) noexcept nogil:
-    # Blocks of 64 lie together, so that a queue's sequential ids are; where a block lies nobody outside can foretell.
+    # Blocks of 64 are contiguous, for sequential ids; hostile ids cannot predict the place of a block.
     cdef uint64_t h = (<uint64_t>seq >> 6) ^ table.seed
     h = (h ^ (h >> 33)) * <uint64_t>0xFF51AFD7ED558CCDu
     h = (h ^ (h >> 33)) * <uint64_t>0xC4CEB9FE1A85EC53u
     h ^= h >> 33
     cdef int64_t i = <int64_t>(((h << 6) + (<uint64_t>seq & 63)) & <uint64_t>table.mask)
     cdef int step
-    # A block that meets another one gives way as a whole.  Where that does not end, every slot is looked at.
+    # A block that collides moves as a whole, up to eight times; then every slot is tried.
     for step in range(8):
         if table.seqs[i] == seq or table.seqs[i] == -1:
             return i
@@ -404,7 +396,7 @@ cdef inline int64_t publish_word(int64_t at, bint persistent, int64_t embedded) 
 
 
 cdef int parse_journal(Scan* scan, int64_t* pos, Table* table, Sink* sink, int64_t* records) noexcept nogil:
-    # Go over a journal from `pos` on and keep what its actions leave; NEED_ROOM where the table has to grow first.
+    # Scan a journal from `pos` and keep the result of its actions; NEED_ROOM if the table has to grow first.
     cdef const unsigned char* p = scan.p
     cdef int64_t n = scan.n, at = pos[0], extent, seq, slot, word, other, embedded
     while at < n:
@@ -472,8 +464,7 @@ cdef bint is_same_publish(const unsigned char* image, int64_t journal_word, cons
 
 
 cdef bint is_remnant(const unsigned char* p, int64_t n, const unsigned char* whole, int64_t whole_size) noexcept nogil:
-    # Does the body `p` of a publish end in zeros from where it differs from `whole`?  So power leaves it that is lost
-    # while it is written.
+    # Does the body `p` of a publish end in zeros from its first difference to `whole`, as after a loss of power?
     cdef int64_t i = 0
     while i < n and i < whole_size and p[i] == whole[i]:
         i += 1
@@ -482,13 +473,12 @@ cdef bint is_remnant(const unsigned char* p, int64_t n, const unsigned char* who
 
 cdef int64_t copy_damage(const unsigned char* image, int64_t journal_word, const unsigned char* p, int64_t size,
                          int64_t segment_word) noexcept nogil:
-    # Of two different publishes: what is wrong with the segment's, where it cannot be what was written and the
-    # journal's can; else -1.
+    # The damage of the segment's publish, if it differs from the journal's and only the journal's can be genuine; else -1.
     cdef const unsigned char* a = image + (journal_word >> W_BITS) + JOURNAL_HEAD
     cdef const unsigned char* b = p + (segment_word >> W_BITS) + SEGMENT_HEAD
     cdef int64_t here = get_u32(a + BODY_EMBEDDED), there = get_u32(b + BODY_EMBEDDED), damage = -1
     if there > size - (segment_word >> W_BITS) - SEGMENT_PUBLISH_FIXED:
-        # The file was changed since it was gone over.
+        # The file was changed since it was scanned.
         return -1
     if is_remnant(b, BODY_FIXED + there, a, BODY_FIXED + here):
         return TORN_RECORD
@@ -502,9 +492,9 @@ cdef int64_t copy_damage(const unsigned char* image, int64_t journal_word, const
 cdef int64_t torn_mark(const int64_t* entries, const unsigned char* p, int64_t size, int64_t base_seq,
                        const int64_t* seqs, const int64_t* words, int64_t count, const unsigned char* image,
                        int64_t end) noexcept nogil:
-    # The entry that a segment's last mark looks like one of, where only the first byte of that mark was written, and
-    # zeros may follow; else -1.  A flush writes from the highest number down what the journal still has: the mark is
-    # that of the first number of which not all is there.
+    # If only the first byte of a segment's last mark was written, perhaps with zeros after it: the entry that the mark
+    # seems to belong to; else -1.  A flush writes the journal's entries from the highest number down, so that the mark
+    # belongs to the first number that is not complete.
     cdef int64_t i = count - 1, rel, entry
     cdef bint begun = False
     if entries == NULL or end < SEGMENT_HEAD or p[end - 1] != 0 or p[end - 2] & 0xC0 != 0x40:
@@ -514,7 +504,7 @@ cdef int64_t torn_mark(const int64_t* entries, const unsigned char* p, int64_t s
     while i >= 0:
         entry = entries[seqs[i] - base_seq]
         if words[i] & entry & W_PUBLISH and not is_same_publish(image, words[i], p, entry):
-            # No flush of this journal wrote that.
+            # Not written by a flush of this journal.
             return -1
         if words[i] & (W_PUBLISH | W_DELIVER | W_ACK) & ~entry != 0:
             break
@@ -525,7 +515,7 @@ cdef int64_t torn_mark(const int64_t* entries, const unsigned char* p, int64_t s
     rel = seqs[i] - base_seq
     if rel & 0xFF == 0 or rel >> 8 != p[end - 2] & 0x3F or not entries[rel] & W_PUBLISH:
         return -1
-    # Without zeros the mark may be an older one, unless something shows that this flush had begun.
+    # Without zeros the mark may be an older one, unless this flush has written something else.
     return rel & ~<int64_t>0xFF if end < size or begun or words[i] & entries[rel] & W_PUBLISH else -1
 
 
@@ -533,8 +523,8 @@ cdef int64_t merge_segment(int64_t* entries, int64_t entry_count, const unsigned
                            int64_t base_seq, const int64_t* seqs, int64_t* words, int64_t count,
                            const unsigned char* image, Sink* sink, int64_t* unacked, int64_t* end,
                            bint* malformed) noexcept nogil:
-    # Take from the journal's words of one segment what its file has (section 7.1, all cells); how many words changed.
-    # `end` moves to before a last record that is only the beginning of what the journal has.
+    # Take from the journal's words of one segment what its file has (section 7.1, all cells); the number of changed words.
+    # `end` moves before a last record that is only the beginning of the journal's.
     cdef int64_t i, rel, word, kept, other, pos, extent, damage, changed = 0, live = 0
     cdef int j, s
     # A third mark changed nothing that could be taken back, and is damage already.
@@ -568,7 +558,7 @@ cdef int64_t merge_segment(int64_t* entries, int64_t entry_count, const unsigned
             if not is_same_publish(image, word, p, other):
                 damage = copy_damage(image, word, p, size, other)
                 if damage >= 0:
-                    # The segment's entry gives way, but for what later records say of it.
+                    # The journal's entry replaces the segment's, which keeps its marks.
                     live -= (other & (W_PUBLISH | W_ACK | W_DAMAGED)) == W_PUBLISH
                     kept = word | (other & (W_DELIVER | W_ACK))
                     entries[seqs[i] - base_seq] = 0
@@ -620,7 +610,7 @@ cdef int64_t merge_segment(int64_t* entries, int64_t entry_count, const unsigned
 
 
 cdef inline bint says_transient(const unsigned char* term, int64_t n, bint persistent) noexcept nogil:
-    # A message term ends with the atom of its persistence; what ends otherwise (a container) is as its record says.
+    # A message term ends with the atom of its persistence; for another end (a container) the record decides.
     if n >= 8 and memcmp(term + n - 5, b"false", 5) == 0:
         return True
     if n >= 8 and memcmp(term + n - 4, b"true", 4) == 0:
@@ -689,19 +679,10 @@ cdef int64_t fill_rows(const int64_t* entries, int64_t entry_count, int64_t numb
         at += 1
 
 
-cdef int64_t encoded_size(const int64_t* words, int64_t count, const unsigned char* image) noexcept nogil:
-    cdef int64_t i, size = 0, word
-    for i in range(count):
-        word = words[i]
-        if word & W_PUBLISH:
-            size += SEGMENT_PUBLISH_FIXED + get_u32(image + (word >> W_BITS) + JOURNAL_HEAD + BODY_EMBEDDED)
-        size += (SEGMENT_HEAD if word & W_DELIVER else 0) + (SEGMENT_HEAD if word & W_ACK else 0)
-    return size
-
-
 cdef int64_t encode_segment(const int64_t* seqs, const int64_t* words, int64_t count, int64_t base_seq, const unsigned char* image,
                             int64_t start, unsigned char* out, int64_t* entries) noexcept nogil:
-    # The blob that a flush appends, from the highest id down; with `entries` instead of `out` only where each will lie.
+    # The blob that a flush appends, from the highest id down, and its size.  Without `out` only the size, and the future
+    # places in `entries`, unless that is NULL.
     cdef int64_t i, at = 0, word, rel, embedded, marks
     cdef const unsigned char* body
     for i in range(count - 1, -1, -1):
@@ -713,7 +694,7 @@ cdef int64_t encode_segment(const int64_t* seqs, const int64_t* words, int64_t c
             if out != NULL:
                 put_i16(out + at, <int16_t>(0x8000 | (0x4000 if word & W_PERSISTENT else 0) | rel))
                 memcpy(out + at + SEGMENT_HEAD, body, <size_t>(BODY_FIXED + embedded))
-            else:
+            elif entries != NULL:
                 entries[rel] = ((start + at) << W_BITS) | (word & ((1 << W_BITS) - 1))
             at += SEGMENT_PUBLISH_FIXED + embedded
         elif entries != NULL:
@@ -728,7 +709,7 @@ cdef int64_t encode_segment(const int64_t* seqs, const int64_t* words, int64_t c
 
 
 cdef class Findings:
-    """What was met while reading that no writer leaves; `count` rows are kept, the first 16384 of `total`."""
+    """Damage that was met while reading: `count` rows, the first 16384 of `total`."""
 
     cdef object array
     cdef int64_t[:, ::1] rows
@@ -758,18 +739,10 @@ cdef class Findings:
 
 
 cdef class Segment:
-    """What is known of one segment: its file's entries by their place, and how many live ones it has with the journal.
+    """One segment: the entries of its file, and the number of those without an ack, over file and journal (`unacked`).
 
-    Attributes
-    ----------
-    unacked : int
-        Entries without an ack, over file and memory.
-    size : int
-        Of the file as far as it was read or written; -1 where there is none.
-    malformed : bool
-        The file has damage after which nothing may be appended.
-    end : int
-        Where the last record that could be read ends.
+    `size` is that of the file as read or written, -1 without a file; `end` is the end of its last readable record.  Nothing
+    may be appended to a `malformed` file.
     """
 
     cdef readonly int64_t number
@@ -805,7 +778,7 @@ cdef int check_entry_count(int64_t entry_count) except -1:
 
 
 cdef const unsigned char* pin_source(source, int64_t* n) except? NULL:
-    # The bytes of a Region, or of a buffer that its owner keeps; `unpin_source` follows.
+    # The bytes of a Region, or of a buffer that the caller keeps, until `unpin_source`.
     cdef const uint8_t[::1] data
     cdef Region region
     if isinstance(source, Region):
@@ -821,7 +794,7 @@ cdef const unsigned char* pin_source(source, int64_t* n) except? NULL:
 
 
 cdef int unpin_source(source) except -1:
-    # Raises where the mapping was lost meanwhile.
+    # Raises if the mapping was lost in between.
     if isinstance(source, Region):
         (<Region>source).unpin()
     return 0
@@ -830,7 +803,7 @@ cdef int unpin_source(source) except -1:
 def load_segment(source, Segment segment not None, int64_t entry_count, Findings findings not None, bint check_terms=False):
     """Read a segment file (a Region, bytes, or None) into a new `segment`; damage becomes findings and never an exception.
 
-    With `check_terms` every embedded term has to be a message of the id that its record says.
+    With `check_terms` every embedded term has to be a message with the id of its record.
     """
     cdef Sink sink
     cdef Scan scan
@@ -856,7 +829,7 @@ def load_segment(source, Segment segment not None, int64_t entry_count, Findings
 
 
 def scan_journal(const uint8_t[::1] source not None):
-    """The whole records of a journal's bytes, in their order, as a node's parser meets them and no further.
+    """List the whole records of a journal's bytes, in their order, as far as a node's parser reads.
 
     Arrays: type, uint8 (0 publish, persistent; 1 publish, transient; 2 deliver; 3 ack); sequence id, position and bytes
     of the record, int64.
@@ -880,7 +853,7 @@ def scan_journal(const uint8_t[::1] source not None):
 
 
 def terms_at(source not None, const int64_t[::1] starts not None, const int64_t[::1] sizes not None):
-    """list of bytes: copies of stretches of a Region or buffer; OffsetOutOfRangeError where one is not inside."""
+    """Copy stretches of a Region or buffer, as list of bytes; OffsetOutOfRangeError if one is not inside."""
     cdef int64_t i, count = starts.shape[0], n = 0
     cdef const unsigned char* p = pin_source(source, &n)
     cdef list out = [None] * count
@@ -895,7 +868,7 @@ def terms_at(source not None, const int64_t[::1] starts not None, const int64_t[
 
 
 cdef const unsigned char* checked_id(const unsigned char* p, int64_t n, const unsigned char* given, int64_t* size, int64_t i) except NULL:
-    # The id of message number `i` (-1: the only one), which is `given` unless that is NULL; the size of its body, or -1.
+    # The id of message number `i` (-1: the only one), which must be `given` unless that is NULL; the size of its body, or -1.
     cdef const unsigned char* found = message_id(p, n, size) if n <= <int64_t>0xFFFFFFFFu else NULL
     if found == NULL or (given != NULL and memcmp(found, given, 16) != 0):
         what = "the message" if i < 0 else f"message {i}"
@@ -906,10 +879,10 @@ cdef const unsigned char* checked_id(const unsigned char* p, int64_t n, const un
 
 
 def checked_ids(list terms not None, const uint8_t[:, ::1] ids):
-    """Check message terms; InvalidMessageError where one is not a message, or has another id than the given one.
+    """Check message terms; InvalidMessageError if one is not a message, or has another id than the given one.
 
     Arrays: ids (n, 16) uint8; sizes of the bodies (n,) int64, -1 for a message of another protocol; persistent (n,)
-    uint8, what the terms end with, 1 for those that end otherwise.
+    uint8, 0 for a term that ends with ``false``.
     """
     cdef int64_t i, count = len(terms), n
     cdef uint8_t[:, ::1] out = np.empty((count, 16), dtype=np.uint8)
@@ -931,22 +904,13 @@ cdef int64_t KEPT_IMAGE = 64 << 20
 
 
 cdef class JournalMap:
-    """The journal in memory: its bytes since the last flush, and per sequence id what they left to be flushed.
+    """The journal in memory: its bytes since the last flush, and per sequence id the state that has to be flushed.
 
-    Owns the map with its cancelling (section 6.3), the segments that are known and the counters.  It writes no file.  Words
-    are in one table of open addressing, so a journal with ids from all over the range costs no more than one with
-    sequential ids.
+    Owns that map with its cancelling (section 6.3), the known segments and the counters.  It writes no file.  The map is a
+    table of open addressing: scattered ids cost no more than sequential ones.
 
-    Attributes
-    ----------
-    used, written : int
-        Bytes of the journal since the last flush, and how many of them the file has.
-    dirty_count : int
-        Actions since the last flush, cancelled ones included.
-    depth : int
-        Live entries.
-    published_end : int
-        After the highest sequence id that was published here.
+    `used` bytes of the journal are new since the last flush, of which the file has `written`; `dirty_count` actions,
+    cancelled ones included, and `depth` live entries; `published_end` follows the highest id that was published here.
     """
 
     cdef readonly int64_t segment_entry_count
@@ -998,6 +962,15 @@ cdef class JournalMap:
             self.replace(*self.collect(), more)
         return 0
 
+    cdef int make_room(self, Table* table, int64_t size) except -1:
+        # For one more action of `size` bytes; `table` may be another one then.
+        if self.image.shape[0] - self.used < size or is_crowded(table, 1):
+            self.filled = table.filled
+            self.reserve_image(size)
+            self.reserve_slots(1)
+            self.open_table(table)
+        return 0
+
     cdef int reserve_image(self, int64_t more) except -1:
         cdef int64_t size = self.image.shape[0]
         if self.used + more <= size:
@@ -1027,10 +1000,7 @@ cdef class JournalMap:
         return found
 
     def load(self, data not None, Findings findings not None, bint check_terms=False):
-        """(int, bool): where the journal file's readable bytes end, and whether whole records may be after damage.
-
-        Nothing may have happened before.
-        """
+        """Load the file of a new map: the end of its readable bytes, and True if whole records may follow damage."""
         cdef const uint8_t[::1] source = data
         cdef int64_t n = source.shape[0], pos = 0, records = 0
         cdef Sink sink
@@ -1063,7 +1033,7 @@ cdef class JournalMap:
         return pos, bool(scan.malformed)
 
     def collect(self):
-        """Tuple of ndarray of int64: sequence ids in their order, and the words of what is to be flushed."""
+        """Return the sequence ids to be flushed, in their order, and their words, as ndarrays of int64."""
         seqs, words = np.asarray(self.slot_seq), np.asarray(self.slot_word)
         used = np.flatnonzero((seqs != -1) & (words != 0))
         used = used[np.argsort(seqs[used], kind="stable")]
@@ -1073,7 +1043,7 @@ cdef class JournalMap:
         """Set the map to these words, with room for `more`; words of 0 are left out."""
         cdef int64_t i, j, count = MIN_SLOTS
         cdef Table table
-        # A third is free then, so that making it anew is rare.
+        # Two thirds are free then, so that it rarely grows.
         while count < 3 * (seqs.shape[0] + more):
             count *= 2
         self.make_slots(count)
@@ -1087,7 +1057,7 @@ cdef class JournalMap:
 
     def merge(self, Segment segment not None, source, int64_t[::1] seqs not None, int64_t[::1] words not None,
               Findings findings not None):
-        """int: how many of the journal's words of one segment changed, in place, by merging them with the segment's file.
+        """Merge the journal's words of one segment with its file, in place, and return the number of changed words.
 
         `segment` was loaded from `source` (a Region, bytes, or None); `seqs` and `words` are its part of `collect`.
         """
@@ -1159,9 +1129,9 @@ cdef class JournalMap:
         return 0
 
     def marks(self, const int64_t[::1] seqs not None, bint ack):
-        """(int, int): deliver, or `ack`, all of `seqs` in their order, or none of them.
+        """Deliver, or `ack`, all of `seqs` in their order, or none of them.
 
-        The first is 0, or the negative reason why number `i` was refused, which is the second.
+        Returns 0 and the count, or a negative reason and the number of the refused one.
         """
         cdef int64_t i, count = seqs.shape[0], verdict = 0, slot, used = self.used, dirty = self.dirty_count
         cdef int bit = W_ACK if ack else W_DELIVER
@@ -1219,7 +1189,7 @@ cdef class JournalMap:
     def publish(self, int64_t first, int64_t count, const uint8_t[:, ::1] ids not None, const int64_t[::1] sizes not None,
                 const int64_t[::1] expiries not None, const uint8_t[::1] persistent not None, list terms, bint deliver,
                 int64_t start, int64_t max_entries, int64_t max_size):
-        """int: how many actions are done in all, of publishing entries from `first`, each with its deliver if `deliver`.
+        """Publish entries from `first`, each with its deliver if `deliver`, and return the number of actions done in all.
 
         The ids are free, every size is checked, and the columns have `count` rows: expiries in microseconds, 0 = none.
         `terms` are embedded, unless None.  `start` actions were done in earlier calls.  A call ends early when more actions
@@ -1233,11 +1203,7 @@ cdef class JournalMap:
             i = step >> 1 if deliver else step
             seq = first + i
             if deliver and step & 1:
-                if self.image.shape[0] - self.used < JOURNAL_HEAD or is_crowded(&table, 1):
-                    self.filled = table.filled
-                    self.reserve_image(JOURNAL_HEAD)
-                    self.reserve_slots(1)
-                    self.open_table(&table)
+                self.make_room(&table, JOURNAL_HEAD)
                 verdict = self.mark(&table, seq, W_DELIVER, &before)
                 if verdict < 0:
                     self.filled = table.filled
@@ -1248,11 +1214,7 @@ cdef class JournalMap:
                 if terms is not None:
                     term = <const unsigned char*>PyBytes_AS_STRING(<bytes>terms[i])
                     embedded = PyBytes_GET_SIZE(<bytes>terms[i])
-                if self.image.shape[0] - self.used < JOURNAL_PUBLISH_FIXED + embedded or is_crowded(&table, 1):
-                    self.filled = table.filled
-                    self.reserve_image(JOURNAL_PUBLISH_FIXED + embedded)
-                    self.reserve_slots(1)
-                    self.open_table(&table)
+                self.make_room(&table, JOURNAL_PUBLISH_FIXED + embedded)
                 self.put_publish(&table, seq, &ids[i, 0], expiries[i], sizes[i], persistent[i], term, embedded)
             if self.dirty_count > max_entries or self.used > max_size:
                 self.filled = table.filled
@@ -1261,10 +1223,10 @@ cdef class JournalMap:
         return steps
 
     def publish_one(self, int64_t seq, bytes msg_id, bytes term, int64_t size, int64_t expiry, int persistent, bint known_free):
-        """bool: the entry was published; False where `size` is -1 and the term does not say it.
+        """Publish an entry; False if `size` is -1 and the term does not have it.
 
-        `msg_id` may be None beside a term.  `persistent` is -1 for what the term says.  An id that is `known_free` is not
-        looked up.  InvalidMessageError as for `checked_ids`, or where a number is impossible or in use.
+        `msg_id` may be None with a term; `persistent` is -1 to take it from the term.  An id that is `known_free` is not
+        looked up.  InvalidMessageError as for `checked_ids`, or for a number that is impossible or in use.
         """
         cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(term) if term is not None else NULL
         cdef int64_t n = PyBytes_GET_SIZE(term) if term is not None else 0, found_size = -1
@@ -1292,23 +1254,22 @@ cdef class JournalMap:
             raise InvalidMessageError(f"sequence id {seq} is in use")
         if persistent < 0:
             persistent = p == NULL or not says_transient(p, n, True)
-        self.reserve_image(JOURNAL_PUBLISH_FIXED + n)
-        self.reserve_slots(1)
         self.open_table(&table)
+        self.make_room(&table, JOURNAL_PUBLISH_FIXED + n)
         self.put_publish(&table, seq, given if given != NULL else found, expiry, size, persistent, p, n)
         self.filled = table.filled
         return True
 
     def unwritten(self):
-        """bytes: what the journal file does not have yet."""
+        """Return the bytes that the journal file does not have yet."""
         return PyBytes_FromStringAndSize(<const char*>&self.image[0] + self.written, self.used - self.written)
 
     def image_view(self):
-        """ndarray of uint8: the journal's bytes since the last flush, as they are now."""
+        """Return the journal's bytes since the last flush, as they are now, as ndarray of uint8."""
         return self.image_array[: self.used]
 
     def encode(self, Segment segment not None, const int64_t[::1] seqs not None, const int64_t[::1] words not None):
-        """bytes: what a flush appends to the segment for these words, in a node's order; there is room for them then."""
+        """Encode what a flush appends to the segment for these words, in a node's order; makes room for them."""
         cdef int64_t count = seqs.shape[0], size
         cdef int64_t base_seq = segment.number * self.segment_entry_count
         cdef const unsigned char* image = &self.image[0]
@@ -1317,7 +1278,7 @@ cdef class JournalMap:
         if count == 0:
             return b""
         with nogil:
-            size = encoded_size(&words[0], count, image)
+            size = encode_segment(&seqs[0], &words[0], count, base_seq, image, 0, NULL, NULL)
         blob = PyBytes_FromStringAndSize(NULL, size)
         p = <unsigned char*>PyBytes_AS_STRING(blob)
         with nogil:
@@ -1353,11 +1314,11 @@ cdef class JournalMap:
 
     def rows(self, Segment segment not None, source, const int64_t[::1] seqs not None, const int64_t[::1] words not None,
              bint live, int64_t[:, ::1] numbers not None, uint8_t[::1] flags not None, uint8_t[:, ::1] msg_id not None, int64_t at):
-        """int: the first free row after the segment's entries were appended to columns from row `at`, in the order of ids.
+        """Append the segment's entries to columns from row `at`, in the order of ids, and return the first free row.
 
         -1: the file is not the one that was read; -2: the columns are full.  `source` is the segment's file, `seqs` and
         `words` its part of `collect`; without `live` also entries that are acked or damaged.  `numbers` (6, n) are seq_id,
-        size, expiry_us, segment, pos and term_size; `flags` (n,) and `msg_id` (n, 16) the other columns of `IndexColumns`.
+        size, expiry_us, file, pos and term_size; `flags` (n,) and `msg_id` (n, 16) the other columns of `IndexColumns`.
         """
         cdef Rows out
         cdef int64_t count = seqs.shape[0], n = 0
@@ -1370,7 +1331,6 @@ cdef class JournalMap:
         if numbers.shape[0] != 6 or numbers.shape[1] != out.room or msg_id.shape[0] != out.room or msg_id.shape[1] != 16:
             raise ValueError("columns of other shapes")
         if out.room == 0:
-            # Nothing to point to; whatever there is does not fit.
             return at if segment.unacked == 0 else -2
         out.numbers, out.flags, out.msg_id = &numbers[0, 0], &flags[0], &msg_id[0, 0]
         if segment.filled and source is not None:

@@ -1,4 +1,4 @@
-"""What the compiled module has; tests/project/test_stub.py compares the two."""
+"""Types of the compiled module; tests/project/test_stub.py compares the two."""
 
 from collections.abc import Buffer  # type: ignore[attr-defined]
 from enum import IntEnum
@@ -56,7 +56,6 @@ class LocationTable:
         self, file: int = -2
     ) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]: ...
     def sums(self, files: NDArray[np.int64], file_sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]: ...
-    def ets_items(self) -> bytes: ...
     def load_ets_items(self, data: Buffer, pos: int) -> tuple[int, int]: ...
 
 # ------------------------------------------------------------------------------------------------------------ version 2
@@ -67,4 +66,6 @@ class QueueStoreVerdict(IntEnum):
     QUEUE_STORE_SIZE = 2
     QUEUE_STORE_CRC = 3
 
-def check_queue_store(data: Buffer, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint8]: ...
+def check_queue_store(
+    data: Buffer, positions: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8]]: ...

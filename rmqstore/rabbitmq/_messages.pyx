@@ -1,10 +1,9 @@
-"""Bytes of the files that hold the messages of RabbitMQ's classic queues, over raw pointers.
+"""Message files of RabbitMQ's classic queues as bytes, over raw pointers.
 
-Owns the layout of N.rdq: the passes that find its records, and the table of where each message lies
-(`LocationTable`), with its form in the file that a node writes as it stops; and of N.qs, version 2, the check of a record.
-Journal and segments are `_core`'s.  It knows no path, no clock and no policy, and every number that it reads is hostile.
-A pointer into a file comes from `Region.pin` and never outlives the function that asked for it.  Facts: RabbitMQ 3.10.8
-(docs/rabbitmq.md).
+Owns the layout of N.rdq: the scans for its records, and the places of all messages (`LocationTable`), also as a node
+writes them when it stops; and the check of a record of N.qs, version 2.  It knows no path, no clock and no policy, and
+every number that it reads is hostile.  A pointer into a file comes from `Region.pin` and never outlives the function that
+pinned it.  Facts: RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 
 cimport cython
@@ -16,7 +15,7 @@ from libc.string cimport memcmp, memcpy, memset
 from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i32
 from rmqstore._core cimport Region
 from rmqstore._crc32 cimport crc32_start, crc32_update
-from rmqstore.rabbitmq._term cimport message_id
+from rmqstore.rabbitmq._term cimport Fault, message_id, term_extent
 
 import os
 
@@ -42,12 +41,12 @@ cpdef enum MessageScan:
     SCAN_SALVAGE = 2     # at every position, and only if the term is well-formed, ends there and holds the same id
 
 cpdef enum MessageStop:
-    # Why a pass over a file ended.
-    STOP_END = 0         # the file ends with a record, or the pass goes over all of it
+    # The end of a scan.
+    STOP_END = 0         # the file ends with a record, or all of it was scanned
     STOP_ZERO = 1        # a size of zero
     STOP_TORN = 2        # fewer bytes than a size needs, or than it says
     STOP_ROWS = 3        # as many records as were asked for
-    STOP_WORK = 4        # so many overlapping records that only a made-up file has them
+    STOP_WORK = 4        # more overlapping records than a real file has
 
 cpdef enum MessageFlag:
     MESSAGE_WRITTEN = 1     # the mark is there
@@ -220,7 +219,7 @@ cdef inline uint64_t hash_id(const unsigned char* msg_id, uint64_t seed) noexcep
 
 
 cdef inline int64_t find_slot(const Location* slots, uint64_t mask, uint64_t seed, const unsigned char* msg_id) noexcept nogil:
-    # Where the id is, or the empty slot where it would go.  There is always an empty one.
+    # The slot of the id, or the empty slot for it: one is always empty.
     cdef uint64_t i = hash_id(msg_id, seed) & mask
     while slots[i].file != EMPTY_SLOT and memcmp(slots[i].msg_id, msg_id, 16) != 0:
         i = (i + 1) & mask
@@ -245,29 +244,8 @@ cdef struct ScanSums:
     bint no_memory
 
 
-cdef inline int64_t put_small_integer(unsigned char* p, int64_t value) noexcept nogil:
-    # As OTP 25 writes an integer that is not negative.
-    cdef int64_t n = 0
-    if value < 256:
-        p[0] = 97
-        p[1] = <unsigned char>value
-        return 2
-    if value <= 0x7fffffff:
-        p[0] = 98
-        put_i32(p + 1, <int32_t>value)
-        return 5
-    p[0] = 110
-    p[2] = 0
-    while value:
-        p[3 + n] = <unsigned char>(value & 255)
-        value >>= 8
-        n += 1
-    p[1] = <unsigned char>n
-    return 3 + n
-
-
 cdef inline int64_t get_small_integer(const unsigned char* p, int64_t n, int64_t* value) noexcept nogil:
-    # Bytes of the integer term at p, or -1 if it is none, negative or above 2**62.
+    # Bytes of the integer term at p; -1 for another term, a negative number, or one above 2**62.
     cdef int64_t i
     if n >= 2 and p[0] == 97:
         value[0] = p[1]
@@ -287,10 +265,10 @@ cdef inline int64_t get_small_integer(const unsigned char* p, int64_t n, int64_t
 
 @cython.final
 cdef class LocationTable:
-    """Where messages are and how often they are referred to: message id to reference count, file, position, size.
+    """The places of messages by id: reference count, file, position and size, with room for `expected` ids.
 
-    A table of open addressing in memory of its own, 40 bytes a slot, at most seven eighths full, with room for `expected`
-    ids.  A message that was only referred to so far has the file -1.  Long passes release the GIL: its owner has a lock.
+    Open addressing, 40 bytes a slot, at most seven eighths full.  The file is -1 of a message that is referred to and was
+    not found yet.  Long scans release the GIL: the owner must hold a lock.
     """
 
     cdef Location* slots
@@ -335,7 +313,7 @@ cdef class LocationTable:
         return NULL if self.slots[i].file == EMPTY_SLOT else &self.slots[i]
 
     cdef Location* make(self, const unsigned char* msg_id) noexcept nogil:
-        # The entry of the id, new (not located, no reference) if there was none; NULL: no memory.
+        # The entry of the id, which is new if the table had none (not located, no reference); NULL: no memory.
         cdef int64_t i = find_slot(self.slots, <uint64_t>(self.capacity - 1), self.seed, msg_id)
         if self.slots[i].file != EMPTY_SLOT:
             return &self.slots[i]
@@ -374,7 +352,7 @@ cdef class LocationTable:
         return self.count
 
     def reserve(self, int64_t expected):
-        """Make room for this many ids; MemoryError where there is none."""
+        """Make room for this many ids; MemoryError if there is no memory."""
         if not self.grow(max(expected, self.count)):
             raise MemoryError(f"no memory for the places of {expected} messages")
 
@@ -437,7 +415,7 @@ cdef class LocationTable:
 
     cdef bint accept(self, const unsigned char* msg_id, int64_t at, int64_t extent, int32_t file, bint adopt, bint last_wins,
                      ScanSums* sums) noexcept nogil:
-        # Whether the message got its place here.
+        # True if the message got its place here.
         cdef Location* entry = self.make(msg_id) if adopt else self.find(msg_id)
         cdef bint is_new
         if entry == NULL:
@@ -592,39 +570,6 @@ cdef class LocationTable:
                 sums[low] += entry.size
         return valid, wrong
 
-    def ets_items(self):
-        """bytes: the objects of an msg_store_index.ets, as items of its disk log, by file and position (§9.3)."""
-        cdef int64_t i, n
-        cdef unsigned char* p
-        cdef unsigned char* item
-        cdef bytes items
-        ids, refcounts, files, positions, sizes = self.columns()
-        order = np.lexsort((positions, files))
-        cdef const int64_t[::1] rows = order
-        cdef const uint8_t[:, ::1] c_ids = ids
-        cdef const int32_t[::1] c_refcounts = refcounts, c_files = files
-        cdef const int64_t[::1] c_positions = positions, c_sizes = sizes
-        # Four integers of at most eleven bytes each.
-        cdef bytes room = PyBytes_FromStringAndSize(NULL, rows.shape[0] * (8 + 18 + 21 + 44) + 1)
-        p = item = <unsigned char*>PyBytes_AS_STRING(room)
-        for n in range(rows.shape[0]):
-            i = rows[n]
-            if c_files[i] < 0:
-                continue
-            memcpy(p + 4, b"bWLA", 4)
-            memcpy(p + 8, b"\x83h\x06d\x00\x0cmsg_location", 18)
-            memcpy(p + 26, b"m\x00\x00\x00\x10", 5)
-            memcpy(p + 31, &c_ids[i, 0], 16)
-            item = p
-            p += 47
-            p += put_small_integer(p, c_refcounts[i])
-            p += put_small_integer(p, c_files[i])
-            p += put_small_integer(p, c_positions[i])
-            p += put_small_integer(p, c_sizes[i])
-            put_i32(item, <int32_t>(p - item - 8))
-        items = PyBytes_FromStringAndSize(PyBytes_AS_STRING(room), p - <unsigned char*>PyBytes_AS_STRING(room))
-        return items
-
     def load_ets_items(self, const uint8_t[::1] data not None, int64_t pos):
         """(int, int): how many objects of an msg_store_index.ets were entered from its items at `pos`; where they end.
 
@@ -705,17 +650,31 @@ cdef int queue_store_verdict(const unsigned char* p, int64_t n, int64_t pos, int
 
 def check_queue_store(const uint8_t[::1] data not None, const int64_t[::1] positions not None,
                       const int64_t[::1] sizes not None):
-    """ndarray (n,) uint8 of `QueueStoreVerdict`: check records of an N.qs (§11.2), whose bytes are `data`.
+    """Check records of an N.qs, whose bytes are `data`, by the positions of their heads and the sizes of their terms.
 
-    `positions` (n,) int64 of the records' heads and `sizes` (n,) int64 of their terms, bytes, are from an N.qi.
+    A tuple: (n,) uint8 of `QueueStoreVerdict`; (n,) int64, bytes of the terms without the zeros that 4.x may put after
+    them; (n, 16) uint8, the message ids in the terms, zeros where there is none.
     """
-    cdef int64_t i, n = data.shape[0], rows = positions.shape[0]
+    cdef int64_t i, n = data.shape[0], rows = positions.shape[0], size = 0
     if sizes.shape[0] != rows:
         raise ValueError("positions and sizes are of one length")
-    found = np.empty(rows, np.uint8)
-    cdef uint8_t[::1] verdicts = found
+    found = np.empty(rows, np.uint8), np.array(sizes), np.zeros((rows, 16), np.uint8)
+    cdef uint8_t[::1] verdicts = found[0]
+    cdef int64_t[::1] terms = found[1]
+    cdef uint8_t[:, ::1] ids = found[2]
     cdef const unsigned char* p = &data[0] if n else NULL
+    cdef const unsigned char* msg_id
+    cdef Fault fault
     with nogil:
         for i in range(rows):
             verdicts[i] = <uint8_t>queue_store_verdict(p, n, positions[i], sizes[i])
+            if verdicts[i] != QUEUE_STORE_OK:
+                continue
+            # 4.x reserves the estimated size of a term.  Other bytes after it stay: then it is not one.
+            size = term_extent(p + positions[i] + 8, sizes[i], &fault)
+            if size > 0 and zero_run(p + positions[i] + 8 + size, sizes[i] - size) == sizes[i] - size:
+                terms[i] = size
+            msg_id = message_id(p + positions[i] + 8, terms[i], &size)
+            if msg_id != NULL:
+                memcpy(&ids[i, 0], msg_id, 16)
     return found

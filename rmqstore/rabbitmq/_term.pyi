@@ -1,4 +1,4 @@
-"""What the compiled module has; tests/project/test_stub.py compares the two."""
+"""Types of the compiled module; tests/project/test_stub.py compares the two."""
 
 import datetime as _datetime
 import enum

@@ -1,12 +1,12 @@
-"""Erlang's external term format and what RabbitMQ writes in it: bytes to values, values to bytes, messages to columns.
+"""Erlang's external term format and RabbitMQ's messages in it: bytes to values and back, messages to columns.
 
-Owns the tags that occur in RabbitMQ's files, their limits of depth and number, the shape of a message term, and the fields
-of AMQP 0-9-1 properties.  It knows bytes, not files.  Two tiers: leaves that are ``noexcept nogil`` over a pointer and
-integers, and ``def`` functions above them.
+Owns the tags in RabbitMQ's files, their limits of depth and number, the shape of a message term, and AMQP 0-9-1
+properties.  It knows bytes, not files.  Leaves are ``noexcept nogil`` over a pointer and integers; ``def`` functions wrap
+them.
 
-Invariants: every number in a term is hostile, so nothing is allocated for a count before the bytes that could hold that
-many values are known to be there; a walk takes at least one byte a step, so it ends; nesting is counted, so no input
-reaches the end of the stack.  Malformed input is `CorruptionError` with a position, never anything else.
+Invariants: every number in a term is hostile, so that memory is allocated only for values whose bytes are there; each step
+of a walk takes at least one byte, and nesting is counted, so that it ends.  Malformed input is `CorruptionError` with a
+position, never anything else.
 
 Tags: Erlang/OTP 25 and 26 (docs/rabbitmq.md); every integer in a term is big-endian but the digits of a big one.
 """
@@ -100,11 +100,6 @@ cdef dict FAULTS = {
     NOT_A_MESSAGE: "the term is not a message as a node writes it",
     TRAILING_BYTES: "bytes after the end of the term",
 }
-
-
-cdef struct Fault:
-    int code
-    int64_t pos
 
 
 cdef inline int64_t fail(Fault* fault, int code, int64_t pos) noexcept nogil:
@@ -203,8 +198,8 @@ cdef int64_t identity_extent(const unsigned char* p, int64_t pos, int64_t end, F
 
 
 cdef int64_t scalar_extent(const unsigned char* p, int64_t pos, int64_t end, Fault* fault) noexcept nogil:
-    # The position after the value at `pos` that holds no others; -1 for containers (BAD_TAG) and for malformed ones.  A
-    # `pos` of -1 stays what it is, here and in other functions that walk: their caller looks once, at the end.
+    # The position after the value at `pos` that holds no others; -1 for containers (BAD_TAG) and for malformed ones.
+    # Functions that walk return a `pos` of -1 as it is, so that a caller checks once, at the end.
     cdef int64_t room = end - pos, length = 0, at
     cdef unsigned char tag
     if pos < 0:
@@ -246,7 +241,7 @@ cdef int64_t scalar_extent(const unsigned char* p, int64_t pos, int64_t end, Fau
 
 
 cdef inline int64_t opened(const unsigned char* p, int64_t pos, int64_t end, int64_t* inside, Fault* fault) noexcept nogil:
-    # The position after the head of a container, the number of values in it in `inside`; 0: no container is here.
+    # The position after the head of a container, with the number of its values in `inside`; 0: no container is here.
     cdef int64_t n
     cdef unsigned char tag = p[pos]
     inside[0] = 0
@@ -270,7 +265,7 @@ cdef inline int64_t opened(const unsigned char* p, int64_t pos, int64_t end, int
 
 
 cdef int64_t value_extent(const unsigned char* p, int64_t pos, int64_t end, Fault* fault) noexcept nogil:
-    # The position after the well-formed value at `pos`, or -1 with what is wrong, and where, in `fault`.
+    # The position after the well-formed value at `pos`; -1 with the reason and its place in `fault`.
     cdef int64_t[MAX_NESTING + 1] left
     cdef int64_t at, inside = 0
     cdef int depth = 0
@@ -304,14 +299,13 @@ cdef int64_t value_extent(const unsigned char* p, int64_t pos, int64_t end, Faul
 
 
 cdef int64_t term_extent(const unsigned char* p, int64_t n, Fault* fault) noexcept nogil:
-    # The length of the well-formed term at p, its version byte included, or -1.
     if n < 2 or p[0] != VERSION:
         return fail(fault, NO_VERSION if n and p[0] != VERSION else CUT, 0)
     return value_extent(p, 1, n, fault)
 
 
 cdef inline int64_t after_atom(const unsigned char* p, int64_t pos, int64_t end, const char* name, int64_t size) noexcept nogil:
-    # The position after the atom `name` (ASCII) at `pos`, or -1 where something else is.
+    # The position after the atom `name` (ASCII) at `pos`; -1 if something else is there.
     if pos < 0 or end - pos < size + 2:
         return -1
     if (p[pos] == TAG_ATOM or p[pos] == TAG_ATOM_UTF8) and get_u16(p + pos + 1) == size and end - pos > size + 2:
@@ -328,7 +322,7 @@ cdef inline bint is_atom(const unsigned char* p, int64_t pos, int64_t end, const
 
 
 def extent(const uint8_t[::1] data not None, int64_t pos=0):
-    """int: the length of the well-formed term that begins at `pos`, its first byte (131) included; -1 if none is there."""
+    """Return the length of the well-formed term at `pos`, its first byte (131) included; -1 if there is no term."""
     cdef Fault fault
     if pos < 0 or pos >= data.shape[0]:
         return -1
@@ -338,9 +332,9 @@ def extent(const uint8_t[::1] data not None, int64_t pos=0):
 # ------------------------------------------------------------------------------------------------------------- values
 
 class Atom(str):
-    """An Erlang atom; `encode` keeps to its `tag`, with which it was read: 100 or 115 (Latin-1), 118 or 119 (UTF-8), or None.
+    """An Erlang atom; `encode` writes it with the `tag` it was read with: 100 or 115 (Latin-1), 118 or 119 (UTF-8), or None.
 
-    Atoms of equal text are equal, however they are written.
+    Atoms of equal text are equal, whatever their tags.
     """
 
     __slots__ = ("tag",)
@@ -385,7 +379,7 @@ cdef struct Reader:
     # How many values may still be made; a container pays for its own when it is opened.
     int64_t budget
 
-# Atoms that were met, by their bytes.  A hostile file could fill it, so it starts again where it has many.
+# Known atoms by their bytes; emptied when a hostile file has filled it.
 cdef dict KNOWN_ATOMS = {}
 
 
@@ -496,7 +490,7 @@ def decode(data):
 # ----------------------------------------------------------------------------------------------------------- encoding
 
 cdef bytes atom_bytes(object text, tag):
-    # As it was read; as OTP 25 would if it was not: in Latin-1 if that has the characters.
+    # With the tag it was read with; else as OTP 25 does, in Latin-1 if that has the characters.
     cdef bytes plain
     if len(text) > 255:
         raise ValueError(f"an atom has at most 255 characters, this has {len(text)}")
@@ -529,7 +523,7 @@ cdef int put_binary(bytearray out, bytes data) except -1:
 
 
 cdef bint is_string(list items):
-    # Whether Erlang writes the list as STRING_EXT: 1 to 65535 integers from 0 to 255, and nothing else.
+    # True if Erlang writes the list as STRING_EXT: 1 to 65535 integers from 0 to 255, and nothing else.
     if not 1 <= len(items) <= 65535:
         return False
     for item in items:
@@ -613,9 +607,9 @@ cdef int put_value(bytearray out, object value, int depth) except -1:
 
 
 def encode(value):
-    """bytes: a value that `decode` returns as external term, as `term_to_binary` of Erlang/OTP 25 writes it.
+    """Encode a value, as `decode` returns them, as `term_to_binary` of Erlang/OTP 25 does.
 
-    True and False are atoms.  TypeError, ValueError where the format cannot hold the value; nesting is limited to 256 levels.
+    True and False are atoms.  TypeError, ValueError if the format cannot hold the value; nesting is limited to 256 levels.
     """
     cdef bytearray out = bytearray(b"\x83")
     put_value(out, value, 0)
@@ -625,7 +619,7 @@ def encode(value):
 # ------------------------------------------------------------------------------------- AMQP 0-9-1: types and tables
 
 class FieldInt(int):
-    """An integer of an AMQP table whose type is not the one that a plain int is given; `code` is its letter."""
+    """An integer of an AMQP table with another type than a plain int has; `code` is the letter of the type."""
 
     code = "?"
 
@@ -700,7 +694,7 @@ class Float32(float):
 
 
 class Table(dict):
-    """A table in which a name occurs more than once; `pairs` has them all, the dict the first of each (as a node takes it)."""
+    """A table with a name that occurs more than once: all of it in `pairs`, the first of each name, as for a node, in the dict."""
 
     __slots__ = ("pairs",)
 
@@ -735,7 +729,7 @@ cdef inline str text_of(const unsigned char* p, int64_t n):
 
 
 cdef object take_field(Reader* r, int depth):
-    # The value of a field: a letter, then what it says.
+    # The value of a field, which begins with the letter of its type.
     cdef unsigned char code = amqp_take(r, 1)[0]
     cdef const unsigned char* p
     cdef int64_t n, end
@@ -747,7 +741,7 @@ cdef object take_field(Reader* r, int depth):
     if code == c't':
         return amqp_take(r, 1)[0] != 0
     if code == c'l' or code == c'L':
-        # The second is the specification's letter: a node reads it too, and writes the first.
+        # The specification has the second letter: a node reads both and writes the first.
         n = get_i64(amqp_take(r, 8))
         return make_field(Int64, n) if INT32_MIN <= n <= INT32_MAX else n
     if code == c'T':
@@ -784,7 +778,7 @@ cdef object take_field(Reader* r, int depth):
 
 
 cdef inline object make_field(kind, value):
-    # Values of the right number of bits need no second check of their range.
+    # Without the check of the range: the value has the right number of bits.
     return int.__new__(kind, value)
 
 
@@ -811,7 +805,7 @@ def decode_table(data):
 
     Values are bool (``t``), int (``I``, and ``l`` beyond 32 bits), float (``d``), str (``S``; bytes that are not UTF-8 as
     surrogates), bytes (``x``), None (``V``), list (``A``), dict (``F``), `decimal.Decimal` (``D``), `Timestamp` (``T``)
-    or one of the types of this module that say which of several integers or floats it is.
+    or, for other integers and floats, a type of this module.
     """
     cdef Reader r
     cdef bytes kept = bytes(data)
@@ -819,7 +813,7 @@ def decode_table(data):
     return take_table(&r, 0)
 
 
-# The properties of the class basic, from the highest bit of the flags on.
+# The properties of the class basic, from the highest bit of the flags.
 PROPERTY_NAMES = (
     "content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
     "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
@@ -834,13 +828,13 @@ cdef enum:
 
 
 cdef struct PropertySpans:
-    # Where each property's value lies, relative to the first flag; size -1: it is not there.
+    # The place of each property's value, relative to the first flag; size -1: it is not there.
     int32_t[PROPERTY_NUM] pos
     int32_t[PROPERTY_NUM] size
 
 
 cdef int64_t span_properties(const unsigned char* p, int64_t n, PropertySpans* s) noexcept nogil:
-    # -1, or the position of what is wrong: lengths only, the fields of headers are not looked at.
+    # -1, or the position of damage.  Only lengths are checked, not the fields of headers.
     cdef int64_t pos = 2, more, size
     cdef int i
     cdef uint16_t flags, further
@@ -911,7 +905,7 @@ cdef dict properties_of(const unsigned char* p, int64_t n):
 def decode_properties(data):
     """Decode property flags and list of a content of the class basic; CorruptionError if they are damaged.
 
-    A dict of those that are there, by their names with underscores, in their order; `headers` as of `decode_table`.
+    Returns a dict of the present ones, by their names with underscores, in their order; `headers` as for `decode_table`.
     """
     cdef bytes kept = bytes(data)
     return properties_of(kept, len(kept))
@@ -1033,8 +1027,8 @@ def encode_table(table not None):
     """Encode the fields of an AMQP 0-9-1 table, without the four bytes of its length.
 
     Plain values become ``t`` (bool), ``I`` or beyond 32 bits ``l`` (int), ``d`` (float), ``S`` (str), ``x`` (bytes), ``V`` (None),
-    ``A`` (list, tuple), ``F`` (dict), ``D`` (decimal.Decimal) and ``T`` (datetime.datetime, `Timestamp`); the types of this
-    module say others.  InvalidMessageError for a value that no field holds.
+    ``A`` (list, tuple), ``F`` (dict), ``D`` (decimal.Decimal) and ``T`` (datetime.datetime, `Timestamp`); the other fields
+    have types in this module.  InvalidMessageError for a value that no field holds.
     """
     cdef bytearray out = bytearray()
     if not isinstance(table, dict):
@@ -1091,7 +1085,7 @@ cdef enum:
     FORM_MC_OTHER
 
 cdef struct MessageParts:
-    # Where the parts lie, from the version byte on; a size of -1, or a position of -1: not there.
+    # The places of the parts, relative to the version byte; a size or position of -1: not there.
     int form
     bint persistent
     # A message container has annotations that change the properties which a node delivers.
@@ -1107,7 +1101,7 @@ cdef struct MessageParts:
 
 
 cdef inline int64_t binary_at(const unsigned char* p, int64_t pos, int64_t end, int64_t* start, int64_t* size, Fault* fault) noexcept nogil:
-    # The position after the binary at `pos`; where its bytes are.
+    # The position after the binary at `pos`, and the place of its bytes.
     if pos < 0:
         return -1
     if pos >= end or p[pos] != TAG_BINARY:
@@ -1120,7 +1114,7 @@ cdef inline int64_t binary_at(const unsigned char* p, int64_t pos, int64_t end, 
 
 cdef int64_t binaries_at(const unsigned char* p, int64_t pos, int64_t end, int64_t* first, int64_t* num, int64_t* size,
                          Fault* fault) noexcept nogil:
-    # The position after the list of binaries at `pos`; where its first is, how many there are and their bytes in all.
+    # The position after the list of binaries at `pos`; the position of the first, their number and total size.
     cdef int64_t i, n, start = 0, one = 0, sum = 0
     first[0] = pos
     num[0] = size[0] = 0
@@ -1189,7 +1183,7 @@ cdef inline bint is_header(const unsigned char* p, int64_t n) noexcept nogil:
 
 
 cdef int64_t annotations_at(const unsigned char* p, int64_t pos, int64_t end, MessageParts* m, Fault* fault) noexcept nogil:
-    # The map after a message container's content.  Its keys were whole words before they became letters.
+    # The map after a message container's content.  Its keys are words in older versions, and letters since.
     cdef int64_t i, pairs, value, key, length = 0, size = 0
     if pos < 0:
         return -1
@@ -1230,7 +1224,7 @@ cdef int64_t annotations_at(const unsigned char* p, int64_t pos, int64_t end, Me
 
 
 cdef int64_t message_at(const unsigned char* p, int64_t n, MessageParts* m, Fault* fault) noexcept nogil:
-    # The length of the message term of n bytes at p and where its parts are, or -1.
+    # The length of the message term of n bytes at p and the places of its parts, or -1.
     cdef int64_t pos, at, size = 0
     m.form = FORM_NONE
     m.vhost_size = m.exchange_size = m.props_size = m.record = m.id = -1
@@ -1279,7 +1273,7 @@ cdef const unsigned char* message_id(const unsigned char* p, int64_t n, int64_t*
 
 
 def message_id_of(const uint8_t[::1] term not None):
-    """bytes or None: the message id inside a message term; None if it is not one, or has none."""
+    """Return the message id inside a message term; None for another term, or one without an id."""
     cdef int64_t size = 0
     cdef const unsigned char* found = NULL
     if term.shape[0]:
@@ -1332,8 +1326,7 @@ cdef object record_table(items, int depth):
 
 
 cdef dict record_properties(record):
-    # Properties of the decoded P_basic record, which a node writes where it has changed them: 14 values, and the atom
-    # ``undefined`` for what is not there.
+    # The decoded P_basic record, which a node writes if it has changed properties: 14 values, ``undefined`` if not there.
     made = {}
     try:
         if len(record) != PROPERTY_NUM + 1 or record[0] != "P_basic":
@@ -1392,7 +1385,7 @@ cdef dict death(place, record):
 
 
 cdef dict delivered_properties(dict properties, annotations):
-    # What mc_amqpl does at delivery (RabbitMQ 4.0.5 and 4.3.6).
+    # As mc_amqpl at delivery (RabbitMQ 4.0.5 and 4.3.6).
     added = []
     for key, value in annotations.items() if isinstance(annotations, dict) else ():
         added += header_pairs(key, value)
@@ -1411,13 +1404,7 @@ cdef dict delivered_properties(dict properties, annotations):
 
 
 cdef class MessageTerm:
-    """A message as its term: the parts are decoded when they are asked for.
-
-    Attributes
-    ----------
-    term : bytes
-        The external term, as it was read or made.
-    """
+    """A message as its external `term`; parts are decoded on demand."""
 
     cdef readonly bytes term
     cdef MessageParts parts
@@ -1425,13 +1412,13 @@ cdef class MessageTerm:
 
     @classmethod
     def from_term(cls, term):
-        """Take a message term apart; CorruptionError where it is not a well-formed one, with its position."""
+        """Parse a message term; CorruptionError, with a position, if it is not well-formed."""
         cdef MessageTerm made = cls.__new__(cls)
         made.load(term if type(term) is bytes else bytes(term))
         return made
 
     cpdef load(self, bytes term):
-        """Be the message of `term`; for subclasses that make terms."""
+        """Parse `term`; for subclasses that make terms."""
         cdef Fault fault
         cdef int64_t n = len(term), used = message_at(term, n, &self.parts, &fault)
         if 0 <= used < n:
@@ -1467,7 +1454,7 @@ cdef class MessageTerm:
 
     @property
     def readable(self):
-        """bool: body and properties can be read; not so for a container of another protocol."""
+        """bool: body and properties can be read; False for a container of another protocol."""
         return self.parts.form != FORM_MC_OTHER
 
     @property
@@ -1489,12 +1476,11 @@ cdef class MessageTerm:
 
     @property
     def properties(self):
-        """dict: the properties that are there, as of `decode_properties`; decoded again at each call.
+        """dict: the properties that are there, as for `decode_properties`; decoded again at each call.
 
-        Of a message container (3.13 and later) they are those that a node delivers: with the headers of dead-lettering, and
-        without an expiration that the node has removed.
-
-        CorruptionError if they are damaged, UnsupportedFormatError if the message is not `readable`.
+        A message container (3.13 and later) has those that a node delivers: with the headers of dead-lettering, and without
+        an expiration that the node has removed.  CorruptionError if they are damaged, UnsupportedFormatError if the message
+        is not `readable`.
         """
         cdef dict made
         self.need_content()
@@ -1506,11 +1492,10 @@ cdef class MessageTerm:
 
     @property
     def annotated(self):
-        """bool: `properties` are not those that were published, `raw_properties`: a node has added or removed some."""
+        """bool: a node has added or removed `properties`; `raw_properties` are the published ones."""
         return bool(self.parts.annotated)
 
     cdef tuple record(self):
-        # The decoded P_basic record, where the node changed the properties and kept them so.
         return decode(b"\x83" + self.slice_of(self.parts.record, self.parts.record_end - self.parts.record))
 
     @property
@@ -1521,9 +1506,9 @@ cdef class MessageTerm:
 
     @property
     def properties_size(self):
-        """int: what a node takes as the size of the properties when it decides whether to embed the message.
+        """int: the size of the properties by which a node decides to embed the message (RabbitMQ 3.10.8).
 
-        The bytes of the encoded ones; where only the decoded form was kept, 100 for each header (RabbitMQ 3.10.8).
+        Bytes of the encoded ones; 100 for each header if only the decoded form was kept.
         """
         self.need_content()
         if self.parts.props_size >= 0:
@@ -1545,7 +1530,7 @@ cdef class MessageTerm:
 
     @property
     def vhost(self):
-        """str or None: the virtual host of the exchange; a message container does not say it."""
+        """str or None: the virtual host of the exchange; None for a message container."""
         if self.parts.vhost_size < 0:
             return None
         return text_of(<const unsigned char*>PyBytes_AS_STRING(self.term) + self.parts.vhost, self.parts.vhost_size)
@@ -1557,13 +1542,13 @@ cdef class MessageTerm:
 
     @property
     def persistent(self):
-        """bool: it was published as persistent; where a message container says nothing, True."""
+        """bool: it was published as persistent; True by default for a message container."""
         return bool(self.parts.persistent)
 
 
 def message_term(bytes body not None, bytes properties not None, bytes exchange not None, list routing_keys not None,
                  bytes vhost not None, bint persistent, bytes msg_id not None):
-    """bytes: the term of a message as node 3.10.8 on OTP 25 writes it; `properties` are flags and list."""
+    """Make the term of a message as node 3.10.8 on OTP 25 does; `properties` are flags and list."""
     cdef int64_t n = len(body), at, size
     cdef bytearray out = bytearray(b"\x83h\x06d\0\x0dbasic_messageh\x04d\0\x08resource")
     put_binary(out, vhost)
@@ -1578,7 +1563,7 @@ def message_term(bytes body not None, bytes properties not None, bytes exchange 
     out += b"d\0\x19rabbit_framing_amqp_0_9_1"
     if n:
         put_head(out, TAG_LIST, (n + FRAGMENT_SIZE - 1) // FRAGMENT_SIZE)
-        # The last part comes first: a node puts each before those that it has.
+        # The last part comes first, as in a node.
         at = (n - 1) // FRAGMENT_SIZE * FRAGMENT_SIZE
         while at >= 0:
             size = min(<int64_t>FRAGMENT_SIZE, n - at)
@@ -1594,7 +1579,7 @@ def message_term(bytes body not None, bytes properties not None, bytes exchange 
 # ---------------------------------------------------------------------------------------------------- many at a time
 
 cpdef enum RowStatus:
-    # What could be read of a message.
+    # The readable parts of a message.
     ROW_SOUND = 0
     # No message term: everything is null.
     ROW_DAMAGED = 1
@@ -1603,7 +1588,7 @@ cpdef enum RowStatus:
     # The properties are null, the rest is there.
     ROW_BAD_PROPERTIES = 3
 
-# Columns that are bytes of varying length.  What comes after "headers" are the properties, in their order.
+# Columns of bytes of varying length; those after "headers" are properties, in their order.
 BYTES_COLUMNS = ("body", "exchange", "headers") + tuple(
     name for name in PROPERTY_NAMES if name not in ("headers", "delivery_mode", "priority", "timestamp"))
 MESSAGE_COLUMNS = ("status", "routing_keys", "delivery_mode", "priority", "timestamp") + BYTES_COLUMNS
@@ -1614,7 +1599,7 @@ cdef enum:
     COL_HEADERS = 2
     BYTES_NUM = 13
 
-# Which property a column of bytes is, or -1.
+# The number of the property of a column of bytes, or -1.
 cdef int[BYTES_NUM] PROPERTY_OF
 for _index in range(BYTES_NUM):
     PROPERTY_OF[_index] = PROPERTY_NAMES.index(BYTES_COLUMNS[_index]) if BYTES_COLUMNS[_index] in PROPERTY_NAMES else -1
@@ -1622,7 +1607,7 @@ for _index in range(BYTES_NUM):
 cdef struct Row:
     const unsigned char* p
     int64_t size
-    # Encoded properties: those of the term, or made anew where a node delivers others.
+    # Encoded properties: those of the term, or those that a node delivers instead.
     const unsigned char* props
     int64_t props_size
     int status
@@ -1639,7 +1624,7 @@ cdef void span_row(Row* row) noexcept nogil:
 
 
 cdef bint parse_row(Row* row) noexcept nogil:
-    # True where the properties must be made in Python.
+    # True if the properties have to be made in Python.
     cdef Fault fault
     cdef int i
     row.status = ROW_SOUND
@@ -1659,7 +1644,7 @@ cdef bint parse_row(Row* row) noexcept nogil:
 
 
 cdef inline const unsigned char* bytes_of(Row* row, int column, int64_t* size) noexcept nogil:
-    # Where the bytes of a column lie and how many they are; -1: null, and no place.  The body is only measured here.
+    # The place and size of the bytes of a column; -1: null.  Of a body in parts the first part.
     cdef const unsigned char* base = row.p
     cdef int64_t pos
     size[0] = -1
@@ -1675,7 +1660,7 @@ cdef inline const unsigned char* bytes_of(Row* row, int column, int64_t* size) n
 
 
 cdef void copy_body(Row* row, unsigned char* out) noexcept nogil:
-    # The parts lie last first.  Lengths are read a second time, so they are checked a second time.
+    # The last part comes first.  Lengths are read a second time, and checked a second time.
     cdef int64_t left = row.m.body_size, pos = row.m.fragments, i, size
     for i in range(row.m.fragment_num):
         if row.size - pos < 5:
@@ -1733,19 +1718,12 @@ cdef void fill_keys(Row* rows, int64_t n, int32_t* lists, int32_t* offsets, unsi
 
 
 class MessageColumns:
-    """Messages as columns, in arrays that Arrow can take as they are.
+    """Messages as `columns` of `count` rows, in arrays for Arrow; `utf8` is True for a column whose texts are all UTF-8.
 
-    Attributes
-    ----------
-    count : int
-        Rows.
-    columns : dict of str to array or tuple of arrays
-        ``status``: uint8, values of `RowStatus`.  ``routing_keys``: (int32 offsets of the lists, int32 offsets of the keys,
-        uint8 bytes, valid).  ``delivery_mode`` and ``priority``: (uint8, valid).  ``timestamp``: (uint64 seconds, valid).
-        Columns of `BYTES_COLUMNS`: (int32 offsets, uint8 bytes, valid); ``headers`` are for `decode_table`.
-        ``valid`` is an array of uint8, 1 where the row has a value.
-    utf8 : dict of str to bool
-        For columns of texts: every value is well-formed UTF-8.
+    ``status``: uint8, values of `RowStatus`.  ``routing_keys``: (int32 offsets of the lists, int32 offsets of the keys,
+    uint8 bytes, valid).  ``delivery_mode`` and ``priority``: (uint8, valid).  ``timestamp``: (uint64 seconds, valid).
+    `BYTES_COLUMNS`: (int32 offsets, uint8 bytes, valid); ``headers`` are for `decode_table`.  ``valid`` is an array of
+    uint8, 1 for a row with a value.
     """
 
     __slots__ = ("columns", "count", "utf8")
@@ -1771,9 +1749,8 @@ def message_columns(sources not None, const int64_t[::1] positions not None, con
     Parameters
     ----------
     sources : Region, bytes-like, or list of those
-        Where the terms are.
     positions, sizes : array of int64
-        Of each term in its source.
+        The place of each term in its source.
     numbers : array of int32, optional
         The source of each term; default: the first.
     columns : sequence of str

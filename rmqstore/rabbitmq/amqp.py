@@ -1,10 +1,10 @@
-"""The types of AMQP 0-9-1, decoded so that encoding them makes the bytes that a node writes; and their values as JSON.
+"""The types of AMQP 0-9-1, decoded so that encoding them makes the bytes of a node; and their values as JSON.
 
-Owns the names under which the types are public, whose work the compiled `_term` does, and the JSON objects of one ``$`` name
-for what JSON has no type for.  It knows no message and no file.
-Where Python's types cannot distinguish AMQP's, a small type of this module names the one; plain values are
-encoded as a node's usual clients do: bool as ``t``, int as ``I`` or beyond 32 bits as ``l``, float as ``d``, str as ``S``,
-bytes as ``x``, list as ``A``, dict as ``F``, None as ``V``, `decimal.Decimal` as ``D`` and `datetime.datetime` as ``T``.
+Owns the public names of the types, which the compiled `_term` implements, and JSON objects of one ``$`` name for types that
+JSON does not have.  It knows no message and no file.  Types that Python does not distinguish have a class in this module;
+plain values are encoded as by a node's usual clients: bool as ``t``, int as ``I`` or beyond 32 bits as ``l``, float as
+``d``, str as ``S``, bytes as ``x``, list as ``A``, dict as ``F``, None as ``V``, `decimal.Decimal` as ``D`` and
+`datetime.datetime` as ``T``.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _NUMBERS = {kind: f"${kind.__name__.lower()}" for kind in (Int8, Int16, Int64, U
 
 
 def json_value(value: Any) -> Any:
-    """The value of a property or header as JSON has it; what JSON has no type for becomes an object of one ``$`` name."""
+    """Convert the value of a property or header to JSON, with objects of one ``$`` name for types that JSON does not have."""
     if isinstance(value, Table):
         return {"$pairs": [[name, json_value(item)] for name, item in value.pairs]}
     if isinstance(value, Mapping):
         table = {str(name): json_value(item) for name, item in value.items()}
-        # A table that looks like such an object must not become what it looks like.
+        # A table that looks like such an object has to stay a table.
         return {"$table": table} if len(table) == 1 and next(iter(table)).startswith("$") else table
     if isinstance(value, (list, tuple)):
         return [json_value(item) for item in value]
@@ -92,14 +92,14 @@ def json_value(value: Any) -> Any:
 
 
 def header_text(headers: dict[str, Any]) -> str:
-    """str: a table of headers as JSON."""
+    """Return a table of headers as JSON."""
     text = json.dumps(json_value(headers), ensure_ascii=False, separators=(",", ":"))
     return utf8(text)
 
 
 def utf8(text: str) -> str:
     """Return text that Arrow takes."""
-    # What is not UTF-8 in a store is a surrogate here, which Arrow refuses; JSON reads it out of the escape again.
+    # Arrow refuses surrogates, which stand for bytes that are not UTF-8; JSON reads the escapes.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -116,7 +116,7 @@ _FROM_JSON = {
 
 
 def from_json(value: Any) -> Any:
-    """Return the value of which `json_value` made this."""
+    """Convert JSON of `json_value` back to the value."""
     if isinstance(value, dict):
         if len(value) == 1:
             (name,) = value

@@ -1,11 +1,11 @@
-"""The clean state of a message store: what an orderly close leaves, so that the next opening scans nothing.
+"""The clean state of a message store, which an orderly close writes so that the next opening scans nothing.
 
-Owns `clean.dot`, `file_summary.ets` and `msg_store_index.ets`: their reading, with every check against the message
-files, their writing and their deletion.  The tables are images that `ets:tab2file` writes into a log of `disk_log`; the
-compiled module reads and writes the rows of the index.  It never changes a message file, nor what `MessageFiles` knows.
+Owns `clean.dot`, `file_summary.ets` and `msg_store_index.ets`: reading, with every check against the message files,
+writing and deletion.  The tables are images that `ets:tab2file` writes into a log of `disk_log`.  It never changes a
+message file.
 
-Invariants: `clean.dot` is written last, and without it the others mean nothing; a state that does not fit is refused,
-because a node does not use it either, and scans its files.  Rules: Erlang/OTP 25, RabbitMQ 3.10.8 (docs/rabbitmq.md).
+Invariants: `clean.dot` is written last, and without it the others mean nothing; a state that does not fit is refused, as
+in a node, which then scans its files.  Rules: Erlang/OTP 25, RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 
 from __future__ import annotations
@@ -19,20 +19,29 @@ import numpy as np
 
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.durable import fsync_directory
+from rmqstore.files.open_file import read_small_file
 from rmqstore.files.os_errors import is_too_large, missing_file, naming_errors
 from rmqstore.rabbitmq import _messages
-from rmqstore.rabbitmq.layout import map_file, read_present
+from rmqstore.rabbitmq.layout import map_file
 from rmqstore.rabbitmq.message_files import MAX_FILE, MessageFiles
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.term import Atom, consult, decode, encode
 
-__all__ = ["CLEAN_FILES", "CleanState", "clean_dot_values", "forget_clean_state", "read_clean_state", "write_clean_state"]
+__all__ = [
+    "CLEAN_FILES",
+    "CleanState",
+    "clean_dot_values",
+    "forget_clean_state",
+    "index_rows",
+    "read_clean_state",
+    "write_clean_state",
+]
 
 CLEAN_FILES = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
 
 
 class CleanState(NamedTuple):
-    """What an orderly close says; `files` is {number: [valid size, file size]}."""
+    """The state of an orderly close; `files` is {number: [valid size, file size]}."""
 
     table: _messages.LocationTable
     files: dict[int, list[int]]
@@ -41,12 +50,12 @@ class CleanState(NamedTuple):
 
 
 def read_clean_state(message_files: MessageFiles, present: list[int], client_refs: list[bytes] | None) -> CleanState:
-    """What an orderly close left, checked against the message files that are `present` (§7.2.5, §9).
+    """Read the state, checked against the message files that are `present` (§7.2.5, §9).
 
-    FileNotFoundError if one of the three files is missing; CorruptionError says why they cannot be used.
+    FileNotFoundError if one of the three files is missing; CorruptionError if they cannot be used.
     """
     clean_path, summary_path, index_path = (os.path.join(message_files.path, name) for name in CLEAN_FILES)
-    for path in (summary_path, index_path):
+    for path in (summary_path, index_path, clean_path):
         if not os.path.exists(path):
             raise missing_file(path)
     refs = _client_refs(_small(clean_path), clean_path)
@@ -69,12 +78,11 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     if extra and extra[-1] > max(files, default=-1):
         raise CorruptionError("the clean state does not know the file", message_files.path_of(extra[-1]), 0)
     for number in extra:
-        # A node that is stopped may not get round to deleting a file that it has merged into its neighbour.
+        # A node may be stopped before it deletes a file that it has merged into its neighbour.
         detail = "the clean state does not know the file; nothing in it is in use"
         message_files.problems.append(Problem(message_files.path_of(number), 0, "unknown_file", detail, None))
     files = dict(sorted(files.items()))
 
-    # It has a row for each message, and may be as large as it says.
     region = map_file(index_path)
     if region is None:
         raise CorruptionError("the file is not a table that was closed", index_path, 0)
@@ -85,7 +93,6 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
             try:
                 loaded, at = table.load_ets_items(data, at)
             except StoreError as error:
-                # The compiled module knows no paths.
                 raise type(error)(error.message, index_path, error.pos) from None
             _check_end(data, at, loaded, index_path)
     finally:
@@ -93,7 +100,7 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     numbers = np.array(list(files), np.int64)
     valid, wrong = table.sums(numbers, np.array([size for _, size in files.values()], np.int64))
     if wrong:
-        raise CorruptionError(f"{wrong} messages of the clean state lie in no file, or after its end", index_path, 0)
+        raise CorruptionError(f"{wrong} messages of the clean state are in no file, or after its end", index_path, 0)
     for i, number in enumerate(files):
         if int(valid[i]) != files[number][0]:
             raise CorruptionError(
@@ -105,7 +112,7 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
 
 
 def write_clean_state(message_files: MessageFiles, client_refs: list[bytes], node: str) -> None:
-    """Leave the state of an orderly close, which the next opening, here or in a node, takes instead of a scan."""
+    """Write the state that the next opening, here or in a node, uses instead of a scan."""
     clean_path, summary_path, index_path = (os.path.join(message_files.path, name) for name in CLEAN_FILES)
     files, table = message_files.summaries, message_files.table
     numbers = list(files)
@@ -118,7 +125,7 @@ def write_clean_state(message_files: MessageFiles, client_refs: list[bytes], nod
         row = (Atom("file_summary"), number, valid, left, right, size, Atom("false"), 0)
         rows.append(_item(encode(row)))
     _write_file(summary_path, _image("rabbit_msg_store_file_summary", "ordered_set", b"".join(rows), len(rows), node))
-    _write_file(index_path, _image(_INDEX_MODULE, "set", table.ets_items(), len(table), node))
+    _write_file(index_path, _image(_INDEX_MODULE, "set", *index_rows(table), node))
     # This one last: without it the other two mean nothing.
     fsync_directory(message_files.path)
     _write_file(clean_path, _clean_dot(client_refs))
@@ -126,7 +133,7 @@ def write_clean_state(message_files: MessageFiles, client_refs: list[bytes], nod
 
 
 def forget_clean_state(path: str) -> None:
-    """Delete it before the first change: from here on a crash must leave a store that is scanned."""
+    """Delete the state before the first change, so that the store is scanned after a crash."""
     gone = False
     for name in CLEAN_FILES:
         with contextlib.suppress(FileNotFoundError):
@@ -145,7 +152,7 @@ def _write_file(path: str, data: bytes) -> None:
 
 def _small(path: str) -> bytes:
     try:
-        return read_present(path)
+        return read_small_file(path) or b""
     except OSError as error:
         if not is_too_large(error):
             raise
@@ -186,7 +193,7 @@ def _client_refs(data: bytes, path: str) -> list[bytes]:
 # --------------------------------------------------------------------------------------------------- ets tables (§9.3)
 
 _ETS_HEAD = bytes.fromhex("0102030463584d0b")
-# Longer items have a checksum before them; none of these tables has such.
+# Longer items have a checksum before them; these tables have no such items.
 _MAX_ITEM = 65527
 
 
@@ -195,7 +202,7 @@ def _item(term: bytes) -> bytes:
 
 
 def _image(name: str, kind: str, objects: bytes, count: int, node: str) -> bytes:
-    # Only what a node needs to load the table (3.10.8): it also writes ids, owner and memory of the table that it had.
+    # The fields that a node needs to load the table (3.10.8); its own have ids, owner and memory, too.
     no = Atom("false")
     header = (
         (Atom("read_concurrency"), no),
@@ -216,8 +223,19 @@ def _image(name: str, kind: str, objects: bytes, count: int, node: str) -> bytes
     return _ETS_HEAD + _item(encode(header)) + objects + _item(encode(end))
 
 
+def index_rows(table: _messages.LocationTable) -> tuple[bytes, int]:
+    """Return the rows of `msg_store_index.ets` as items, by file and position, and their number."""
+    ids, refcounts, files, positions, sizes = table.columns()
+    order = np.lexsort((positions, files))
+    located = order[files[order] >= 0]
+    name, id_bytes = Atom("msg_location"), ids[located].tobytes()
+    numbers = zip(*(column[located].tolist() for column in (refcounts, files, positions, sizes)), strict=True)
+    rows = [_item(encode((name, id_bytes[16 * i : 16 * i + 16], *row))) for i, row in enumerate(numbers)]
+    return b"".join(rows), len(rows)
+
+
 def _item_at(data: bytes | memoryview, at: int, path: str) -> tuple[Any, int]:
-    # The value of the item at `at`, and where it ends.
+    # The value of the item at `at`, and its end.
     size = int.from_bytes(data[at : at + 4], "big")
     if bytes(data[at + 4 : at + 8]) != b"bWLA" or size > min(len(data) - at - 8, _MAX_ITEM):
         raise CorruptionError("no item of the table is here", path, at)

@@ -1,9 +1,8 @@
-"""DETS tables of version 9: `recovery.dets`, in which a vhost keeps what its queues said when they stopped.
+"""DETS tables of version 9: `recovery.dets`, with the recovery terms of a vhost's queues.
 
-Owns the hash of keys (`phash2`), the buddy system in which a table's file is handed out, reading and writing.  Reading
-never raises for damage: it says what is wrong and returns what is whole, first through the table's slots and, where these
-are damaged, by looking at every place where a collection of objects could begin.  Everything that the file states is
-bounded by the file: no place is read twice.
+Owns the hash of keys (`phash2`), the buddy system that allocates the file's space, reading and writing.  Reading never
+raises for damage: it reports problems and returns whole objects, first through the table's slots and, if these are
+damaged, by trying every possible place of a collection of objects.  No place is read twice.
 
 Source of all rules: Erlang/OTP 25 (`dets`), RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
@@ -20,9 +19,9 @@ from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
 from rmqstore.files.durable import fsync_directory
+from rmqstore.files.open_file import read_small_file
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._term import Atom
-from rmqstore.rabbitmq.layout import read_present
 
 __all__ = [
     "DetsProblem",
@@ -41,7 +40,7 @@ ACTIVE = 0x12345678
 FREE = 0x03ABCDEF
 END_OF_FREE_LISTS = 12345
 HEADER_SIZE = 312
-# Where the parts of the array of segments begin; also the base of the buddy system while they are laid out.
+# The first part of the array of segments; also the base of the buddy system during its layout.
 FIRST = HEADER_SIZE + 4 * 256
 PART_SLOTS = 512
 SEGMENT_SLOTS = 256
@@ -84,14 +83,14 @@ def _block(data: bytes, start: int) -> int:
     whole = len(data) // 12 * 12
     for x, y, z in struct.iter_unpack("<III", data[:whole]):
         a, b, c = _mix(a + x & _M32, b + y & _M32, c + z & _M32)
-    # The first byte of the last word is taken by the length.
+    # The first byte of the last word is the length's.
     rest = data[whole:]
     x, y, z = struct.unpack("<III", rest[:8].ljust(8, b"\0") + (b"\0" + rest[8:]).ljust(4, b"\0"))
     return _mix(a + x & _M32, b + y & _M32, c + len(data) + z & _M32)[2]
 
 
 def phash2(key: list[int] | bytes) -> int:
-    """int: ``erlang:phash2(Key)``, 27 bits, of a binary or a text; TypeError for another kind of key."""
+    """Return ``erlang:phash2(Key)``, 27 bits, of a binary or a text; TypeError for another kind of key."""
     if isinstance(key, bytes):
         number = 13 * _GOLDEN & _M32
         number = _block(key, number) if key else number
@@ -112,14 +111,14 @@ def phash2(key: list[int] | bytes) -> int:
 
 
 class _Buddies:
-    """Places of a file, handed out by halving: `free[i]` are the free places of 2**i bytes, in order."""
+    """Space of a file, allocated by halving: `free[i]` are the free places of 2**i bytes, in order."""
 
     def __init__(self, base: int):
         self.free: list[list[int]] = [[] for _ in range(BUDDY_NUM)]
         self.free[BUDDY_NUM - 1].append(base)
 
     def take(self, size: int) -> tuple[int, int]:
-        """(where, the logarithm of the size taken) for `size` bytes, at least 16."""
+        """Allocate `size` bytes, at least 16: the place, and the logarithm of the allocated size."""
         wanted = max(size - 1, 15).bit_length()
         level = wanted
         while not self.free[level]:
@@ -131,7 +130,7 @@ class _Buddies:
         return at, wanted
 
     def lists(self) -> bytes:
-        """The free lists as they stand at the end of a file."""
+        """Encode the free lists for the end of a file."""
         parts = []
         for level, places in enumerate(self.free):
             most = (FREE_RECORD_SIZE - 12) // 4
@@ -143,11 +142,11 @@ class _Buddies:
 
 
 def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
-    """Make the file of a table of type set with these objects, closed properly.
+    """Make the file of a properly closed table of type set with these objects.
 
-    Their first elements are the keys, lists of bytes or binaries: TypeError for another kind, ValueError for one that comes
-    twice.  Up to 256 objects, the bytes are what `dets` of OTP 25 leaves where all were inserted into a new table at once;
-    beyond, the table has as many slots as are needed, like one opened with `min_no_slots`.
+    Their first elements are the keys, lists of bytes or binaries: TypeError for another kind, ValueError for a second one.
+    Up to 256 objects, the bytes are those of `dets` of OTP 25 after an insertion of all into a new table; a larger table
+    has as many slots as it needs, as with `min_no_slots`.
     """
     rows = list(objects)
     slot_num = SEGMENT_SLOTS
@@ -199,7 +198,7 @@ def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
 
 
 class DetsProblem(NamedTuple):
-    """Something wrong: a short name, where, and a sentence."""
+    """Damage: a short name, the position, and a sentence."""
 
     kind: str
     pos: int
@@ -210,8 +209,8 @@ class DetsProblem(NamedTuple):
 class DetsTable:
     """The contents of a table's file.
 
-    `objects` in the order of the file, `positions` where the collection of each begins, and `problems`, empty for a sound
-    table.  A node repairs a table that was not closed, or whose slots are damaged, when it opens it.
+    `objects` in the order of the file, the `positions` of their collections, and `problems`, empty for a sound table.  A
+    node repairs a table that was not closed, or whose slots are damaged, when it opens it.
     """
 
     objects: list[Any] = field(default_factory=list, repr=False)
@@ -220,7 +219,7 @@ class DetsTable:
 
 
 def _collection(data: bytes, at: int) -> tuple[list[Any], int] | None:
-    """(objects, end) of the collection at `at`; None if none is there."""
+    """Read objects and end of the collection at `at`; None if there is no collection."""
     if at < 0 or at + 8 > len(data):
         return None
     size, status = struct.unpack_from(">II", data, at)
@@ -247,7 +246,7 @@ def _collection(data: bytes, at: int) -> tuple[list[Any], int] | None:
 
 
 def _slots(data: bytes, table: DetsTable) -> list[tuple[int, int, int]]:
-    """(place, size, slot) of all slots that are used, in the order of the places."""
+    """List place, size and slot of all used slots, in the order of the places."""
     found = []
     seen = set()
     for number in range(256):
@@ -276,7 +275,7 @@ def _slots(data: bytes, table: DetsTable) -> list[tuple[int, int, int]]:
 
 
 def _scan(data: bytes, table: DetsTable) -> None:
-    """Take the collections that can be found without the slots: they begin at steps of 16 bytes."""
+    """Find collections without the slots, at steps of 16 bytes."""
     table.objects, table.positions = [], []
     seen = set()
     work = 16 * len(data) + (1 << 20)
@@ -294,7 +293,7 @@ def _scan(data: bytes, table: DetsTable) -> None:
                 at = FIRST + (taken[1] - FIRST + 15) // 16 * 16
                 continue
             table.problems.append(DetsProblem("bad_collection", at, "a collection whose objects cannot be read"))
-            # What fails may have cost a walk over the rest; a made-up file must not make that often.
+            # A failed attempt may walk over the rest of the file: a hostile file must not repeat that.
             work -= min(struct.unpack_from(">I", data, at)[0], len(data) - at)
             if work < 0:
                 table.problems.append(DetsProblem("gave_up", at, "too many damaged collections; the rest was not read"))
@@ -302,7 +301,7 @@ def _scan(data: bytes, table: DetsTable) -> None:
         at += 16
 
 
-# Of the header's 14 numbers: the kind of the problem, which number, what it has to be.
+# For some of the header's 14 numbers: kind of the problem, index of the number, its right value.
 _CHECKS = (
     ("bad_cookie", 1, COOKIE, "the file begins with {:#x}: no DETS table"),
     ("bad_version", 4, 9, "version {}, not 9"),
@@ -347,7 +346,7 @@ def parse(data: bytes) -> DetsTable:
         used = taken[1]
         for one in taken[0]:
             if slot_num and _hashes_elsewhere(one[0], slot, slot_num, split_num):
-                # A node looks a key up in its own slot, so it does not find this one either.
+                # A node looks a key up in its own slot, and does not find this one.
                 problem(DetsProblem("wrong_slot", at, f"the object {one[0]!r} does not belong to slot {slot}"))
                 astray += 1
                 continue
@@ -374,21 +373,22 @@ def _hashes_elsewhere(key: Any, slot: int, slot_num: int, split_num: int) -> boo
         return False
     wanted = number % slot_num
     if wanted < split_num:
-        # Slots below this number were split when the table grew.
+        # Slots below this number were split.
         wanted = number % (2 * slot_num)
     return wanted != slot
 
 
 def read(path: str | os.PathLike[str]) -> DetsTable:
     """Read the table at `path`; never raises for damage, OSError if the file cannot be read."""
-    return parse(read_present(os.fspath(path)))
+    os.stat(path)
+    return parse(read_small_file(os.fspath(path)) or b"")
 
 
 # -------------------------------------------------------------------------------------------------------- recovery.dets
 
 
 def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:
-    """Terms of the queues by their directories' names, from the objects of `recovery.dets`.
+    """Return the terms of the queues by their directories' names, from the objects of `recovery.dets`.
 
     Version 1 has ``segments`` (list of (number, count) tuples), ``next_seq_id``, ``next_deliver_seq_id``, ``persistent_ref``
     (bytes), ``persistent_count``, ``persistent_bytes``; version 2 ``v2_index_state`` instead of ``segments``.  An object of
@@ -409,23 +409,23 @@ def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:
 
 def _queue_terms(one: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
     key, terms = one
-    # bytes() of a number would be as many zeros.
+    # bytes() of a number would be zeros.
     if not isinstance(key, (list, bytes)) or not isinstance(terms, list):
         raise ValueError("no directory, or no list")
     pairs = [term for term in terms if isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], Atom)]
     found = {str(term[0]): term[1] for term in pairs}
     if len(found) != len(terms):
-        raise ValueError("something else than names and values, or a name that comes twice")
+        raise ValueError("something else than names and values, or a second value of a name")
     return bytes(key).decode("utf-8", "surrogateescape"), found
 
 
 def recovery_object(directory: str, terms: Mapping[str, Any]) -> tuple[list[int], list[tuple[Atom, Any]]]:
-    """The object of a queue, from the name of its directory and its terms in their order."""
+    """Make the object of a queue, from the name of its directory and its terms in their order."""
     return list(directory.encode("utf-8", "surrogateescape")), [(Atom(name), value) for name, value in terms.items()]
 
 
 def write_recovery_terms(path: str, terms: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace a `recovery.dets` by one with these terms, by the names of the queues' directories; all or nothing."""
+    """Replace a `recovery.dets` by one with these terms, by the names of the queues' directories, atomically."""
     staged = path + ".unfinished"
     try:
         with open(staged, "wb") as file:

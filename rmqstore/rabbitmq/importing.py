@@ -1,8 +1,8 @@
 """Messages into a stopped node's queue.
 
-Owns the order of steps of an import, and what it refuses: what the node would not know, or what would be lost.  It never
-works on the directory of a node that runs.  Invariant: a kill at any of its steps leaves a directory that the node boots on
-with all that was there before.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
+Owns the order of the steps of an import, and its refusals: of queues that the node does not know, and of damage that could
+lose messages.  It never writes under a running node.  Invariant: after a kill at any step, the node boots with all earlier
+messages.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from rmqstore.rabbitmq.vhost import Vhost
 __all__ = ["ImportReport", "import_messages", "node_process"]
 
 _BATCH_BYTES = 16 << 20
-# What an import holds in memory before it goes on in a temporary file.
+# An import that needs more memory uses a temporary file.
 _SPOOL_BYTES = 64 << 20
 _SPOOLED = struct.Struct("<qq")
-# With another count than the segments were written with, acks of the journal meet the wrong entries.
+# With a wrong count, acks of the journal would belong to other entries.
 _WRONG_COUNT = {"bad_config", "segment_entry_count_mismatch"}
 _LEGACY_COUNT = {"missing_config", "unreadable_config"}
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What `import_messages` did.
+    """The result of `import_messages`.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class ImportReport:
     first_seq_id : int
         Sequence id of the first of them.
     embedded, stored : int
-        The number in the index, and that in the message store.
+        Numbers of messages in the index, and in the message store.
     state : str
         ``"exact"``: the node keeps flags and numbers; ``"dirty"``: it marks every message of the vhost as redelivered.
     """
@@ -72,14 +72,14 @@ class ImportReport:
 
 
 def node_process(path: str | os.PathLike[str]) -> int | None:
-    """int or None: a process that has files below `path` open, as a running node has; None also where /proc does not tell."""
+    """Find a process that has files below `path` open, such as a running node; None also without /proc."""
     root = os.path.realpath(os.fspath(path)) + os.sep
     processes = listing("/proc", lambda entry: entry.name.isdigit() and int(entry.name) != os.getpid())
     for process in processes.names:
         for path in listing(f"/proc/{process}/fd").paths:
             with contextlib.suppress(OSError):
                 opened = os.readlink(path)
-                # Whoever only lists folders, such as du, is not a node.
+                # A process that only lists folders, such as du, is not a node.
                 if opened.startswith(root) and not os.path.isdir(opened):
                     return int(process)
     return None
@@ -109,7 +109,7 @@ def import_messages(
         ``msg_id`` is in use gets a new one, unless the message store has the same bytes under it.
     state : {"auto", "exact", "dirty"}
         ``"exact"`` keeps numbers and redelivered flags of all queues, and needs a clean stop of the node.  With ``"dirty"``
-        the node recovers as after a crash, and marks all messages as redelivered.  By default exact where possible.
+        the node recovers as after a crash, and marks all messages as redelivered.  By default exact if possible.
     level : int, optional
         The level of a priority queue; needed for one.
     declared : bool
@@ -117,7 +117,7 @@ def import_messages(
     embed_below : int
         The node's ``queue_index_embed_msgs_below``, in bytes.
     segment_entry_count : int, optional
-        As for `Vhost.open`.
+        See `Vhost.open`.
 
     Raises
     ------
@@ -129,8 +129,8 @@ def import_messages(
     StoreLockedError
         The node runs, or another process writes; nothing was changed.
     OSError, KeyboardInterrupt
-        Writing failed or was interrupted.  All earlier messages are there, as after an unclean stop, and perhaps the
-        first of the new ones.
+        Writing failed or was interrupted.  All earlier messages are there, as after an unclean stop, and perhaps some of
+        the new ones.
     """
     if state not in ("auto", "exact", "dirty"):
         raise ValueError(f"state is {state!r}, not auto, exact or dirty")
@@ -140,7 +140,7 @@ def import_messages(
         _directory_to_import(vhost, queue, level, declared)
     with _Spool(name) as spool:
         spool.take(messages)
-        # The source may have taken its time.
+        # Reading the source may have taken long.
         _check_stopped(path)
         with Vhost.open(path, segment_entry_count=segment_entry_count, check_terms=True) as vhost:
             directory = _directory_to_import(vhost, queue, level, declared)
@@ -165,7 +165,7 @@ def import_messages(
 
 
 def _usable(terms: Mapping[str, Any] | None, directory: QueueDirectory | None) -> bool:
-    """bool: a queue's recovery terms are there and are what they should be."""
+    """Check that a queue's recovery terms are there and valid."""
     if terms is None or directory is not None:
         return directory is not None and directory.clean
     # Nothing persistent ever went into it.
@@ -175,7 +175,7 @@ def _usable(terms: Mapping[str, Any] | None, directory: QueueDirectory | None) -
 
 
 def _refuse_doubt(vhost: Vhost) -> None:
-    """StoreError where it is not sure what all queues refer to: the message store deletes what nobody refers to."""
+    """Raise StoreError if references may be missing: the message store deletes messages without references."""
     legacy = vhost.segment_entry_count == layout.LEGACY_SEGMENT_ENTRY_COUNT
     wrong_count = _WRONG_COUNT if legacy else _WRONG_COUNT | _LEGACY_COUNT
     doubts = [problem for problem in vhost.problems if problem.kind in wrong_count]
@@ -195,7 +195,7 @@ def _refuse_doubt(vhost: Vhost) -> None:
 
 
 def _doubts_of_store(path: str) -> list[Problem]:
-    # A message file that cannot be opened, that the writer does not take for one, or would give another name.
+    # Message files that cannot be opened, have a strange name, or would be renamed.
     if not os.path.isdir(path):
         return []
     files = MessageFiles(path, DEFAULT_FILE_SIZE_LIMIT, "auto")
@@ -215,7 +215,7 @@ def _check_stopped(path: str | os.PathLike[str]) -> None:
 
 
 def _directory_to_import(vhost: Vhost, queue: str, level: int | None, declared: bool) -> str:
-    """str: the name of the directory to write into, after everything that would make the node refuse or delete it."""
+    """Return the name of the directory to write into, after all checks that the node will read it."""
 
     def refuse(wrong: bool, text: str | Sentence, path: str = vhost.path) -> None:
         if wrong:
@@ -264,7 +264,7 @@ def _directory_to_import(vhost: Vhost, queue: str, level: int | None, declared: 
 
 
 class _Import:
-    """One import, in an order in which a kill at any step leaves what was there before, as after an unclean stop at worst."""
+    """One import, in an order that keeps all earlier messages after a kill at any step, at worst as after an unclean stop."""
 
     def __init__(self, vhost: Vhost, name: QueueName, directory: str, exact: bool, embed_below: int):
         self.vhost = vhost
@@ -285,11 +285,11 @@ class _Import:
         vhost.close()
         made = not os.path.isdir(self.path)
         if not made:
-            # A writer of the queue is met here, and not after the message store has forgotten its clean state.
+            # Meet a writer of the queue before the message store deletes its clean state.
             os.close(lock_directory(self.path, "the queue is open for writing already; close it there"))
         store = MessageStore.open(store_path(vhost.path, persistent=True), references=references, client_refs=refs)
         try:
-            # From here on a node finds this queue, or all, as after an unclean stop, and nothing is lost by it.
+            # From now a node finds this queue, or all, as after an unclean stop, and nothing is lost.
             self._write_terms()
             index = QueueIndex.open(
                 self.path,
@@ -303,7 +303,7 @@ class _Import:
                 self._write_stub()
                 first = index.next_seq_id
                 embedded = self._put(index, store, spool)
-                # What the index leads to is on the disk before the index leads there.
+                # Messages have to be on the disk before the entries that refer to them.
                 store.sync()
                 index.flush()
                 new_terms = index.close()
@@ -312,7 +312,7 @@ class _Import:
             if self.exact and new_terms is not None:
                 self.terms[self.directory] = new_terms
                 self._write_terms()
-            # With a clean state no node looks for what other queues lead to; what is lost would crash them.
+            # With a clean state, lost messages of other queues would crash these.
             store.close(None if len(store.missing) else refs)
         except BaseException:
             store.abandon()
@@ -323,7 +323,7 @@ class _Import:
         return ImportReport(self.name.queue, self.directory, spool.count, first, embedded, spool.count - embedded, state)
 
     def _put(self, index: QueueIndex, store: MessageStore, spool: _Spool) -> int:
-        """int: how many of the messages were embedded."""
+        """Write the messages, and return the number of embedded ones."""
         missing = {row.tobytes() for row in store.missing}
         embedded = 0
         held: list[tuple[bool, Message, int | None]] = []
@@ -364,7 +364,7 @@ class _Import:
 
     def _write_stub(self) -> None:
         path = os.path.join(self.path, ".queue_name")
-        # A death may have left the directory without one, or an empty one.
+        # After a kill it may be missing or empty.
         if os.path.lexists(path) and (not os.path.isfile(path) or os.path.getsize(path)):
             return
         with open(path + ".unfinished", "wb") as file:
@@ -372,7 +372,7 @@ class _Import:
         os.replace(path + ".unfinished", path)
 
     def _remove_empty(self) -> None:
-        # The directory that was made, if nothing went into it.
+        # The new directory, if it is still empty.
         with contextlib.suppress(OSError):
             entries = listing(self.path).checked()
             empty = {".queue_name", ".queue_name.unfinished"}
@@ -383,7 +383,7 @@ class _Import:
 
 
 class _Spool:
-    """The messages of an import between their source and the directory: a source that fails must not have changed it."""
+    """The messages of an import, all read before the directory is changed, as their source may fail."""
 
     def __init__(self, vhost: str):
         self.vhost = vhost
@@ -422,7 +422,7 @@ class _Spool:
 
 
 def _of_queue(message: Message, vhost: str, msg_id: bytes | None) -> Message:
-    # The body and all that came with it stay; what the node goes by is of this queue.
+    # Body and properties stay; vhost, persistence and id are those of the queue.
     raw = message.raw_properties
     return Message(
         message.body,
@@ -436,10 +436,10 @@ def _of_queue(message: Message, vhost: str, msg_id: bytes | None) -> Message:
 
 
 def _may_store(store: MessageStore, message: Message, missing: set[bytes]) -> bool:
-    """bool: the message can be written by its id: nothing has it, or the same message, which is shared."""
+    """Check that no other message has the id of a message; the same message is shared."""
     msg_id = message.msg_id or b""
     if msg_id in missing:
-        # Another queue leads there, and nothing tells to what.
+        # An entry of another queue refers to an unknown message with this id.
         return False
     try:
         return store.read_term(msg_id) == message.term

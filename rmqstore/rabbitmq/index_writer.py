@@ -1,11 +1,10 @@
 """Opening of a queue index after a stop, and its writing: torn ends off, the journal to its file and into the segments.
 
-Owns the lock on the directory (on itself, so that no foreign file lies in it), the journal's descriptor, the failure that
-ends writing, and what opening does by recovery terms or, after a crash, without them (section 7.4).  It takes what is to
-be written from the directory's map.  It is not thread-safe: `QueueIndex` has the lock.
+Owns the lock on the directory itself, the journal's descriptor, the failure that ends writing, and recovery by terms or,
+after a crash, without them (section 7.4).  It is not thread-safe: `QueueIndex` has the lock.
 
-Invariants: a segment is only appended to, by one write that ends with whole records, or deleted; the journal is emptied
-after the segments have what it said; a file that someone else changed is not written; after a failure nothing is.
+Invariants: a segment is only appended to, by one write of whole records, or deleted; the journal is emptied after the
+segments have its entries; a file that someone else changed is not written; after a failure nothing is written.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,24 +22,18 @@ from rmqstore.files.durable import fsync_directory, write_all
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import naming_errors
-from rmqstore.rabbitmq._core import (
-    ENTRY_DELIVER,
-    ENTRY_EMBEDDED,
-    ENTRY_PERSISTENT,
-    MAX_SEQ_ID,
-    Segment,
-    terms_at,
-)
-from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, bad_terms, count_problems, low_seq_id
+from rmqstore.rabbitmq._core import ENTRY_DELIVER, ENTRY_EMBEDDED, ENTRY_PERSISTENT, Segment
+from rmqstore.rabbitmq.index_directory import IndexDirectory
 from rmqstore.rabbitmq.layout import lock_directory
+from rmqstore.rabbitmq.live_index import IndexColumns, StatedTerms, embedded_terms, stated_terms
 
-__all__ = ["IndexWriter", "RecoveryTerms", "checked_terms", "next_seq_ids", "recover"]
+__all__ = ["IndexWriter", "checked_terms", "next_seq_ids", "recover"]
 
 logger = logging.getLogger(__name__)
 
 
 class IndexWriter(NotCopied):
-    """The one writer of a directory; `failure` is the error of the write that failed, after which there are no more."""
+    """The one writer of a directory; `failure` is the error that ended writing."""
 
     def __init__(self, directory: IndexDirectory):
         self.failure: BaseException | None = None
@@ -49,13 +42,13 @@ class IndexWriter(NotCopied):
         self._lock_fd = -1
 
     def lock(self) -> None:
-        """Keep other writers out; StoreLockedError where one has the queue open."""
+        """Keep other writers out; StoreLockedError if one has the queue open."""
         self._lock_fd = lock_directory(
             self._directory.path, Sentence("another writer has the queue open; close it first", OpenReadOnly())
         )
 
     def open_journal(self) -> None:
-        """Open the journal, and cut what is not a whole record off its end and off those of the segments."""
+        """Open the journal, and cut incomplete records off its end and the ends of the segments."""
         directory = self._directory
         path, used = directory.path_of(-1), directory.journal.used
         self._journal_fd = open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -67,7 +60,7 @@ class IndexWriter(NotCopied):
             directory.journal_size = used
 
     def close(self) -> None:
-        """Give the directory back, without writing anything."""
+        """Release the directory, without writing anything."""
         for fd in (self._journal_fd, self._lock_fd):
             if fd >= 0:
                 os.close(fd)
@@ -83,7 +76,7 @@ class IndexWriter(NotCopied):
             raise
 
     def _cut_tails(self) -> None:
-        # What a crash left of a record at a file's end; the reading looked for whole ones in it and found none.
+        # A crash left part of a record at the end of a file; there is no whole record in it.
         for number, segment in sorted(self._directory.journal.segments.items()):
             if segment.end == segment.size or segment.size < 0:
                 continue
@@ -118,7 +111,7 @@ class IndexWriter(NotCopied):
         directory.journal_size = journal.written
 
     def flush(self) -> None:
-        """Move the journal into the segments, and empty it; `QueueIndex.flush` says what that means."""
+        """Move the journal into the segments, and empty it, as `QueueIndex.flush`."""
         directory, journal = self._directory, self._directory.journal
         path = directory.path_of(-1)
         with self._poisoning(path):
@@ -126,8 +119,8 @@ class IndexWriter(NotCopied):
             touched = set(np.unique(seqs // directory.segment_entry_count).tolist())
             doomed = [number for number, segment in journal.segments.items() if segment.unacked == 0]
             if journal.written:
-                # The journal's file must not lag behind the segments: a node does not boot on a deliver whose ack is in
-                # the segment already, or whose publish went with its segment.
+                # The journal has to be as new as the segments: a node does not boot on a deliver whose ack is in a
+                # segment, or whose publish was deleted with one.
                 self._write_journal()
             names_changed = False
             for number in sorted(touched.union(doomed)):
@@ -163,7 +156,7 @@ class IndexWriter(NotCopied):
                     write_all(fd, blob)
                     os.fsync(fd)
                 except BaseException:
-                    # A node hangs on a part of a record; the journal still has everything.
+                    # A node hangs on part of a record; the journal still has all of it.
                     with contextlib.suppress(OSError):
                         os.ftruncate(fd, old)
                     raise
@@ -179,42 +172,18 @@ class IndexWriter(NotCopied):
 # ------------------------------------------------------------------------------------------------------------- recovery
 
 
-class RecoveryTerms(NamedTuple):
-    """The recovery terms of a queue that its index takes over."""
-
-    next_seq_id: int
-    next_deliver_seq_id: int
-    persistent_ref: bytes | None
-
-
 def checked_terms(
     directory: IndexDirectory, terms: Mapping[str, Any] | Iterable[tuple[str, Any]], chosen: range | None
-) -> RecoveryTerms | None:
-    """The terms of an orderly stop, with a problem for each that the files contradict; None where they are not terms."""
-    try:
-        clean = {str(key): value for key, value in (terms.items() if isinstance(terms, Mapping) else terms)}
-        segments = clean["segments"]
-        pairs = segments.items() if isinstance(segments, Mapping) else segments
-        stated = {int(number): int(count) for number, count in pairs}
-        numbers = [int(clean[key]) for key in ("next_seq_id", "next_deliver_seq_id")]
-        if not all(0 <= number <= MAX_SEQ_ID + 1 for number in numbers):
-            raise ValueError("a sequence id")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        # A node without "segments" in the terms recovers as if there were none.
-        directory.problems.append(bad_terms(directory.path, error))
-        return None
-    stated = {number: count for number, count in stated.items() if count and (chosen is None or number in chosen)}
-    directory.problems += count_problems(stated, directory.unacked(), directory.path_of)
-    next_seq_id, highest = numbers[0], directory.highest_seq_id()
-    if highest >= next_seq_id:
-        directory.problems.append(low_seq_id(directory.path, next_seq_id, highest))
-        next_seq_id = highest + 1
-    ref = clean.get("persistent_ref")
-    return RecoveryTerms(next_seq_id, numbers[1], bytes(ref) if isinstance(ref, (bytes, bytearray)) else None)
+) -> StatedTerms | None:
+    """Parse the terms of an orderly stop, with a problem for each that the files contradict; None for other terms."""
+    highest = directory.highest_seq_id()
+    live = directory.unacked() if chosen is None else None
+    found = stated_terms(directory, 1, terms, live, highest, directory.problems)
+    return None if found is None else found._replace(next_seq_id=max(found.next_seq_id, highest + 1))
 
 
-def next_seq_ids(directory: IndexDirectory, clean: RecoveryTerms | None) -> tuple[int, int]:
-    """The sequence ids of the next publish and of the next deliver."""
+def next_seq_ids(directory: IndexDirectory, clean: StatedTerms | None) -> tuple[int, int]:
+    """Return the sequence ids of the next publish and of the next deliver."""
     if clean is not None:
         return clean.next_seq_id, min(clean.next_deliver_seq_id, clean.next_seq_id)
     remaining = [number for number, count in directory.unacked().items() if count]
@@ -225,11 +194,11 @@ def next_seq_ids(directory: IndexDirectory, clean: RecoveryTerms | None) -> tupl
 def recover(
     directory: IndexDirectory,
     writer: IndexWriter,
-    clean: RecoveryTerms | None,
+    clean: StatedTerms | None,
     store_clean: bool,
     is_stored: Callable[[bytes], bool] | None,
 ) -> None:
-    """Bring the files to where a node's opening leaves them."""
+    """Change the files as a node does when it opens the queue."""
     directory.refuse_damage()
     writer.open_journal()
     if clean is None or not store_clean:
@@ -240,30 +209,22 @@ def recover(
 
 
 def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes], bool] | None) -> None:
-    """Section 7.4: what is in no store, or was transient, is acked; in a dirty queue the rest counts as delivered."""
-    for numbers in directory.chunks():
+    """Ack entries that are transient or in no store; in a dirty queue mark the rest as delivered (section 7.4)."""
+    for numbers in directory.parts():
         columns = directory.columns_of(numbers, True)
-        present = _persistent(directory, numbers, columns)
+        present = _persistent(directory, columns)
         if is_stored is not None:
             for i in np.flatnonzero((columns.flags & ENTRY_EMBEDDED) == 0).tolist():
                 present[i] = bool(is_stored(columns.msg_id[i].tobytes()))
         undelivered = (columns.flags & ENTRY_DELIVER) == 0
-        for seqs, ack in (
-            (columns.seq_id[undelivered & (dirty | ~present)], False),
-            (columns.seq_id[~present], True),
-        ):
+        for seqs, ack in ((columns.seq_id[undelivered & (dirty | ~present)], False), (columns.seq_id[~present], True)):
             verdict, _ = directory.journal.marks(seqs, ack)
             assert verdict == 0, "an entry that was just listed takes its marks"
 
 
-def _persistent(directory: IndexDirectory, numbers: list[int], columns: IndexColumns) -> np.ndarray:
+def _persistent(directory: IndexDirectory, columns: IndexColumns) -> np.ndarray:
     persistent: np.ndarray = (columns.flags & ENTRY_PERSISTENT) != 0
-    term_pos = columns.term_pos
-    for source, rows in directory.embedded_terms(columns, numbers):
-        terms = terms_at(source, term_pos[rows], columns.term_size[rows])
-        # A node asks the embedded message itself; one of 3.13 and later does not end so.
-        persistent[rows] = [
-            term.endswith(b"true") or (flag and not term.endswith(b"false"))
-            for term, flag in zip(terms, persistent[rows].tolist(), strict=True)
-        ]
+    for row, term in embedded_terms(directory, columns).items():
+        # The embedded message decides, as in a node; a message of 3.13 or later has another end.
+        persistent[row] = term.endswith(b"true") or (persistent[row] and not term.endswith(b"false"))
     return persistent

@@ -1,7 +1,7 @@
-"""Names and small files of a vhost's directory, and how any of its directories is locked and its files are mapped.
+"""Names and small files of a vhost's directory, and the locking of directories and mapping of files.
 
-Owns the hash behind directory names, `.config`, `.queue_name` and `.vhost`.  It writes nothing.  A node takes no lock on a
-directory, so that it only keeps writers of this package apart.  Source of all rules: RabbitMQ 3.10.8.
+Owns the hash in directory names, `.config`, `.queue_name` and `.vhost`.  It writes nothing.  A node takes no lock, so that
+a lock only excludes writers of this package.  Source of all rules: RabbitMQ 3.10.8.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rmqstore._core import Region
 from rmqstore.errors import CorruptionError, GeometryError, StoreLockedError
-from rmqstore.files.open_file import open_regular, read_small_file
+from rmqstore.files.open_file import open_regular
 from rmqstore.files.os_errors import is_locked, naming_errors
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "map_file",
     "parse_queue_name",
     "queue_directory",
-    "read_present",
     "read_queue_name",
     "read_segment_entry_count",
     "read_vhost_name",
@@ -38,11 +37,11 @@ __all__ = [
 ]
 
 DEFAULT_SEGMENT_ENTRY_COUNT = 2048
-# What a node takes where `.config` is missing or unreadable: the value before 3.8.17.
+# The value before 3.8.17, which a node uses if `.config` is missing or unreadable.
 LEGACY_SEGMENT_ENTRY_COUNT = 16384
 MAX_SEGMENT_ENTRY_COUNT = 16384
 
-# Bytes of a small file that are read.
+# Bytes that are read of a small file.
 _MOST = 1 << 16
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SEGMENT_ENTRY_COUNT = re.compile(r"\{\s*segment_entry_count\s*,\s*(-?\d+)\s*\}\s*\.")
@@ -50,7 +49,7 @@ _COMMENT = re.compile(r"%[^\n]*")
 
 
 def base36_md5(data: bytes) -> str:
-    """str: the MD5 of some bytes as a number in base 36, which is how a node names directories."""
+    """Return the MD5 of some bytes as a number in base 36, a node's names of directories."""
     digest = hashlib.md5(data, usedforsecurity=False).digest()
     number, digits = int.from_bytes(digest, "big"), ""
     while number:
@@ -60,12 +59,12 @@ def base36_md5(data: bytes) -> str:
 
 
 def vhost_directory(vhost: str) -> str:
-    """str: the name of a vhost's directory below ``msg_stores/vhosts``."""
+    """Return the name of a vhost's directory below ``msg_stores/vhosts``."""
     return base36_md5(vhost.encode("utf-8", "surrogateescape"))
 
 
 def queue_directory(vhost: str, queue: str | bytes, priority: int | None = None) -> str:
-    """str: the name of a queue's directory; each level of a priority queue (0 to its maximum) has one of its own."""
+    """Return the name of a queue's directory; each level of a priority queue (0 to its maximum) has its own."""
     name = queue if isinstance(queue, bytes) else queue.encode("utf-8", "surrogateescape")
     if priority is not None:
         name += bytes((0, priority))
@@ -92,7 +91,7 @@ class QueueName(NamedTuple):
 
 
 def parse_queue_name(data: bytes) -> QueueName | None:
-    """Parse a `.queue_name`; the file is informational, so that damage is only None."""
+    """Parse a `.queue_name`; None for damage, as the file is informational."""
     match = re.fullmatch(rb"VHOST: (.*?)\nQUEUE: (.*?)\n(?:INDEX: v(\d+)\n)?", data, re.DOTALL)
     if match is None:
         return None
@@ -108,7 +107,7 @@ def parse_queue_name(data: bytes) -> QueueName | None:
 
 
 def read_queue_name(directory: str) -> QueueName | None:
-    """Return what the stub in a queue's directory says; None without one that can be read."""
+    """Read the stub in a queue's directory; None if it is missing or unreadable."""
     try:
         with open(open_regular(os.path.join(directory, ".queue_name")), "rb") as file:
             return parse_queue_name(file.read(_MOST))
@@ -119,7 +118,7 @@ def read_queue_name(directory: str) -> QueueName | None:
 def read_vhost_name(path: str, queues: Iterable[str]) -> str:
     """Return the name of the vhost in `path`, from ``.vhost``, else from the stubs in the directories of its queues.
 
-    A node before 3.7 wrote neither; the name is empty where it is not known.
+    A node before 3.7 wrote neither; an unknown name is empty.
     """
     try:
         with open(open_regular(os.path.join(path, ".vhost")), "rb") as file:
@@ -134,14 +133,14 @@ def read_vhost_name(path: str, queues: Iterable[str]) -> str:
 
 
 def format_queue_name(vhost: str, queue: str, priority: int | None = None, index_version: int = 1) -> bytes:
-    """bytes: the contents of a `.queue_name`."""
+    """Make the contents of a `.queue_name`."""
     name = queue.encode("utf-8", "surrogateescape") + (b"" if priority is None else bytes((0, priority)))
     head = b"VHOST: " + vhost.encode("utf-8", "surrogateescape") + b"\nQUEUE: " + name + b"\n"
     return head if index_version == 1 else head + b"INDEX: v%d\n" % index_version
 
 
 def format_config(segment_entry_count: int) -> bytes:
-    """bytes: the `.config` that a node writes."""
+    """Make the contents of a `.config`, as a node does."""
     return (
         b"%% This file is auto-generated! Edit at your own risk!\n{segment_entry_count, "
         + b"%d}." % segment_entry_count
@@ -151,7 +150,7 @@ def format_config(segment_entry_count: int) -> bytes:
 def read_segment_entry_count(vhost_path: str | os.PathLike[str]) -> int | None:
     """Read the entries a segment from a vhost's `.config`; None if there is no such file.
 
-    CorruptionError if it says no number, GeometryError if that is not between 1 and 16384.
+    CorruptionError if it has no number, GeometryError if that is not between 1 and 16384.
     """
     path = os.path.join(os.fspath(vhost_path), ".config")
     try:
@@ -164,7 +163,7 @@ def read_segment_entry_count(vhost_path: str | os.PathLike[str]) -> int | None:
         raise CorruptionError(
             "the file says no segment_entry_count; give segment_entry_count, or write the file as a node does", path, 0
         )
-    # Of thousands of digits Python makes no number.
+    # Python refuses a number of thousands of digits.
     count = int(match[1][:10])
     if not 1 <= count <= MAX_SEGMENT_ENTRY_COUNT:
         raise GeometryError(f"segment_entry_count is {count}, not between 1 and {MAX_SEGMENT_ENTRY_COUNT}", path, 0)
@@ -172,7 +171,7 @@ def read_segment_entry_count(vhost_path: str | os.PathLike[str]) -> int | None:
 
 
 def lock_directory(path: str, refusal: str) -> int:
-    """int: a descriptor that holds the lock on a directory; StoreLockedError with `refusal` where it is held."""
+    """Return a descriptor that holds the lock on a directory; StoreLockedError with `refusal` if it is locked."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,16 +183,8 @@ def lock_directory(path: str, refusal: str) -> int:
     return fd
 
 
-def read_present(path: str) -> bytes:
-    """bytes: what a small file holds, as of `read_small_file`; FileNotFoundError where it is missing."""
-    data = read_small_file(path)
-    if data is None:
-        os.stat(path)
-    return data or b""
-
-
 def map_file(path: str) -> Region | None:
-    """Region or None: None for an empty file, which cannot be mapped."""
+    """Map a file; None for an empty one, which cannot be mapped."""
     fd = open_regular(path)
     try:
         size = os.fstat(fd).st_size

@@ -1,9 +1,8 @@
-"""A message as RabbitMQ stores it: one Erlang term, read lazily or made with the bytes that a node writes.
+"""A message as RabbitMQ stores it: one Erlang term, read lazily or made with the bytes of a node.
 
-Owns the rules for making a message (what a broker refuses, the parts of a payload, the persistent flag), the rule that
-decides between queue index and message store, and how messages that cannot be read are named.  Parsing and encoding are
-the compiled `_term`'s; it opens no file.
-Invariants: a `Message` never changes; `term` of one that was read is the bytes that were read.
+Owns the rules for a new message (a broker's limits, the persistent flag), the choice between queue index and message
+store, and the description of messages that cannot be read.  Parsing and encoding are the compiled `_term`'s; it opens no
+file.  Invariants: a `Message` never changes; `term` has the bytes that were read.
 
 Source of all rules: RabbitMQ 3.10.8 on OTP 25; message containers: 3.13 and 4.x.
 """
@@ -49,7 +48,7 @@ def _parts(
     vhost: str,
     persistent: bool | None,
 ) -> tuple[bytes, bytes, list[bytes], bytes, bool]:
-    """What a term holds beside payload and identity, encoded."""
+    """Encode the parts of a term other than payload and identity."""
     if isinstance(routing_keys, (str, bytes)):
         raise InvalidMessageError("routing_keys is a sequence of str: give a list, such as ['key']")
     if isinstance(properties, bytes):
@@ -69,27 +68,27 @@ def _parts(
 
 
 class Message(_term.MessageTerm):
-    """A message: what its term holds.
+    """A message, made from its parts or parsed from a term.
 
     Parameters
     ----------
     body : bytes-like
     properties : mapping of str to value, or bytes, optional
-        By the names of `amqp.PROPERTY_NAMES`; header values as of `amqp.encode_table`.  Bytes are property flags and list as
-        they were published.
+        By the names of `amqp.PROPERTY_NAMES`, with header values for `amqp.encode_table`; or the published property flags
+        and list as bytes.
     exchange : str
     routing_keys : sequence of str
-        One, and those of the headers CC and BCC where there are such.
+        The routing key, and those of the headers CC and BCC.
     vhost : str
     persistent : bool, optional
         Default: the property `delivery_mode` is 2, as a node decides.
     msg_id : bytes, optional
-        16 bytes that no other message of the node has; default: random.
+        16 bytes, unique in the node; default: random.
 
     Raises
     ------
     InvalidMessageError
-        What the format cannot hold or a node would refuse.
+        The format cannot hold a value, or a node would refuse it.
     """
 
     def __init__(
@@ -113,9 +112,9 @@ class Message(_term.MessageTerm):
         self.load(_term.message_term(bytes(body), *parts, bytes(msg_id)))
 
     def embedded(self, embed_below: int = DEFAULT_EMBED_BELOW) -> bool:
-        """bool: a node puts the message into the queue index, and not into the message store.
+        """Check that a node puts the message into the queue index, and not into the message store.
 
-        `embed_below` is `queue_index_embed_msgs_below`; body and properties together must be smaller (RabbitMQ 3.10.8).
+        Body and properties together must be below `embed_below`, `queue_index_embed_msgs_below` (RabbitMQ 3.10.8).
         """
         body_size = self.body_size
         return body_size < embed_below and body_size + self.properties_size < embed_below
@@ -151,7 +150,7 @@ def checked_term(msg_id: bytes, message: Any, path: str) -> Any:
         except CorruptionError as error:
             raise InvalidMessageError(f"byte {error.pos} of the message's term: {error.message}", path) from None
     found = _term.message_id_of(term)
-    # A term of a shape that is not known here, as of a later version, is its writer's business.
+    # A term of an unknown shape, perhaps of a later version, is not checked.
     if found is not None and found != msg_id:
         raise InvalidMessageError(
             f"the term holds the message id {found.hex()}, not {msg_id.hex()}; a node would not boot on it", path
@@ -160,7 +159,7 @@ def checked_term(msg_id: bytes, message: Any, path: str) -> Any:
 
 
 class LostMessage(NamedTuple):
-    """A message that a queue's index has, and whose bytes are not there, are not a message, or cannot be decoded.
+    """A message in a queue's index whose bytes are missing, damaged, or cannot be decoded.
 
     Attributes
     ----------
@@ -176,7 +175,7 @@ class LostMessage(NamedTuple):
     embedded : bool
         Its bytes should be in the queue's own files; otherwise in the vhost's message store.
     reason : str
-        Why they cannot be read although they may be whole, or cannot be decoded; empty where they are lost.
+        Why they cannot be decoded, or not be read although they may be whole; empty if they are lost.
     undecoded : bool
         The bytes are whole, and `MessageStore.read_term` and a directory's `entries` return them.
     """
@@ -205,7 +204,7 @@ class LostMessage(NamedTuple):
 
 
 def undecoded(message: Message, properties: bool = True) -> str | None:
-    """str or None: why a message whose term is whole has no body, or no `properties` if they are asked for, here."""
+    """Return why a whole message, or its `properties`, cannot be decoded here; None if they can."""
     try:
         if not message.readable:
             message.body_size  # noqa: B018
@@ -233,7 +232,7 @@ class LostMessages:
         self._first = self._first or lost
 
     def warn(self) -> None:
-        """Log how many there were, unless `on_lost` had them."""
+        """Log their number, unless `on_lost` was called."""
         if self._first is not None:
             logger.warning(
                 "queue %s: lost messages left out: %d, the first is %s; verify says more",

@@ -1,11 +1,10 @@
-"""The message files of a directory: which there are, what is in use in them, and where each message lies.
+"""The message files of a directory: their sizes, the parts in use, and the place of each message.
 
-Owns the table of locations with its reference counts, the sizes of the files and their sums, the descriptors, the file
-that is appended to, and the failure that ends writing.  It never decides that files are merged and never
-reads what a crash left (`message_recovery`).  It is not thread-safe: `MessageStore` has the lock.
+Owns the table of places with its reference counts, the descriptors, the current file, and the failure that ends writing.
+Opening after a crash, and merging, are `message_recovery`'s.  It is not thread-safe: `MessageStore` has the lock.
 
-Invariants: only the highest file is appended to; the sums are those of the summaries; a file that nobody refers to
-goes, unless it is the highest; after a failed write or sync nothing is written any more.
+Invariants: only the highest file is appended to; the sums are those of the summaries; a file without references is
+deleted, unless it is the highest; after a failed write or sync nothing is written.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
 __all__ = ["MAX_FILE", "RDT", "FileSummary", "Locations", "MessageFiles", "encode_record"]
 
 _MAX_OPEN_FILES = 64
-# Part of the key of a leftover N.rdt, which a read-only store reads where it lies.
+# Part of the key of a leftover N.rdt, which a read-only store reads in its place.
 RDT = 1 << 30
 MAX_FILE = RDT - 1
 _RECORD_EXTRA = int(_messages.MessageRecordLayout.MESSAGE_RECORD_EXTRA)
 _FILE_NAME = re.compile(r"(0|[1-9]\d{0,9})\.(rdq|rdt)")
-# A step of making N.rdq out of itself and N.rdt; no node knows the name, and the next opening starts the step again.
+# An unfinished N.rdq of itself and N.rdt; no node knows the name, and the next opening makes it again.
 _STAGED = re.compile(r"(0|[1-9]\d{0,9})\.rdq\.rmqstore")
 
 
 def encode_record(msg_id: bytes, term: bytes) -> bytes:
-    """bytes: the record of a message in an N.rdq."""
+    """Encode the record of a message in an N.rdq."""
     mark = bytes((_messages.MessageRecordLayout.MESSAGE_RECORD_MARK,))
     return b"".join(((len(term) + 16).to_bytes(8, "big"), msg_id, term, mark))
 
 
 class FileSummary(NamedTuple):
-    """Bytes of the records in a message file that are referred to, and of the file."""
+    """The size of the records in use in a message file, and of the file, in bytes."""
 
     valid_size: int
     file_size: int
 
 
 class Locations(NamedTuple):
-    """Where messages are, a row each, in the order of files and positions.
+    """The places of messages, a row each, in the order of files and positions.
 
     `msg_id` (n, 16) uint8; `refcount` and `file` (n,) int32; `pos` and `size` (n,) int64, bytes of the whole record, 25
     more than its term.  A message without a reference has a `refcount` of 0 until its file goes.
@@ -68,23 +67,11 @@ class Locations(NamedTuple):
 
 
 class MessageFiles(NotCopied):
-    """The files in `path`, and the table of what is in them.
+    """The files in `path`, and the table of the messages in them.
 
-    Attributes
-    ----------
-    scan_mode : str
-        "auto", "sequential" or "bytewise".
-    unreadable : dict of str to OSError
-        Files that a read-only opening could not open or does not read, by path.
-    table : LocationTable
-    summaries : dict of int to list
-        File number -> [valid size, file size], ascending; the last one is the current file.
-    current : int
-        Its number, -1 where there is none.
-    valid_size, size : int
-        The sums over the files.
-    failure : str or None
-        What ended writing.
+    `unreadable` are files that a read-only opening could not open or does not read, by path.  `summaries` are [valid size,
+    file size] by number of the file, ascending, `valid_size` and `size` the sums; `current` is the highest number, -1
+    without a file.  `failure` is the reason that ended writing.
     """
 
     def __init__(self, path: str, file_size_limit: int, scan_mode: str):
@@ -106,11 +93,11 @@ class MessageFiles(NotCopied):
         self._names_unsynced = False
 
     def path_of(self, key: int) -> str:
-        """str: where N.rdq lies; with `RDT` in the key, N.rdt."""
+        """Return the path of N.rdq; with `RDT` in the key, of N.rdt."""
         return os.path.join(self.path, f"{key & ~RDT}.{'rdt' if key & RDT else 'rdq'}")
 
     def listing(self) -> tuple[list[int], list[int], list[str]]:
-        """Numbers of the .rdq, those of the .rdt, and staged names of this package; ascending."""
+        """List the numbers of the .rdq and of the .rdt, and staged names of this package, ascending."""
         rdq: list[int] = []
         rdt: list[int] = []
         staged: list[str] = []
@@ -133,7 +120,7 @@ class MessageFiles(NotCopied):
     # ------------------------------------------------------------------------------------------- opening and closing
 
     def lock(self) -> None:
-        """Keep other writers out; StoreLockedError where one has the store open."""
+        """Keep other writers out; StoreLockedError if one has the store open."""
         self._directory_fd = lock_directory(
             self.path,
             Sentence("the message store is open for writing already; close it there", OpenReadOnly()),
@@ -146,7 +133,7 @@ class MessageFiles(NotCopied):
         self.current = max((key for key in self.summaries if not key & RDT), default=-1)
 
     def begin(self, end: int | None) -> None:
-        """Make ready for writing: delete files without references, cut the current one at `end` (None: as its summary says)."""
+        """Get ready for writing: delete files without references, cut the current one at `end`, by default its known size."""
         for number in [number for number in list(self.summaries)[:-1] if self.summaries[number][0] == 0]:
             self.delete(number)
         if not self.summaries:
@@ -166,7 +153,7 @@ class MessageFiles(NotCopied):
         self._names_unsynced = True
 
     def close(self) -> None:
-        """Give up the lock and all descriptors, without writing anything."""
+        """Release the lock and all descriptors, without writing anything."""
         fds = [*self._fds.values(), self._current_fd, self._directory_fd]
         self._fds.clear()
         self._current_fd = self._directory_fd = -1
@@ -177,13 +164,13 @@ class MessageFiles(NotCopied):
     # ------------------------------------------------------------------------------------------------------- reading
 
     def entry(self, msg_id: bytes) -> tuple[int, int, int, int] | None:
-        """Reference count, file, position and size of a message's record; None where it is nowhere."""
+        """Return reference count, file, position and size of a message's record; None if it is in no file."""
         entry = self.table.get(msg_id)
-        # What was written off with its file must not come to life again.
+        # A message of a deleted file must not come back.
         return entry if entry is not None and entry[1] in self.summaries else None
 
     def fd(self, key: int) -> int:
-        """int: a descriptor for reading a file; it stays this object's."""
+        """Return a descriptor for reading a file, which stays open."""
         if key == self.current and self._current_fd >= 0:
             return self._current_fd
         fd = self._fds.pop(key, -1)
@@ -191,7 +178,7 @@ class MessageFiles(NotCopied):
             fd = open_regular(self.path_of(key))
             if len(self._fds) >= _MAX_OPEN_FILES:
                 os.close(self._fds.pop(next(iter(self._fds))))
-        # The one that was used last is let go last.
+        # The last used one is closed last.
         self._fds[key] = fd
         return fd
 
@@ -202,7 +189,7 @@ class MessageFiles(NotCopied):
             os.close(fd)
 
     def live(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, positions and sizes of what is referred to in a file, ascending, and the ids of what is not any more."""
+        """Return ids, positions and sizes of the messages in use in a file, ascending, and the ids of the others."""
         valid, size = self.summaries[number]
         region = map_file(self.path_of(number)) if size else None
         if region is not None:
@@ -215,7 +202,7 @@ class MessageFiles(NotCopied):
             used = here & (refcounts > 0)
             if end >= size and int(sizes[used].sum()) == valid and self.scan_mode != "bytewise":
                 return found[used], positions[used], sizes[used], found[here & ~used]
-        # Records that were found after damage are not met from record to record; the table knows them.
+        # A sequential scan does not find records after damage; the table has them.
         ids, counts, _, positions, sizes = self.table.columns(number)
         used = counts > 0
         order = np.flatnonzero(used)[np.argsort(positions[used], kind="stable")]
@@ -224,7 +211,7 @@ class MessageFiles(NotCopied):
     # ------------------------------------------------------------------------------------------------------- writing
 
     def refer_again(self, msg_id: bytes, entry: tuple[int, int, int, int]) -> None:
-        """Count one reference more to a message that is there."""
+        """Add a reference to a message that is there."""
         refcount, file, pos, size = entry
         self.table.put(msg_id, refcount + 1, file, pos, size)
         if refcount == 0:
@@ -244,7 +231,7 @@ class MessageFiles(NotCopied):
         try:
             write_all(self._current_fd, data, pos)
         except OSError as error:
-            # The next opening would cut the tail as well; without it a reader sees whole records only.
+            # As the next opening would do; until then readers meet whole records only.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._current_fd, pos)
             named = with_path(error, self.path_of(number))
@@ -270,7 +257,6 @@ class MessageFiles(NotCopied):
         except OSError as error:
             self.fail(error)
             raise
-        # The full file's descriptor serves readers from now on.
         self._fds[number] = self._current_fd
         self._current_fd = fd
         self.summaries[number + 1] = [0, 0]
@@ -278,10 +264,7 @@ class MessageFiles(NotCopied):
         self._names_unsynced = True
 
     def drop_reference(self, msg_id: bytes) -> int:
-        """Count one reference less, and delete the file if it was the last one in it; how many are left.
-
-        KeyError where there is no such message.
-        """
+        """Remove a reference and return the number left; delete a file without any.  KeyError for an unknown message."""
         entry = self.entry(msg_id)
         if entry is None or entry[0] == 0:
             raise KeyError(f"the message store {self.path} has no message {msg_id.hex()}")
@@ -296,7 +279,7 @@ class MessageFiles(NotCopied):
         return refcount - 1
 
     def delete(self, number: int) -> None:
-        """Delete a file that is not the current one and that nobody refers to."""
+        """Delete a file without references that is not the current one."""
         try:
             dead = self.live(number)[3]
             os.unlink(self.path_of(number))
@@ -310,11 +293,11 @@ class MessageFiles(NotCopied):
     def take_merged(
         self, destination: int, source: int, moves: list[tuple[np.ndarray, np.ndarray, np.ndarray]], size: int
     ) -> None:
-        """Note that `destination` was replaced by `size` bytes with what was in use in it and in `source`.
+        """Note that `destination` was replaced by the `size` bytes in use in it and in `source`.
 
         `moves` has for each of the two the ids that moved, their new places, and the ids that are gone.
         """
-        # From here on the new file is the one that readers meet, whatever becomes of the old one.
+        # Readers meet the new file from now, whatever becomes of the old one.
         self.forget_fd(destination)
         self.forget_fd(source)
         for ids, positions, dead in moves:
@@ -325,7 +308,7 @@ class MessageFiles(NotCopied):
         del self.summaries[source]
 
     def sync(self) -> None:
-        """Force what was written to the disk, and the names of new files."""
+        """Force written bytes and the names of new files to the disk."""
         if self._unsynced:
             with naming_errors(self.path_of(self.current)):
                 os.fsync(self._current_fd)

@@ -1,13 +1,12 @@
-"""Message files as a crash leaves them: one file scanned alone, the opening of a store, and merging.
+"""Message files after a crash: the scan of one file, the opening of a store, and merging.
 
-Owns the scans of N.rdq and N.rdt and the words for what stops one, the choice between the clean state and a scan of all
-files, the steps that bring an interrupted merge to its end (§8.5), and merging itself: two neighbours with garbage become
-one without, and the second is deleted (§8.4).  What an opening finds goes into `MessageFiles`.  It is not thread-safe:
-`MessageStore` has the lock.
+Owns the scans of N.rdq and N.rdt, the choice between the clean state and a scan of all files, the end of an interrupted
+merge (§8.5), and merging itself: two neighbours with garbage become one without, and the second is deleted (§8.4).  An
+opening fills `MessageFiles`.  It is not thread-safe: `MessageStore` has the lock.
 
-Invariants: whatever fails for a reason of the caller fails before the first change; no file is changed in place; whatever
-step a process dies at, every message that was whole before is whole in a file that the next opening, or a real node,
-reads; read-only nothing is changed.
+Invariants: errors of the caller come before the first change; no file is changed in place; after a death at any step,
+every message that was whole before is whole in a file that the next opening, or a real node, reads; a read-only opening
+changes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["FileScan", "Opened", "check_files", "merge", "merge_all", "recover", "refer", "scan_file"]
 
 _COPY_SIZE = 1 << 20
-# Records of a file that are named for one kind of damage.
+# Most problems of a file for one kind of damage.
 _NAMED = 1000
 
 
@@ -45,7 +44,7 @@ _NAMED = 1000
 
 
 class FileScan(NamedTuple):
-    """The records of a message file, in their order, and `end`, where the scan ended.
+    """The records of a message file, in their order, and the `end` of the scan.
 
     `msg_id` (n, 16) uint8; `pos` (n,) int64, bytes; `size` (n,) int64, bytes of the term, negative where the record is too
     short for an id; `flags` (n,) uint8 of `MessageFlag`.
@@ -60,7 +59,7 @@ class FileScan(NamedTuple):
 
 
 def _stop_problem(path: str, region: Region, end: int, stop: int) -> Problem | None:
-    """What the end of a scan means, if it is not the end of the file."""
+    """Return the problem of a scan that ended before the end of the file."""
     if stop == _messages.MessageStop.STOP_END:
         return None
     left = region.size - end
@@ -93,13 +92,9 @@ def refer(table: _messages.LocationTable, references: Mapping[bytes, int] | np.n
 def scan_file(path: str | os.PathLike[str], mode: str = "sequential") -> FileScan:
     """Read the records of an N.rdq or N.rdt; never raises for damage, OSError if it cannot be read.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-    mode : str
-        "sequential": from record to record, as RabbitMQ up to 3.12 (§8.1); a record without its mark is a row without
-        `MESSAGE_WRITTEN`.  "salvage": at every position a record whose term is well-formed, of exactly its length, and holds
-        the record's id.  "auto": sequential, and after damage also what salvage finds.
+    `mode` is "sequential": from record to record, as RabbitMQ up to 3.12 (§8.1), a record without its mark being a row
+    without `MESSAGE_WRITTEN`; "salvage": at every position a record whose term is well-formed, of exactly its length, and
+    holds the record's id; or "auto": sequential, and salvage after damage.
     """
     path = os.fspath(path)
     problems: list[Problem] = []
@@ -148,7 +143,7 @@ def scan_file(path: str | os.PathLike[str], mode: str = "sequential") -> FileSca
 
 
 def copy_bytes(source: Any, begin: int, size: int, destination: Any) -> None:
-    """Copy a stretch of one open file to where the other one is; OSError where it ends before."""
+    """Append a stretch of one open file to another; OSError if the file is shorter."""
     source.seek(begin)
     while size > 0:
         data = source.read(min(size, _COPY_SIZE))
@@ -162,7 +157,7 @@ def copy_bytes(source: Any, begin: int, size: int, destination: Any) -> None:
 
 
 class Opened(NamedTuple):
-    """How a store was opened; `MessageStore` says what the fields mean."""
+    """Fields of `MessageStore` that its opening finds, and the node that wrote the clean state."""
 
     dirty_reason: str | None
     client_refs: list[bytes]
@@ -177,9 +172,9 @@ def recover(
     read_only: bool,
     doubt: Problem | None = None,
 ) -> Opened:
-    """Fill `files` with what lies in its directory, and make it ready for writing unless `read_only`.
+    """Fill `files` from its directory, and get it ready for writing unless `read_only`.
 
-    `doubt` says what is wrong with a clean state that was taken before: it is not looked at, as if there were none.
+    `doubt` is the fault of a clean state that was used before, and is ignored now.
     """
     rdq, rdt, staged = files.listing()
     check_files(files, rdq, rdt, read_only)
@@ -208,7 +203,7 @@ def recover(
             reason = problem.detail
             files.problems.append(Problem(problem.path, 0, "clean_state_ignored", reason, None))
     for name in staged if not read_only else ():
-        # Part of a step that is taken again from its beginning.
+        # The step that made it begins again.
         os.unlink(os.path.join(files.path, name))
     end = None
     if state is not None:
@@ -217,7 +212,7 @@ def recover(
         if not read_only:
             forget_clean_state(files.path)
     else:
-        # Everything that may fail for a reason of the caller comes before the first change.
+        # Errors of the caller come before the first change.
         if callable(references):
             references = references()
         if references is not None:
@@ -235,7 +230,7 @@ def recover(
 
 
 def check_files(files: MessageFiles, rdq: list[int], rdt: list[int], read_only: bool) -> None:
-    """Open each message file: one that the system does not give out ends a writer, and is a problem for a reader."""
+    """Open each message file: an unreadable one is an error for a writer, and a problem for a reader."""
     if files.unreadable and not read_only:
         path, error = next(iter(files.unreadable.items()))
         raise StoreError(f"{error.strerror}; start a node, and write through it", path)
@@ -245,7 +240,7 @@ def check_files(files: MessageFiles, rdq: list[int], rdt: list[int], read_only: 
         try:
             os.close(open_regular(path, os.O_RDWR if key == current else os.O_RDONLY))
         except OSError as error:
-            # A file that is gone was merged meanwhile: the opening ends, and the caller opens again.
+            # A file that is gone was merged by a writer: the caller opens again.
             if not read_only or not os.path.lexists(path):
                 raise
             files.unreadable[path] = error
@@ -253,9 +248,9 @@ def check_files(files: MessageFiles, rdq: list[int], rdt: list[int], read_only: 
 
 
 def _take_over_rdt(files: MessageFiles, number: int, rdq: list[int], read_only: bool) -> list[int]:
-    # §8.4: what a merge had saved goes after the records of its file.  A node appends it to the file as it is; where a
-    # crash came between extending the file and copying back, there are zeros, at which its scan ends, and it loses what
-    # it saved.  Here it goes to where the scan ends, and nothing is ever half done: the new file replaces the old.
+    # §8.4: what a merge saved belongs after the records of its file.  A node appends it to the whole file: after a crash
+    # between extending the file and copying back, its scan ends at zeros before it.  Here it goes to the end of the scan,
+    # and a new file replaces the old one.
     rdt_path, path = files.path_of(number | RDT), files.path_of(number)
     files.problems.append(Problem(rdt_path, 0, "leftover_rdt", "a merge was interrupted; its messages are kept", None))
     if number not in rdq:
@@ -296,10 +291,10 @@ def _take_over_rdt(files: MessageFiles, number: int, rdq: list[int], read_only: 
 
 
 def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool) -> tuple[int, np.ndarray]:
-    # §8.5.  Fills the table and the summaries.  The end of the last valid record of the highest file; the ids that are
-    # referred to and were found nowhere.
+    # §8.5: fill the table and the summaries.  Returns the end of the last valid record of the highest file, and the ids
+    # that are referred to and were not found.
     mode = _messages.MessageScan.SCAN_BYTEWISE if files.scan_mode == "bytewise" else _messages.MessageScan.SCAN_SEQUENTIAL
-    # A leftover .rdt first: where it is appended instead, its copies are met first.
+    # A leftover .rdt comes first, as its copies do where it is appended.
     keys = sorted([*rdq, *(number | RDT for number in rdt)], key=lambda key: (key & ~RDT, not key & RDT))
     end = 0
     for key in keys:
@@ -324,9 +319,7 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
                 # From the beginning: a wrong size leads past whole records before anything is noticed.
                 found = files.table.scan(region, key, _messages.MessageScan.SCAN_SALVAGE, adopt)
                 if found[0]:
-                    detail = (
-                        f"{found[0]} messages beside damage were found by their terms; a node up to 3.12 loses them"
-                    )
+                    detail = f"{found[0]} messages next to damage were found by their terms; a node up to 3.12 loses them"
                     files.problems.append(Problem(path, at, "messages_beside_damage", detail, None))
                     end = max(end, found[1])
             files.summaries[key][1] = region.size
@@ -364,11 +357,10 @@ def _pair_to_merge(files: MessageFiles) -> tuple[int, int] | None:
 
 
 def merge(files: MessageFiles, destination: int, source: int) -> None:
-    """Replace a file by what is in use in it and in the next one, and delete the next one (§8.4).
+    """Replace a file by the messages in use in it and in the next one, and delete the next one (§8.4).
 
-    The bytes are those of a node's merge.  A node copies aside what is after the first gap, cuts the file, and copies
-    back: a crash in between loses messages.  Here the .rdt gets the whole new file and replaces the old one: until then
-    its records are whole elsewhere, and afterwards those of the source are in the destination as well.
+    The bytes are those of a node's merge.  A node cuts the file in between, and a crash may lose messages.  Here the .rdt
+    gets the whole new file and replaces the old one, so that each record is whole in a file at any time.
     """
     moves = []
     path, rdt_path = files.path_of(destination), files.path_of(destination | RDT)
@@ -396,7 +388,7 @@ def merge(files: MessageFiles, destination: int, source: int) -> None:
         raise
     files.take_merged(destination, source, moves, at)
     try:
-        # The source may only go when the name of the new file is on the disk.
+        # The name of the new file has to be on the disk before the source is deleted.
         fsync_directory(files.path)
         os.unlink(files.path_of(source))
     except OSError as error:
@@ -405,7 +397,7 @@ def merge(files: MessageFiles, destination: int, source: int) -> None:
 
 
 def _runs(positions: np.ndarray, sizes: np.ndarray) -> list[tuple[int, int]]:
-    # Records that lie one after the other are copied as one.
+    # Adjacent records are copied as one.
     starts = np.flatnonzero(np.concatenate(([True], positions[1:] != positions[:-1] + sizes[:-1])))
     ends = np.append(starts[1:], len(positions)) - 1
     return [

@@ -1,20 +1,18 @@
 """The message store of a vhost: bodies that are shared between queues, in N.rdq files.
 
-Owns the operations of `MessageStore` on one ``msg_store_persistent`` (or ``_transient``) directory, under one lock.  The
-parts: `message_files` (files, places, references), `message_recovery` (opening, merging, one file alone), `clean_state`
-(an orderly close).  It never reads a queue: reference counts are on no disk, so after a crash its
-caller says who refers to what.
+Owns the operations of `MessageStore` on one ``msg_store_persistent`` (or ``_transient``) directory, under one lock.  It
+never reads a queue: reference counts are not on disk, so that the caller gives them after a crash.
 
-Invariants: whatever step a process dies at, every message that was whole before is whole for the next opening, and for a
-real node; a read-only store changes nothing and locks nothing; after a failed write or sync nothing is written any more.
-Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md); numbers like §8.4 are its sections.
+Invariants: after a death at any step, every message that was whole before is whole for the next opening, and for a real
+node; a read-only store changes nothing and locks nothing; after a failed write or sync nothing is written.  Rules:
+RabbitMQ 3.10.8 (docs/rabbitmq.md); numbers like §8.4 are its sections.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +26,7 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.files.mapped_file import NotCopied
-from rmqstore.files.os_errors import with_path
+from rmqstore.files.os_errors import failed_read, with_path
 from rmqstore.files.store_lock import ClosedAtExit
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
@@ -46,6 +44,7 @@ __all__ = [
     "DEFAULT_FILE_SIZE_LIMIT",
     "FileScan",
     "MessageStore",
+    "find_term",
     "scan_file",
 ]
 
@@ -66,18 +65,18 @@ class MessageStore(ClosedAtExit, NotCopied):
     path : str
     read_only : bool
     file_size_limit : int
-        Bytes at which the next file is begun.
+        Bytes at which the next file begins.
     clean : bool
-        The state of an orderly close is used; otherwise the files were scanned.  A read-only store scans them later as well,
-        where that state does not lead to a message that they have.
+        The state of an orderly close is used; otherwise the files were scanned.  A read-only store also scans them when that
+        state lacks a message.
     dirty_reason : str or None
-        Why there was no clean state.
+        The reason to scan.
     client_refs : list of bytes
         The queues' references in ``clean.dot``, 16 bytes each; empty unless `clean`.
     missing : numpy.ndarray
-        (n, 16) uint8: ids that are referred to and were found in no file that can be read; a node drops their entries.
+        (n, 16) uint8: ids that are referred to and were found in no readable file; a node drops their entries.
     problems : list of Problem
-        What was wrong with the files when the store was opened.
+        Damage that the opening met.
     """
 
     def __init__(
@@ -92,12 +91,11 @@ class MessageStore(ClosedAtExit, NotCopied):
         self.path = files.path
         self.read_only = read_only
         self.file_size_limit = files.file_size_limit
-        # All below is guarded by the lock.
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
         self._references = references
-        # What a scan beside the clean state found, once there was a reason for one.
+        # The result of a scan in spite of a clean state, after a fault of that.
         self._scanned: tuple[MessageFiles, Opened] | None = None
         self._take(files, opened)
         if not read_only:
@@ -124,7 +122,7 @@ class MessageStore(ClosedAtExit, NotCopied):
         Parameters
         ----------
         path : str or os.PathLike
-            The directory; made if it is not there, unless `read_only`.
+            The directory; created if it is missing, unless `read_only`.
         file_size_limit : int
             Bytes (`msg_store_file_size_limit` of the node).
         read_only : bool
@@ -134,11 +132,11 @@ class MessageStore(ClosedAtExit, NotCopied):
             a function that returns either and is called only if the store is not clean.  A message without a reference
             becomes garbage, as in a node.  None: every whole message counts as referred to once.
         client_refs : iterable of bytes, optional
-            The `persistent_ref` of all queues with recovery terms; the clean state counts only if it was made for the same
-            ones (§7.2).  None: whatever it was made for.
+            The `persistent_ref` of all queues with recovery terms; a clean state for others is not used (§7.2).  None: any
+            clean state is used.
         scan : str
-            How files are scanned after no orderly close: "sequential" exactly as a node up to 3.12, "bytewise" as
-            3.13 and later, "auto" sequential, and after damage every record whose term is whole.
+            The scan without a clean state: "sequential" exactly as a node up to 3.12, "bytewise" as 3.13 and later, "auto"
+            sequential, and after damage every record whose term is whole.
 
         Raises
         ------
@@ -211,24 +209,24 @@ class MessageStore(ClosedAtExit, NotCopied):
             return self._files.size
 
     def refcount(self, msg_id: bytes) -> int:
-        """int: how often a message is referred to; 0 for one that is not there."""
+        """Count the references to a message; 0 for one that is not there."""
         with self._lock:
             entry = self._entry(msg_id)
             return 0 if entry is None else entry[0]
 
     def _entry(self, msg_id: bytes) -> tuple[int, int, int, int] | None:
         entry = self._files.entry(msg_id)
-        # Who gave no references asks for any id, and most that are not there were never there.
+        # A caller without references asks for any id; most missing ones never existed.
         if (entry is None or entry[0] == 0) and self._references is not None:
             if self._mend(msg_id, "lacks" if entry is None else "counts no reference to"):
                 entry = self._files.entry(msg_id)
         return entry
 
     def _mend(self, msg_id: bytes, fault: str) -> bool:
-        """Go by a scan instead of the clean state, if it finds a message to which that does not lead; whether it did.
+        """Switch from the clean state to a scan, if that finds a message; True if it does.
 
-        No checksum ties the clean state to the message files.  What a scan does not find either is lost from these, and the
-        clean state is kept.  A writer has deleted it already.
+        No checksum ties the clean state to the message files.  It is kept if a scan does not find the message either.  A
+        writer has deleted it already.
         """
         if self._closed or not self.clean or not self.read_only:
             return False
@@ -248,14 +246,14 @@ class MessageStore(ClosedAtExit, NotCopied):
         return True
 
     def contains(self, msg_id: bytes) -> bool:
-        """bool: the message is there and referred to."""
+        """Check that a message is there and referred to."""
         return self.refcount(msg_id) > 0
 
     def __contains__(self, msg_id: object) -> bool:
         return isinstance(msg_id, bytes) and self.contains(msg_id)
 
     def locations(self) -> Locations:
-        """Locations: where all messages lie, also those that nobody refers to any more."""
+        """Return the places of all messages, those without references too."""
         with self._lock:
             ids, refcounts, files, positions, sizes = self._files.table.columns()
         order = np.lexsort((positions, files))
@@ -321,9 +319,9 @@ class MessageStore(ClosedAtExit, NotCopied):
         return self.write_many((msg_id,), (message,)) == 1
 
     def write_many(self, msg_ids: Iterable[bytes], messages: Iterable[Message | Buffer]) -> int:
-        """int: how many of these messages were new; as `write` for each, with one system call for many.
+        """Write messages as `write` does, with one system call for many, and return the number of new ones.
 
-        InvalidMessageError where one cannot be written; nothing was.
+        InvalidMessageError if one cannot be written; then no message was.
         """
         pairs = [
             (msg_id, checked_term(msg_id, message, self.path)) for msg_id, message in zip(msg_ids, messages, strict=True)
@@ -372,7 +370,7 @@ class MessageStore(ClosedAtExit, NotCopied):
             return self._files.drop_reference(msg_id)
 
     def remove_many(self, msg_ids: Iterable[bytes]) -> None:
-        """Remove one reference for each id; KeyError where there is no such message, with those before it removed."""
+        """Remove one reference for each id; KeyError at an unknown message, after those before it were removed."""
         with self._lock:
             for msg_id in msg_ids:
                 self.remove(msg_id)
@@ -391,7 +389,7 @@ class MessageStore(ClosedAtExit, NotCopied):
     # -------------------------------------------------------------------------------------------- syncing and closing
 
     def sync(self) -> None:
-        """Force everything that was written to the disk; after an OSError the store takes no more writes."""
+        """Force all written bytes to the disk; after an OSError the store refuses writes."""
         with self._lock:
             self._check_writable()
             try:
@@ -406,15 +404,15 @@ class MessageStore(ClosedAtExit, NotCopied):
         Parameters
         ----------
         client_refs : iterable of bytes, optional
-            The `persistent_ref` of every durable queue that was closed in order: the clean state is written for them, so that
+            The `persistent_ref` of every durable queue that was closed in order.  A clean state is written for them, so that
             the next opening scans nothing.  None: no clean state.
 
         Raises
         ------
         StorePoisonedError
-            A clean state was asked for after a failure; the store is closed without one.
+            No clean state was written after a failure; the store is closed.
         OSError
-            Something could not be written; the store is closed, and not clean.
+            A write failed; the store is closed, and not clean.
         """
         with self._lock:
             if self._closed:
@@ -430,7 +428,7 @@ class MessageStore(ClosedAtExit, NotCopied):
                 self._release()
 
     def abandon(self) -> None:
-        """Close without forcing or writing anything, as a crash of the process would leave it."""
+        """Close without forcing or writing anything, as after a crash."""
         with self._lock:
             self._release()
 
@@ -440,7 +438,7 @@ class MessageStore(ClosedAtExit, NotCopied):
         self._files.close()
 
     def __del__(self) -> None:
-        # A store that was only forgotten must not keep its lock for as long as the process lives.
+        # A forgotten store must not keep its lock.
         super().__del__()
         if hasattr(self, "_files"):
             self._release()
@@ -452,12 +450,12 @@ class MessageStore(ClosedAtExit, NotCopied):
         self.close()
 
     def __len__(self) -> int:
-        """int: messages that are referred to."""
+        """Count the messages that are referred to."""
         with self._lock:
             return int((self._files.table.columns()[1] > 0).sum())
 
     def __iter__(self) -> Iterator[bytes]:
-        """The ids of the messages that are referred to, in the order of files and positions."""
+        """Iterate over the ids of messages that are referred to, in the order of files and positions."""
         places = self.locations()
         ids = places.msg_id[places.refcount > 0].tobytes()
         return (ids[at : at + 16] for at in range(0, len(ids), 16))
@@ -465,3 +463,22 @@ class MessageStore(ClosedAtExit, NotCopied):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self.read_only else "open"
         return f"MessageStore({self.path!r}, {state}, {len(self._files.summaries)} files)"
+
+
+def find_term(
+    stores: Callable[[bool], MessageStore | None], msg_id: bytes, persistent: bool, path: str
+) -> tuple[bytes | None, CorruptionError | OSError | None]:
+    """Find the term of a message that is not embedded; None and why it cannot be read; both None if it is lost.
+
+    `stores` returns the persistent or the transient store, `path` is the file of the message's index entry.  OSError: the
+    file that has the term, or may have it, cannot be read.  CorruptionError: its record has changed.
+    """
+    if path.endswith(".qs"):
+        return None, failed_read(path, "the file cannot be read")
+    try:
+        store = stores(persistent)
+        return None if store is None else store.read_term(msg_id), None
+    except KeyError:
+        return None, None
+    except (CorruptionError, OSError) as error:
+        return None, error

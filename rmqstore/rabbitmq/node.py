@@ -1,9 +1,8 @@
-"""A node's data directory: which directories are nodes and vhosts, what else is in it, and the queues that it knows.
+"""A node's data directory: its vhosts, its durable queues, and the parts that this version does not read.
 
-Owns the names of quorum queues, streams and other parts that this version does not read, the names that a vhost's
-directories have, and the table `rabbit_durable_queue` of Mnesia: the dumped table (.DCD), what was logged since (.DCL) and
-what has not been dumped at all (PREVIOUS.LOG, LATEST.LOG), which are disk_log images of Erlang's OTP (checked with OTP
-25.2.3).  Where a node keeps its queues otherwise (Khepri, RabbitMQ 4), they are not known.  It never writes.
+Owns the names of directories in a node and a vhost, and Mnesia's table `rabbit_durable_queue`: the dumped table (.DCD) and
+the logs since (.DCL, PREVIOUS.LOG, LATEST.LOG), which are disk_log images (checked with OTP 25.2.3).  Queues in Khepri
+(RabbitMQ 4) are not known.  It never writes.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ __all__ = [
 STORES = ("msg_store_persistent", "msg_store_transient")
 """The message stores of a vhost."""
 
-# Of a stream's directory the name is `<vhost>_<queue>_<nanoseconds>`, with other characters replaced.
+# A stream's directory: `<vhost>_<queue>_<nanoseconds>`, with other characters replaced.
 _STREAM = re.compile(r"(.+)_(\d{10,20})")
 _REPLACED = re.compile(r"[^A-Za-z0-9_-]")
-# What each directory of a vhost may hold.  Strange names of message files are findings already.
+# Names in each directory of a vhost.  Strange names of message files are findings already.
 _OF_VHOST = re.compile(r"queues|msg_store_(persistent|transient)|\.vhost|\.config|recovery\.dets")
 _OF_QUEUE = re.compile(r"\.queue_name|\d+\.idx|journal\.jif|\d+\.q[is]|.*\.sqs")
 _OF_STORE = re.compile(r".*\.(rdq|rdt|sqs|rdq\.rmqstore)|clean\.dot|(file_summary|msg_store_index)\.ets")
@@ -56,7 +55,7 @@ class UnreadPart(NamedTuple):
     kind : str
         ``"quorum queue"``, ``"stream"``, ``"log of quorum queues"``, ``"metadata in Khepri"``, ``"directory"`` or ``"file"``.
     vhost, queue : str
-        Whose it is, as far as its files say; of a stream only the names that are in the name of its directory.
+        From its files, if they have them; for a stream the parts of its directory's name.
     size : int
         Bytes of its files.
     """
@@ -76,7 +75,7 @@ class UnreadPart(NamedTuple):
 
 
 def store_path(vhost_path: str, persistent: bool) -> str:
-    """str: the directory of a vhost's persistent or transient message store."""
+    """Return the directory of a vhost's persistent or transient message store."""
     return os.path.join(vhost_path, STORES[0 if persistent else 1])
 
 
@@ -86,9 +85,9 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
     Raises
     ------
     StoreError
-        There are none.
+        There is no vhost.
     PermissionError
-        This user may not look.
+        The directory is not readable.
     """
     root = os.fspath(path)
     if not is_directory(root):
@@ -132,7 +131,7 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _vhost_above(path: str) -> str | None:
-    # Of queues/<directory> two above.
+    # A queue's directory is two levels below.
     at = os.path.abspath(path)
     for _ in range(2):
         at, name = os.path.split(at)
@@ -148,10 +147,10 @@ def _last_written(node: str) -> float:
 
 
 def unread_parts(path: str | os.PathLike[str]) -> list[UnreadPart]:
-    """List what a node's data directory, a vhost, or a directory of vhosts has that this version does not read, by path.
+    """List the parts of a node's data directory, of vhosts or of a vhost that this version does not read, by path.
 
-    Of a node also its quorum queues, streams and further directories; of a vhost the files and directories that are no part
-    of its queues and message stores.  An OSError says that a directory cannot be listed.
+    These are a node's quorum queues, streams and other directories, and a vhost's files and directories outside its queues
+    and message stores.  OSError if a directory cannot be listed.
     """
     root = os.fspath(path)
     found = [part for vhost in _vhosts(root) for part in _strays(vhost)]
@@ -159,7 +158,7 @@ def unread_parts(path: str | os.PathLike[str]) -> list[UnreadPart]:
 
 
 def unread_part_of(data: str | None, vhost: str, queue: str) -> UnreadPart | None:
-    """UnreadPart or None: the quorum queue or stream of this name in a node's data directory."""
+    """Find the quorum queue or stream of this name in a node's data directory."""
     stream = _REPLACED.sub("_", f"{vhost}_{queue}")
     for part in unread_parts(data) if data is not None else ():
         if part.kind == "quorum queue" and (part.vhost, part.queue) == (vhost, queue):
@@ -170,12 +169,12 @@ def unread_part_of(data: str | None, vhost: str, queue: str) -> UnreadPart | Non
 
 
 def is_node(path: str) -> bool:
-    """bool: a node's data directory, by the names in it."""
+    """Check for a node's data directory, by the names in it."""
     return any(os.path.isdir(os.path.join(path, name)) for name in ("msg_stores", "quorum", "stream", "coordination"))
 
 
 def nodes_below(path: str) -> list[str]:
-    """list of str: data directories of nodes in this directory or one below it, by name."""
+    """List data directories of nodes in this directory or one below it, by name."""
     found: list[str] = []
     for folder in _directories(path):
         found += [folder] if is_node(folder) else filter(is_node, _directories(folder))
@@ -187,8 +186,8 @@ def _directories(path: str) -> list[str]:
 
 
 def is_vhost(path: str) -> bool:
-    """bool: a vhost's directory, by the names in it."""
-    # A node's data directory of before 3.7 looks the same, but for .vhost.
+    """Check for a vhost's directory, by the names in it."""
+    # A node's data directory of before 3.7 has the same names, but for .vhost.
     return any(os.path.isdir(os.path.join(path, name)) for name in ("queues", *STORES)) or os.path.isfile(
         os.path.join(path, ".vhost")
     )
@@ -236,7 +235,7 @@ def _parts(root: str) -> Iterator[UnreadPart]:
             yield UnreadPart(folder, "quorum queue", vhost, queue or os.path.basename(folder), _size(folder))
     for folder in _directories(os.path.join(root, "stream")):
         name = _stream_name(os.path.basename(folder))
-        # The default vhost's name is one character that was replaced.
+        # The default vhost's name is one replaced character.
         vhost, queue = ("/", name[2:]) if name.startswith("__") else ("", name)
         yield UnreadPart(folder, "stream", vhost, queue, _size(folder))
     metadata = os.path.join(root, "coordination")
@@ -254,7 +253,7 @@ def _stream_name(folder: str) -> str:
 
 
 def _resource(folder: str) -> tuple[str, str]:
-    """Vhost and queue that the `config` of a quorum queue names; empty where it names none."""
+    """Read vhost and queue in the `config` of a quorum queue; empty if it has no names."""
     try:
         values = term.consult(read_small_file(os.path.join(folder, "config")) or b"")
     except (StoreError, OSError):
@@ -276,9 +275,7 @@ def _resources(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _size(folder: str) -> int:
-    return sum(
-        os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names
-    )
+    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
 
 
 # ------------------------------------------------------------------------------------------------------ durable queues
@@ -298,9 +295,9 @@ class QueueDefinition:
     ----------
     vhost, name : str
     type : str
-        ``rabbit_classic_queue``, ``rabbit_quorum_queue``, ``rabbit_stream_queue``; empty where the node says none.
+        ``rabbit_classic_queue``, ``rabbit_quorum_queue``, ``rabbit_stream_queue``; empty if it is unknown.
     arguments : dict
-        The ``x-`` arguments that it was declared with.
+        The ``x-`` arguments of its declaration.
     """
 
     vhost: str
@@ -310,7 +307,7 @@ class QueueDefinition:
 
     @property
     def levels(self) -> tuple[int | None, ...]:
-        """tuple: the priority levels, of which each has a directory; ``(None,)`` for a queue without."""
+        """tuple: the priority levels, each with a directory; ``(None,)`` for a queue without priorities."""
         highest = self.arguments.get("x-max-priority")
         if isinstance(highest, bool) or not isinstance(highest, int) or not 0 < highest <= 255:
             return (None,)
@@ -318,13 +315,13 @@ class QueueDefinition:
 
 
 def data_directory(vhost_path: str | os.PathLike[str]) -> str | None:
-    """str or None: the node's data directory that this vhost directory is in (``<it>/msg_stores/vhosts/<vhost>``)."""
+    """Return the node's data directory of a vhost directory ``<it>/msg_stores/vhosts/<vhost>``; None for another path."""
     parts = os.path.abspath(os.fspath(vhost_path)).split(os.sep)
     return os.sep.join(parts[:-3]) if parts[-3:-1] == ["msg_stores", "vhosts"] else None
 
 
 def _items(path: str) -> Iterator[Any]:
-    """The terms of a disk_log; ends at the first item that is not whole, as a log that was being written does."""
+    """Yield the terms of a disk_log, up to the first incomplete item."""
     try:
         with open(open_regular(path), "rb") as file:
             data = file.read()
@@ -348,7 +345,7 @@ def _items(path: str) -> Iterator[Any]:
 
 
 def _definition(record: Any) -> QueueDefinition | None:
-    """The queue of an amqqueue record of any version: the name comes second, arguments are the first list of triples."""
+    """Parse an amqqueue record of any version: the name is the second field, arguments are the first list of triples."""
     if not isinstance(record, tuple) or len(record) < 3 or record[0] != "amqqueue":
         return None
     name = record[1]
@@ -370,7 +367,7 @@ def _definition(record: Any) -> QueueDefinition | None:
 
 
 def _changes(entry: Any) -> Iterator[tuple[Any, Any, str]]:
-    """(key, record, operation) for this table in an entry of a log: one change, or a commit that holds lists of them."""
+    """Yield key, record and operation for this table in an entry of a log: one change, or a commit with lists of them."""
     if not isinstance(entry, tuple):
         return
     if (
@@ -389,9 +386,9 @@ def _changes(entry: Any) -> Iterator[tuple[Any, Any, str]]:
 
 
 def durable_queues(directory: str | os.PathLike[str]) -> dict[tuple[str, str], QueueDefinition] | None:
-    """Read which durable queues a stopped node knows, by vhost and name.
+    """Read the durable queues of a stopped node, by vhost and name.
 
-    `directory` is the node's data directory (``RABBITMQ_MNESIA_DIR``); None where it has no such Mnesia table.
+    `directory` is the node's data directory (``RABBITMQ_MNESIA_DIR``); None if it has no such Mnesia table.
     """
     folder = os.fspath(directory)
     table = os.path.join(folder, _TABLE)

@@ -1,7 +1,7 @@
-"""What is wrong in a file, as a value: its place, a stable name for programs, and words for people.
+"""Damage in a file as a value: its place, a stable name for programs, and a sentence for people.
 
-Owns `Problem` and the words for what the compiled module finds in journals and segments.  It opens no file; what a node
-would do about a problem is `verify`'s.
+Owns `Problem` and the sentences for the compiled module's findings in journals and segments.  It opens no file.  What a
+node would do about a problem is `verify`'s.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rmqstore.rabbitmq._core import PROBLEM_KINDS, Findings
+from rmqstore.rabbitmq._core import Findings
 
 __all__ = ["UNREADABLE", "UNREAD_FORMAT", "Problem", "problems_of", "unreadable_file"]
 
-# The kind of what the system does not give out, as opposed to what is damaged.
+# The kind of a file that cannot be read, as opposed to a damaged one.
 UNREADABLE = "unreadable"
 # The kind of a file whose format this version does not read.
 UNREAD_FORMAT = "unread_format"
 
-# What a real node does is known of 3.10.8 (section 10); verify says it for each kind.
+# In the order of the compiled module's numbers.
 _DETAILS = {
     "torn_record": "a record is cut after {extent} bytes",
     "bad_prefix": "{extent} bytes begin like no record",
@@ -47,7 +47,7 @@ _DETAILS = {
 
 
 class Problem(NamedTuple):
-    """Something in a file that no writer leaves there, met while reading.
+    """Damage that was met while reading a file.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Problem(NamedTuple):
     detail : str
         For people.
     seq_id : int or None
-        The entry that it is about, where one is known.
+        The affected entry, if it is known.
     """
 
     path: str
@@ -80,12 +80,13 @@ class Problem(NamedTuple):
 
 
 def problems_of(findings: Findings, path_of: Callable[[int], str]) -> list[Problem]:
-    """What a reading found; `path_of` names the file of a segment's number, and the journal for a negative one."""
+    """Convert the findings of a reading; `path_of` returns the path of a segment, of the journal for a negative number."""
     problems = []
+    kinds = list(_DETAILS.items())
     for number, pos, seq_id, extent, segment in findings.table().tolist():
-        kind = PROBLEM_KINDS[number]
-        detail = _DETAILS[kind].format(extent=extent)
-        problems.append(Problem(path_of(segment), pos, kind, detail, None if seq_id < 0 else seq_id))
+        kind, detail = kinds[number]
+        problem = Problem(path_of(segment), pos, kind, detail.format(extent=extent), None if seq_id < 0 else seq_id)
+        problems.append(problem)
     if findings.total > findings.count:
         more = findings.total - findings.count
         problems.append(Problem(path_of(-1), None, "more_problems", f"{more} more problems are not listed"))
@@ -93,6 +94,6 @@ def problems_of(findings: Findings, path_of: Callable[[int], str]) -> list[Probl
 
 
 def unreadable_file(path: str, error: OSError) -> Problem:
-    """Problem: of a file or directory that cannot be opened or read; `path` where the error names none."""
+    """Make the problem of a file or directory that cannot be read; `path` is used if the error names no file."""
     named = path if error.filename is None else os.fsdecode(error.filename)
     return Problem(named, None, UNREADABLE, f"the file cannot be read: {error.strerror}")

@@ -1,7 +1,7 @@
-"""A queue of a vhost: the directories below ``queues``, the index in each, and its messages, wherever they are.
+"""A queue of a vhost: the directories below ``queues``, the index in each, and its messages.
 
-Owns which files make an index of which version, behind which damage live entries may be, and how an index entry and its
-message come together, in the order in which a node delivers.  It only reads.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
+Owns the choice of the index version by the files, the judgement of damage that may hide live entries, and the messages in
+the order of delivery.  It only reads.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import CorruptionError, StoreError
@@ -19,13 +19,14 @@ from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.batches import COLUMNS, Batches
-from rmqstore.rabbitmq.index_directory import JOURNAL, SEGMENT_NAME, IndexEntry, LiveIndex
+from rmqstore.rabbitmq.index_directory import JOURNAL, SEGMENT_NAME
 from rmqstore.rabbitmq.layout import QueueName, read_queue_name
+from rmqstore.rabbitmq.live_index import IndexEntry, JoinedIndex, LiveIndex
 from rmqstore.rabbitmq.message import LostMessage, LostMessages, Message, undecoded
 from rmqstore.rabbitmq.node import QueueDefinition
 from rmqstore.rabbitmq.problem import Problem, unreadable_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
-from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,15 +39,15 @@ logger = logging.getLogger(__name__)
 
 _V1_FILE = re.compile(r"\d+\.idx|journal\.jif")
 _V2_FILE = re.compile(r"\d+\.q[is]")
-# What hides no live entry: a node passes over it, or it is about numbers.  All else of an index may.
+# Problems of an index that hide no live entry: a node skips the place, or only numbers are wrong.
 _HIDES_NOTHING = {"nul_file", "memory_only", "bad_terms", "next_seq_id_too_low"}
 _HIDES_NOTHING_IN_JOURNAL = {"ack_without_publish"}
-# Messages that are looked at for the name of their queue.
+# Messages that are searched for the name of their queue.
 _LOOKED_AT = 64
 
 
 def is_journal_end(index: QueueIndex, problem: Problem) -> bool:
-    """bool: a problem of the journal is what a crash leaves at its end, cut or never written."""
+    """Check that a problem of the journal is an end that a crash has cut or never written."""
     return problem.kind in ("zero_tail", "nul_file") or (
         problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size
     )
@@ -60,13 +61,13 @@ class QueueDirectory(NotCopied):
     path, name : str
         The directory, and its own name.
     queue_name : QueueName or None
-        The queue, as far as it is known.
+        None if it is not known.
     index_version : int
         1 or 2; 2 also while a node converts one to the other.
     terms : dict or None
-        The queue's recovery terms, if the last stop left any.
+        The queue's recovery terms after an orderly stop.
     unreadable : list of Problem
-        What of it cannot be opened, so that the queue is read without it.
+        Files that cannot be opened; the queue is read without them.
     """
 
     def __init__(self, vhost: Vhost, name: str):
@@ -94,18 +95,18 @@ class QueueDirectory(NotCopied):
 
     @property
     def owner(self) -> str:
-        """str: the queue's name; the directory's in angle brackets where that is not known."""
+        """str: the queue's name; the directory's in angle brackets if that is not known."""
         return self.queue_name.queue if self.queue_name else f"<{self.name}>"
 
     @property
     def is_misplaced(self) -> bool:
-        """bool: its stub names a queue whose directory has another name, so that no node takes it for that queue's."""
+        """bool: its stub names a queue whose directory has another name, so that no node reads it."""
         name = self.queue_name
         return name is not None and self._vhost.directory_of(name.vhost, name.queue, name.priority) != self.name
 
     @property
     def clean(self) -> bool:
-        """bool: its recovery terms are there and are what a node goes by."""
+        """bool: its recovery terms are there, and a node uses them."""
         if self.terms is None:
             return False
         if self.index_version == 2:
@@ -114,7 +115,7 @@ class QueueDirectory(NotCopied):
 
     @staticmethod
     def is_read(name: str) -> bool:
-        """bool: a file of this name is one that a node, or a person who looks for a queue, reads."""
+        """Check that a file of this name is part of a queue's directory."""
         return name == ".queue_name" or any(pattern.fullmatch(name) for pattern in (_V1_FILE, _V2_FILE))
 
     @property
@@ -124,9 +125,9 @@ class QueueDirectory(NotCopied):
 
     @cached_property
     def indexes(self) -> list[QueueIndex | QueueIndexV2]:
-        """The indexes, opened read-only: one, or both while a node is half-way from version 1 to 2.
+        """The indexes, opened read-only: one, or both if a node was stopped while it converted version 1 to 2.
 
-        None where the directory cannot be read; `problems` says why.
+        The list is empty if the directory cannot be read; `problems` has the reason.
         """
         found: list[QueueIndex | QueueIndexV2] = []
         if self.unreadable:
@@ -148,16 +149,19 @@ class QueueDirectory(NotCopied):
             self.unreadable.append(unreadable_file(self.path, error))
         return found
 
+    @property
+    def live(self) -> LiveIndex:
+        """LiveIndex: the entries of all `indexes`."""
+        return self.indexes[0] if len(self.indexes) == 1 else JoinedIndex(self.indexes)
+
     def entries(self) -> Iterator[IndexEntry]:
-        """IndexEntry: what is live, in the order of sequence ids."""
-        # A node that was stopped half-way has some entries in both.
-        yield from (both(*self.indexes) if len(self.indexes) == 2 else chain.from_iterable(self.indexes))
+        """Yield the live entries, in the order of sequence ids."""
+        yield from self.live
 
     def name_by_messages(self) -> QueueName | None:
-        """Find the queue's name among the routing keys of its first messages; None without one that fits.
+        """Find the queue's name among the routing keys of its first messages; None if no key fits.
 
-        The routing key of a message that went through the default exchange is the queue's name, and its hash is the
-        directory's.
+        The routing key of a message of the default exchange is the queue's name, whose hash is the directory's name.
         """
         tried: set[str] = set()
         for entry in islice(self.entries(), _LOOKED_AT):
@@ -177,7 +181,7 @@ class QueueDirectory(NotCopied):
 
     @property
     def problems(self) -> list[Problem]:
-        """list of Problem: what was met in the files of the index."""
+        """list of Problem: damage in the files of the index."""
         return [problem for index in self.indexes for problem in index.problems] + self.unreadable
 
     @property
@@ -185,7 +189,7 @@ class QueueDirectory(NotCopied):
         """list of Problem: those of `problems` that may hide live entries."""
         found = [problem for index in self.indexes for problem in index.problems if self._hides(index, problem)]
         name = self.queue_name
-        # Of version 1 a node makes a journal along with the stub.
+        # A node creates the journal of version 1 along with the stub.
         stub = name is not None and name.index_version == 1 and ".queue_name" in self.files
         if stub and self.index_version == 1 and not self.has_version_1 and self._vhost.has_unused:
             detail = (
@@ -199,7 +203,7 @@ class QueueDirectory(NotCopied):
         if isinstance(index, QueueIndex):
             if os.path.basename(problem.path) == JOURNAL:
                 if is_journal_end(index, problem):
-                    # As after a crash: what is cut there was never whole.  After an orderly stop all of it was.
+                    # After a crash the cut record was never whole; after an orderly stop all records were.
                     return index.recovered_clean
                 if problem.kind in _HIDES_NOTHING_IN_JOURNAL:
                     return False
@@ -208,20 +212,17 @@ class QueueDirectory(NotCopied):
         return problem.kind not in _HIDES_NOTHING
 
     def _lacks_entries(self, index: QueueIndex, path: str) -> bool:
-        # A segment that went away after an orderly stop leaves only what the recovery terms say of it.
+        # Only the recovery terms count the entries of a segment that was deleted after an orderly stop.
         match = SEGMENT_NAME.fullmatch(os.path.basename(path))
         number = int(match[1]) if match else -1
-        if not 0 <= number <= MAX_SEQ_ID // index.segment_entry_count:
-            return False
-        stated = (self.terms or {})["segments"]
-        pairs = stated.items() if isinstance(stated, Mapping) else stated
-        return index.segments.get(number, 0) < {int(key): int(count) for key, count in pairs}.get(number, 0)
+        counts = dict((self.terms or {})["segments"])
+        in_range = 0 <= number <= MAX_SEQ_ID // index.segment_entry_count
+        return in_range and index.segments.get(number, 0) < counts.get(number, 0)
 
     @property
     def lacking(self) -> int:
-        """int: persistent messages that the recovery terms count and no index has, as far as that is read."""
+        """int: persistent messages that the recovery terms count and no index has; 0 if a file cannot be read."""
         stated = (self.terms or {}).get("persistent_count")
-        # What cannot be read has them perhaps.
         if type(stated) is not int or any(problem.is_unreadable for problem in self.problems):
             return 0
         return max(0, stated - sum(len(index.persistent_sizes) for index in self.indexes))
@@ -234,7 +235,7 @@ class QueueDirectory(NotCopied):
 
 
 class QueuedMessage:
-    """A message in a queue: where it is, and what it is.
+    """A message in a queue, and its place.
 
     Attributes
     ----------
@@ -243,19 +244,19 @@ class QueuedMessage:
     msg_id : bytes
         16 bytes; copies of one message in several queues share it.
     expiry : int or None
-        When it expires, in ms since epoch.
+        Expiry in ms since epoch.
     delivered : bool
         A node would deliver it with the redelivered flag.
     persistent : bool
-        It outlives a restart of the node.
+        It survives a restart of the node.
     level : int or None
         Its level of a priority queue.
     size : int
-        Bytes of the body, as the index says.
+        Bytes of the body, by the index.
     location : str
         ``"index"`` (embedded), ``"store"`` (the vhost's message store) or ``"queue"`` (the queue's own, version 2).
     body, properties, exchange, routing_keys, vhost, term
-        As for `Message`.
+        See `Message`.
     """
 
     __slots__ = ("delivered", "expiry", "level", "location", "message", "msg_id", "persistent", "seq_id", "size")
@@ -293,12 +294,12 @@ class QueuedMessage:
 
     @property
     def routing_keys(self) -> list[str]:
-        """Its routing keys, those of CC and BCC included."""
+        """Its routing keys, including those of CC and BCC."""
         return self.message.routing_keys
 
     @property
     def vhost(self) -> str:
-        """The vhost that the message's own term names."""
+        """The vhost in the message's own term."""
         return self.message.vhost or ""
 
     @property
@@ -313,12 +314,12 @@ class Queue(NotCopied):
     Attributes
     ----------
     name : str
-        As declared, or the name of the directory in angle brackets.
+        The declared name, or the name of the directory in angle brackets.
     vhost : str
     directories : list of QueueDirectory
-        One; of a priority queue one for each level that has been written to, the lowest first.
+        One; for a priority queue one for each level that was written to, the lowest first.
     definition : QueueDefinition or None
-        From the node's Mnesia files, if they are there and have it.
+        From the node's Mnesia files, if they have it.
     """
 
     def __init__(
@@ -335,7 +336,7 @@ class Queue(NotCopied):
 
     @property
     def path(self) -> str:
-        """str: its directory; the lowest level's, of a priority queue."""
+        """str: its directory; for a priority queue that of the lowest level."""
         return self.directories[0].path if self.directories else ""
 
     @property
@@ -350,16 +351,16 @@ class Queue(NotCopied):
 
     @property
     def depth(self) -> int:
-        """int: messages that are live on disk, transient ones among them."""
+        """int: messages that are live on disk, including transient ones."""
         return sum(index.depth for index in self.indexes)
 
     @property
     def size(self) -> int:
-        """int: bytes of the bodies of these messages, as the index says."""
+        """int: bytes of the bodies of these messages, by the index."""
         return sum(int(index.columns().size.sum()) for index in self.indexes)
 
     def summary(self) -> dict[str, Any]:
-        """What the front ends say of a queue; ``declared`` is None where the node's definitions are not known."""
+        """Summarize the queue for the front ends; ``declared`` is None if the node's definitions are not known."""
         return {
             "name": self.name,
             "index_version": self.index_version,
@@ -371,7 +372,7 @@ class Queue(NotCopied):
 
     @property
     def problems(self) -> list[Problem]:
-        """list of Problem: what is damaged in its index files; `rmqstore.rabbitmq.verify` says more."""
+        """list of Problem: damage in its index files; `rmqstore.rabbitmq.verify` finds more."""
         return [problem for each in self.directories for problem in each.problems]
 
     @property
@@ -382,16 +383,16 @@ class Queue(NotCopied):
     def messages(
         self, on_lost: Callable[[LostMessage], None] | None = None, *, decoded: bool = False
     ) -> Iterator[QueuedMessage]:
-        """The live messages, oldest first; of a priority queue the highest level first, as the node delivers.
+        """Yield the live messages, oldest first; those of a priority queue by level, the highest first.
 
         A message whose bytes are lost, or of a protocol that is not decoded here, counts in `depth` and is left out.
-        `incomplete` says where damage of an index may hide more.
+        `incomplete` has the damage that may hide more.
 
         Parameters
         ----------
         on_lost : callable, optional
-            Called with each message that is left out; by default warnings at the end say how many there were, and that
-            messages may be missing.
+            Called with each message that is left out; by default warnings at the end have their number, and the damage that
+            may hide more.
         decoded : bool
             Leave out a message whose properties cannot be decoded, too.
         """
@@ -405,7 +406,7 @@ class Queue(NotCopied):
                 if message is not None and reason is None:
                     yield QueuedMessage(entry, message, level)
                     continue
-                # An id of zeros is that of a damaged message in a queue's own file.
+                # A damaged message in a queue's own file has an id of zeros.
                 embedded = entry.message is not None or not any(entry.msg_id)
                 unread = str(error) if isinstance(error, OSError) else ""
                 place = (entry.path, embedded, entry.pos or 0, reason or unread, reason is not None)
@@ -415,7 +416,7 @@ class Queue(NotCopied):
             self.warn_incomplete()
 
     def warn_incomplete(self) -> None:
-        """Log one warning where `incomplete` has anything."""
+        """Log one warning if `incomplete` is not empty."""
         problems = self.incomplete
         if problems:
             logger.warning(
@@ -438,13 +439,13 @@ class Queue(NotCopied):
         """
         for directory in reversed(self.directories):
             name = QueueName(self.vhost, self.name, directory.level)
-            yield from Batches(name, self._vhost.store, columns, on_lost).of_directory(directory)
+            yield from Batches(name, self._vhost.store, columns, on_lost).of_index(directory.live)
         if on_lost is None:
             self.warn_incomplete()
 
 
 def message_in(term: bytes | None) -> Message | None:
-    """The message of a term; None without one, or where it is not a message."""
+    """Parse the message of a term; None without a term, or for another term."""
     try:
         return None if term is None else Message.from_term(term)
     except CorruptionError:

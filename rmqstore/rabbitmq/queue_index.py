@@ -1,8 +1,8 @@
-"""The queue index of a classic queue, version 1: which messages are in it, what was delivered, what was acked.
+"""The queue index of a classic queue, version 1: its messages, and which of them were delivered and acked.
 
-Owns the operations of `QueueIndex`: one lock, the sequence ids that are next, when a flush is due, and the checks of what
-callers publish, deliver and ack.  `index_directory` loads and reads, `index_writer` recovers and writes.  It never looks
-into a message store and never changes `.queue_name` or `recovery.dets`.
+Owns the operations of `QueueIndex`: one lock, the next sequence ids, the time of a flush, and the checks of arguments.
+`index_directory` loads and reads, `index_writer` recovers and writes.  It never reads a message store and never changes
+`.queue_name` or `recovery.dets`.
 
 Invariants: opening read-only changes and locks nothing; damage is a `Problem` while reading, and an error before the
 first change when writing.  Source of all rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,10 @@ from rmqstore.files.durable import make_directories
 from rmqstore.files.listing import listing
 from rmqstore.files.store_lock import ClosedAtExit
 from rmqstore.rabbitmq._core import MAX_SEQ_ID, checked_ids
-from rmqstore.rabbitmq.index_directory import IndexColumns, IndexDirectory, IndexEntry, LiveIndex, check_entry_count
-from rmqstore.rabbitmq.index_writer import IndexWriter, RecoveryTerms, checked_terms, next_seq_ids, recover
+from rmqstore.rabbitmq.index_directory import IndexDirectory, check_entry_count
+from rmqstore.rabbitmq.index_writer import IndexWriter, checked_terms, next_seq_ids, recover
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT, read_queue_name, read_segment_entry_count
+from rmqstore.rabbitmq.live_index import ENTRY_REDELIVERED, IndexColumns, LiveIndex, StatedTerms
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import Problem
 
@@ -40,7 +41,7 @@ __all__ = ["DEFAULT_MAX_JOURNAL_ENTRIES", "QueueIndex", "checked_expiry"]
 
 # A node's queue_index_max_journal_entries.
 DEFAULT_MAX_JOURNAL_ENTRIES = 32768
-# Bytes in memory: more than a node's journal reaches with its default limits of entries and of embedded messages.
+# Bytes in memory: more than a node's journal reaches with its default limits.
 _MAX_JOURNAL_SIZE = 256 << 20
 # On disk it is in microseconds.
 _LAST_EXPIRY = (1 << 63) // 1000 - 1
@@ -57,8 +58,8 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     """The queue index (version 1) of one classic queue; made by `open`.
 
     Use it in a ``with`` statement, from any thread.  Actions stay in memory until `sync` writes them to the journal or
-    `flush` to the segments: a crash loses what was not synced.  An index that was not closed is closed with a
-    ResourceWarning when the program ends; one that was garbage-collected loses what was not synced.
+    `flush` to the segments: a crash, or garbage collection of an index that was not closed, loses the others.  At the end
+    of the program an open index is closed with a ResourceWarning.
 
     Attributes
     ----------
@@ -66,17 +67,19 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     segment_entry_count : int
     read_only : bool
     max_journal_entries : int
-        Actions above which a flush is due.
+        A flush is due after more actions than this.
     recovered_clean : bool
         The queue was opened with good terms of an orderly stop.
     """
 
+    location = "index"
     max_journal_entries: int
+    _lock: threading.RLock
 
     def __init__(self, *arguments: object, **options: object) -> None:
         raise TypeError("a queue index is made by opening it: use QueueIndex.open(path)")
 
-    def _take(self, directory: IndexDirectory, writer: IndexWriter, clean: RecoveryTerms | None) -> None:
+    def _take(self, directory: IndexDirectory, writer: IndexWriter, clean: StatedTerms | None) -> None:
         self.path = directory.path
         self.segment_entry_count = directory.segment_entry_count
         self.read_only = directory.read_only
@@ -107,7 +110,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
     ) -> QueueIndex:
         """Open the index of a queue's directory: load, merge and, for writing, recover it as a node would.
 
-        Without `terms` the queue is dirty: next_seq_id begins after the last segment that remains, every message counts as
+        Without `terms` the queue is dirty: next_seq_id begins after the last remaining segment, every message counts as
         delivered, and transient entries and those in no store are acked.  For writing, all of it is flushed.
 
         Parameters
@@ -120,17 +123,17 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             A call flushes when more actions than this, or 256 MiB of the journal, are in memory (a node's
             queue_index_max_journal_entries).
         read_only, create : bool
-            `create`: make the directory if it is missing.
+            `create` a missing directory.
         terms : mapping or pairs, optional
             The queue's recovery terms after an orderly stop (section 9.1): segments, next_seq_id, next_deliver_seq_id, ….
         store_clean : bool
-            False with `terms`: the message store was not clean; what is in no store is acked.
+            False with `terms`: the message store was not clean; entries in no store are acked.
         is_stored : callable, optional
-            True of a message id that the persistent store has; by default it has all that are not embedded.
+            True for a message id in the persistent store; by default all that are not embedded are there.
         check_terms : bool
-            Check every embedded term; those that fail are a problem and no entry.
+            Check every embedded term; a bad one is a problem and no entry.
         segments : range, optional
-            Read-only: only the entries of these segments; numbers of the whole queue are then meaningless.
+            Read-only: only the entries of these segments; totals of the queue are then meaningless.
 
         Raises
         ------
@@ -139,7 +142,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         StoreLockedError
             Another writer has it open.
         CorruptionError
-            For writing: a file has damage that is more than the end that a crash cuts.  Nothing was changed.
+            For writing: a file has more damage than an end cut by a crash.  Nothing was changed.
         StoreError
             For writing: the queue is of version 2.
         GeometryError
@@ -212,11 +215,11 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         size : int
             Bytes of the body; optional for an embedded message.
         expiry, expiry_us : int, optional
-            When it expires, since the epoch: in ms, or in microseconds as in the file.
+            Expiry since the epoch: in ms, or in microseconds as in the file.
         persistent : bool, optional
-            None: as the embedded message says, else True.
+            Default: that of the embedded message, else True.
         seq_id : int, optional
-            None: the next one.  It may leave a gap.
+            Default: the next one.  It may leave a gap.
 
         Raises
         ------
@@ -258,7 +261,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         Parameters
         ----------
         messages, msg_ids, sizes, persistent : sequences or arrays of n, optional
-            As for `publish`; `msg_ids` may be an (n, 16) array of uint8, `persistent` one bool for all.
+            See `publish`; `msg_ids` may be an (n, 16) array of uint8, `persistent` one bool for all.
         expiries : sequence, optional
             ms since the epoch, None for never.
         deliver : bool
@@ -269,15 +272,14 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         InvalidMessageError
             One of them cannot be; nothing was changed.
         OSError
-            A flush that was due failed; of these entries only what a new opening finds is in the queue.
+            A flush that was due failed; a new opening finds which of these entries are in the queue.
         """
         with self._lock:
             self._check_writable()
             new = _new_entries(messages, msg_ids, sizes, expiries, persistent)
             first, count = self._next_seq_id, len(new[0])
-            # No entry has an id from the next one on, so that none is looked up.
             if first > MAX_SEQ_ID - count + 1:
-                raise InvalidMessageError(f"sequence ids from {first} on do not fit into 62 bits", self.path)
+                raise InvalidMessageError(f"{count} sequence ids from {first} do not fit into 62 bits", self.path)
             done, actions = 0, count * (2 if deliver else 1)
             while done < actions:
                 try:
@@ -285,7 +287,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
                         first, count, *new, deliver, done, self.max_journal_entries, _MAX_JOURNAL_SIZE
                     )
                 finally:
-                    # Where memory runs out in the middle, the entries before it are in the queue.
+                    # If memory runs out in the middle, the entries before it are in the queue.
                     self._next_seq_id = max(self._next_seq_id, self._journal.published_end)
                 self._flush_if_due()
             return range(first, first + count)
@@ -319,7 +321,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
             self._writer.flush()
 
     def idle(self) -> None:
-        """What a node does before its queue hibernates: flush if there were actions since the last flush."""
+        """Flush if there were actions since the last flush, as a node does before its queue hibernates."""
         with self._lock:
             self._check_writable()
             if self._journal.dirty_count:
@@ -329,16 +331,16 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         """Move the journal into the segments: delete those without unacked entries, append to the others, empty the journal.
 
         Everything is on disk when this returns.  A crash in between leaves entries both in the journal and in segments,
-        which the next opening merges.  After an OSError the index takes no more writes; reading goes on.
+        which the next opening merges.  After an OSError the index refuses writes; reading continues.
         """
         with self._lock:
             self._check_writable()
             self._writer.flush()
 
     def sync(self) -> None:
-        """Write the journal's new bytes and force them to disk; what was done before is not lost after this returns.
+        """Write the journal's new bytes and force them to disk.
 
-        After an OSError the index takes no more writes; reading goes on.
+        After an OSError the index refuses writes; reading continues.
         """
         with self._lock:
             self._check_writable()
@@ -377,7 +379,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
         }
 
     def abandon(self) -> None:
-        """Release the directory without writing anything: what was not synced is gone, as after a crash."""
+        """Release the directory without writing anything, as after a crash."""
         with self._lock:
             self._closed = True
             self._note_closed()
@@ -421,7 +423,7 @@ class QueueIndex(ClosedAtExit, LiveIndex):
 
     @property
     def next_deliver_seq_id(self) -> int:
-        """int: all entries below were handed to a consumer at least once; settable, up to `next_seq_id`."""
+        """int: all entries below were delivered at least once; settable, up to `next_seq_id`."""
         return self._next_deliver_seq_id
 
     @next_deliver_seq_id.setter
@@ -452,32 +454,39 @@ class QueueIndex(ClosedAtExit, LiveIndex):
 
     @property
     def problems(self) -> list[Problem]:
-        """list of Problem: what was met while reading that no writer leaves there."""
+        """list of Problem: damage that was met while reading."""
         return list(self._directory.problems)
 
     def refuse_damage(self) -> None:
-        """Raise the CorruptionError of an opening for writing, if the files have such damage."""
+        """Raise the CorruptionError of an opening for writing, if the files are damaged."""
         self._directory.refuse_damage()
 
-    def columns(self, *, live: bool = True) -> IndexColumns:
-        """The entries as columns, in the order of their sequence ids; without `live` also those that are acked or damaged.
+    def path_of(self, file: int) -> str:
+        """Return the path of a segment by its number, of the journal for a negative one."""
+        return self._directory.path_of(file)
 
-        StoreChangedError if a node, or another writer, has changed the files.
+    def source(self, file: int) -> Any:
+        """Return the bytes of a segment, or of the journal in memory; None if the segment is gone."""
+        return self._directory.source(file)
+
+    def columns(self, *, live: bool = True) -> IndexColumns:
+        """Return the entries as columns, in the order of their sequence ids.
+
+        Without `live` also those that are acked or damaged.  StoreChangedError if someone else has changed the files.
         """
         with self._lock:
-            self._check_open()
-            return self._directory.columns_of(sorted(self._journal.segments), live)
+            return self._columns_of(sorted(self._journal.segments), live)
 
-    def __iter__(self) -> Iterator[IndexEntry]:
-        """Live entries in the order of their sequence ids, read a segment or so at a time, when the first one is due."""
+    def _parts(self) -> list[list[int]]:
         with self._lock:
             self._check_open()
-            chunks = list(self._directory.chunks())
-        for numbers in chunks:
-            with self._lock:
-                self._check_open()
-                entries = self._directory.entries_of(numbers, self._next_deliver_seq_id)
-            yield from entries
+            return self._directory.parts()
+
+    def _columns_of(self, numbers: list[int], live: bool = True) -> IndexColumns:
+        self._check_open()
+        columns = self._directory.columns_of(numbers, live)
+        columns.flags[columns.seq_id < self._next_deliver_seq_id] |= ENTRY_REDELIVERED
+        return columns
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self.read_only else "open"
@@ -486,13 +495,12 @@ class QueueIndex(ClosedAtExit, LiveIndex):
 
 def _check_version_1(folder: str) -> None:
     """Raise StoreError where a queue's directory is of version 2: a node reads nothing of version 1 there."""
-    # A missing directory, which a writer makes, has no names.
     stub = read_queue_name(folder)
     if any(map(_VERSION_2.fullmatch, listing(folder).names)) or (stub is not None and stub.index_version != 1):
         raise StoreError("the queue is of index version 2, which this version only reads; publish to a node", folder)
 
 
-# -------------------------------------------------------------------------------------------------- what callers give
+# ----------------------------------------------------------------------------------------------------------- arguments
 
 
 def _new_entries(
@@ -504,7 +512,7 @@ def _new_entries(
     ids = None if msg_ids is None else _as_ids(msg_ids)
     if messages is None:
         if ids is None or sizes is None:
-            raise InvalidMessageError("a message that lies in a store needs its id and its size")
+            raise InvalidMessageError("a message in a store needs its id and its size")
     else:
         terms = _terms_of(messages)
         if ids is not None and len(ids) != len(terms):
@@ -559,7 +567,7 @@ def _as_ids(msg_ids: Any) -> np.ndarray:
 
 
 def _seq_id_column(seq_ids: Any) -> np.ndarray:
-    """Sequence ids as an int64 array; OffsetOutOfRangeError where one is none."""
+    """Convert sequence ids to an int64 array; OffsetOutOfRangeError if one is not a sequence id."""
     if isinstance(seq_ids, range):
         return np.arange(seq_ids.start, seq_ids.stop, seq_ids.step, dtype=np.int64)
     if isinstance(seq_ids, (int, np.integer)):
@@ -587,7 +595,7 @@ def _size_column(sizes: Any, count: int) -> np.ndarray:
 
 
 def _terms_of(messages: Sequence[Message | bytes]) -> list[bytes]:
-    """The terms of messages, some of which may be terms already."""
+    """Return the terms of messages, some of which may be terms already."""
     listed: list[Any] = messages if isinstance(messages, list) else list(messages)
     if set(map(type, listed)) <= {bytes}:
         return listed
@@ -597,7 +605,7 @@ def _terms_of(messages: Sequence[Message | bytes]) -> list[bytes]:
 
 
 def _body_sizes(terms: list[bytes], found: np.ndarray) -> np.ndarray:
-    """`found` with the sizes of bodies that the pass over the terms did not see (-1) filled in."""
+    """Fill in the sizes of bodies that the scan of the terms did not find (-1)."""
     for i in np.flatnonzero(found < 0).tolist():
         found[i] = len(Message.from_term(terms[i]).body)
     return found

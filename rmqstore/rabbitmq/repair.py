@@ -1,8 +1,8 @@
-"""repair: a new vhost directory that a real node boots on, with everything of a damaged one that is whole.
+"""repair: a new vhost directory that a real node boots on, with all whole parts of a damaged one.
 
-Owns what is copied as it is and what is written again.  The source is only read; the output is a new directory, which gets its
-name last and is verified before.  What a queue's files cannot tell any more is in the report, never guessed.  Rules: RabbitMQ
-3.10.8 boots on it (docs/rabbitmq.md).
+Owns the choice between copying and rewriting.  The source is only read; the output is a new directory, which is verified
+before it gets its name.  Lost facts are in the report, never guessed.  Rules: RabbitMQ 3.10.8 boots on it
+(docs/rabbitmq.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rmqstore.files.output_file import OutputFolder
 from rmqstore.rabbitmq import _term, layout
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES
 from rmqstore.rabbitmq.dets import write_recovery_terms
-from rmqstore.rabbitmq.index_directory import IndexEntry
+from rmqstore.rabbitmq.live_index import IndexEntry
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.node import STORES
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE
@@ -50,25 +50,16 @@ from rmqstore.rabbitmq.vhost import Vhost
 __all__ = ["RepairReport", "RepairedQueue", "repair"]
 
 PERSISTENT, TRANSIENT = STORES
-# What cannot stand in a directory that a node is to boot on.
-_GRAVE = {
-    Consequence.HANGS,
-    Consequence.HIDES,
-    Consequence.CRASHES,
-    Consequence.DROPS,
-    Consequence.BLOCKS,
-    Consequence.RESTARTS,
-    Consequence.DELETES_SEGMENT,
-    Consequence.IGNORES,
-}
 _HARMLESS = {Consequence.REPAIRS, Consequence.NONE}
-# For these the index leaves an entry out whose record is whole otherwise.
+# Consequences of findings that the output must not have.
+_GRAVE = {*Consequence} - _HARMLESS - {Consequence.DELETES, Consequence.FORGETS, Consequence.REDELIVERS}
+# Problems of an embedded term, for which the index leaves out an entry whose record is whole.
 _OF_TERMS = {"bad_term", "msg_id_mismatch"}
 
 
 @dataclass(frozen=True)
 class RepairedQueue:
-    """What became of one directory of a queue.
+    """The result for one directory of a queue.
 
     Attributes
     ----------
@@ -78,18 +69,18 @@ class RepairedQueue:
     directory : str
         The directory's own name.
     messages : int
-        Which a node delivers from the output.
+        Messages that a node delivers from the output.
     lost : int
         Live entries whose message is gone or damaged, and those `missing`.
     transient, expired : int
-        Messages that a node drops at any start, left out; and those that have expired, kept though they are not delivered.
+        Messages that a node drops at any start, left out; and expired ones, kept though they are not delivered.
     files : str
         ``"copied"`` as they are, ``"rewritten"``, or ``"left out"``: the node would delete the directory, and its messages
         count as lost.  `export` reads them.
     redelivered : str
         ``"exact"``: the flag is as before; ``"all"``: the node marks all its messages as redelivered.
     unreadable : int
-        Live entries whose message is, or may be, in a file that cannot be read: not in the output, not known to be lost.
+        Live entries whose message may be in a file that cannot be read: not in the output, not known to be lost.
     missing : int
         Messages that the recovery terms count and no index has.
     """
@@ -109,18 +100,18 @@ class RepairedQueue:
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What `repair` wrote.
+    """The result of `repair`.
 
     Attributes
     ----------
     source, output : str
     queues : list of RepairedQueue
     findings : list of Finding
-        What was wrong with the source.
+        The damage of the source.
     store_rewritten : bool
-        The message files were written again, with the messages that queues refer to.
+        The message files were rewritten, with the messages that queues refer to.
     unreferenced : int
-        Whole messages of the source that no index has, acknowledged or with their index lost: a node does not deliver them.
+        Whole messages of the source in no index, acknowledged or with their index lost: a node does not deliver them.
         `export` with ``unreferenced=True`` reads them.
     """
 
@@ -133,7 +124,7 @@ class RepairReport:
 
     @property
     def messages(self) -> int:
-        """int: which the real node delivers from the output."""
+        """int: messages that the real node delivers from the output."""
         return sum(queue.messages for queue in self.queues)
 
     @property
@@ -166,7 +157,7 @@ def repair(
     output : path
         Must not exist.
     segment_entry_count : int, optional
-        As of `Vhost.open`.
+        See `Vhost.open`.
     progress : callable, optional
         Called with (queue directories done, in all).
 
@@ -174,13 +165,13 @@ def repair(
     ------
     StoreError
         The source is not a vhost, or is one of RabbitMQ 4.x with a damaged queue; a message file or a file of an index
-        cannot be read; the output exists; or the output did not pass verification (which is then left, under its
-        temporary name, for a look).
+        cannot be read; the output exists; or the output did not pass verification (it then stays, under its temporary
+        name).
     """
     target = os.path.abspath(os.fspath(output))
     if os.path.lexists(target):
         raise StoreError("the output exists; give a directory that does not", target)
-    # Through links, so that an output in the source is seen whatever way leads there.
+    # Resolve links, so that an output inside the source is found.
     target = os.path.join(os.path.realpath(os.path.dirname(target)), os.path.basename(target))
     with Vhost.open(path, segment_entry_count=segment_entry_count, check_terms=True) as vhost:
         if vhost.is_pre_3_7:
@@ -190,7 +181,7 @@ def repair(
             )
         source = os.path.realpath(vhost.path)
         if (target + os.sep).startswith(source + os.sep):
-            raise StoreError("the output lies in the source; give another directory", target)
+            raise StoreError("the output is in the source; give another directory", target)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with OutputFolder(target, outside=[source]) as made:
             report = _Repair(vhost, made.part, progress).run(target)
@@ -211,15 +202,15 @@ class _Repair:
         self.now = time.time_ns() // 1_000_000
         self.findings = list(verify_vhost(vhost))
         self.terms: dict[str, dict[str, Any]] = {}
-        # Ids of records whose terms hold another one, which message and entries get in the output.
+        # Ids of records whose terms hold another id: the output has that.
         self.renamed: dict[bytes, bytes] = {}
         for finding in self.findings:
             if finding.kind == UNREADABLE_STORE and finding.path.startswith(os.path.join(vhost.path, PERSISTENT)):
-                # What the system does not give out is not lost; nobody is to throw the source away for such an output.
+                # Unreadable messages are not lost: the output must not seem complete.
                 raise StoreError(f"{finding.detail}; make it readable first", finding.path)
             if finding.kind == UNREAD_FORMAT:
                 raise StoreError(f"{finding.detail}, so that the output would lack its messages", finding.path)
-            # A directory or a FIFO in the place of a file has nothing to give out, whoever asks.
+            # A directory or a FIFO in the place of a file has no messages.
             if finding.kind == UNREADABLE and (
                 os.path.isfile(finding.path) or os.path.dirname(finding.path) == os.path.join(vhost.path, "queues")
             ):
@@ -228,7 +219,7 @@ class _Repair:
     def run(self, target: str) -> RepairReport:
         vhost = self.vhost
         if any(self._wrong(each) and not self._deleted(each) for each in vhost.directories):
-            # Without damage the files of version 2 are copied as they are, which any node reads.
+            # Undamaged files of version 2 are copied.
             vhost.refuse_version_4(
                 "a damaged queue cannot be written again; write its messages to a file (rmqstore rabbitmq export), and "
                 "publish them to a running node"
@@ -248,7 +239,7 @@ class _Repair:
         if os.path.isdir(store_path):
             if not store_wrong:
                 self._copy_store(store_path, with_clean_state=healthy)
-                # Without the clean state a node reads what that let it pass over, as after the size that it states.
+                # Without the clean state a node also reads the rest of the files.
                 store_wrong = bool(self.renamed) or (not healthy and self._scan_meets_damage(kept))
             if store_wrong:
                 self._rewrite_store(kept)
@@ -258,7 +249,7 @@ class _Repair:
         return RepairReport(vhost.path, target, queues, self.findings, store_wrong, unreferenced)
 
     def _gone(self) -> list[RepairedQueue]:
-        """Queues of which only recovery terms are left."""
+        """Report the queues of which only recovery terms are left."""
         known = self.vhost.known_directories
         found = []
         for finding in self.findings:
@@ -296,7 +287,7 @@ class _Repair:
         if self._deleted(directory):
             rows.count()
             return self._report(directory, rows, "left out", False)
-        # Terms that are not what they should be would keep the node from the queue.
+        # With damaged terms the node would not open the queue.
         exact = directory.clean and terms is not None
         if not self._wrong(directory):
             self._copy_queue(directory, target)
@@ -310,7 +301,7 @@ class _Repair:
             stale = any(problem.kind in STALE for problem in directory.problems)
             exact = exact and directory.index_version == 1 and not stale
             if exact and terms is not None:
-                # Numbers and the redelivered flag stay; what is counted is what was written.
+                # Numbers and the redelivered flag stay; counts are those of the output.
                 stay: dict[str, Any] = {
                     key: terms[key] for key in ("next_seq_id", "next_deliver_seq_id", "persistent_ref") if key in terms
                 }
@@ -323,7 +314,7 @@ class _Repair:
         return self._report(directory, rows, files, exact)
 
     def _wrong(self, directory: QueueDirectory) -> bool:
-        """bool: the files of a queue are written again; what a node repairs by itself is left behind as well."""
+        """Check that the files of a queue have to be rewritten, also for damage that a node repairs by itself."""
         prefix = directory.path + os.sep
         return any(
             (finding.consequence in {*_GRAVE, Consequence.REPAIRS} or finding.kind == COPIED_SEGMENT)
@@ -332,7 +323,7 @@ class _Repair:
         )
 
     def _copy_queue(self, directory: QueueDirectory, target: str) -> None:
-        # What no node reads stays behind: some of it, as a FIFO or a link to nothing, nobody can copy.
+        # Files that no node reads stay behind; some, such as a FIFO or a broken symlink, cannot be copied.
         os.makedirs(target)
         for name in directory.files:
             source = os.path.join(directory.path, name)
@@ -366,7 +357,7 @@ class _Repair:
         with QueueIndex.open(target, segment_entry_count=count, create=True) as index:
             for entry in rows:
                 if last is not None and (entry.seq_id - shift - last) // count > WIDEST_GAP:
-                    # Its number is damaged; the order stays, and the next segment is near enough.
+                    # The number is damaged: keep the order and continue in the next segment.
                     shift = entry.seq_id - (last // count + 1) * count
                 last = entry.seq_id - shift
                 index.publish(
@@ -377,7 +368,7 @@ class _Repair:
                     persistent=True,
                     seq_id=last,
                 )
-                # As a node since 3.10 does at once.
+                # A node since 3.10 delivers at once.
                 index.deliver([last])
             index.flush()
             terms = index.close()
@@ -411,7 +402,7 @@ class _Repair:
 
 
 class _Rows:
-    """The entries of a directory that can be delivered, and the number of those that cannot; to be iterated once."""
+    """The entries of a directory that can be delivered, and the number of the others; iterate once."""
 
     def __init__(self, vhost: Vhost, directory: QueueDirectory, now: int, renamed: dict[bytes, bytes]):
         self.vhost = vhost
@@ -422,7 +413,7 @@ class _Rows:
         self.stored: set[bytes] = set()
 
     def _doubtful(self) -> Iterator[IndexEntry]:
-        """Entries that the index leaves out for their term, as they are; with the id that a whole term has."""
+        """Yield entries that the index leaves out for their term, with the id of a whole term."""
         if not any(problem.kind in _OF_TERMS for problem in self.directory.problems):
             return
         with QueueIndex.open(
@@ -439,7 +430,7 @@ class _Rows:
                     yield entry._replace(msg_id=found) if found is not None else entry._replace(message=b"")
 
     def count(self) -> None:
-        """Count, without use for the entries."""
+        """Count without using the entries."""
         for _ in self:
             pass
 
@@ -467,7 +458,7 @@ class _Rows:
     def _is_whole(self, met: Met) -> bool:
         if met.own_id is None:
             return met.term is not None and met.reason is None
-        # The message is whole.  Where its own id is another message's too, nothing tells which of them has it.
+        # The message is whole.  If another message has its own id too, the right one is unknown.
         msg_id, store = met.entry.msg_id, self.vhost.store()
         if (store is not None and met.own_id in store) or met.own_id in self.renamed.values():
             return self.renamed.get(msg_id) == met.own_id
@@ -476,12 +467,12 @@ class _Rows:
 
 
 def _check(path: str, report: RepairReport) -> None:
-    """Read the output as a node would, and compare it with what the report says."""
+    """Read the output as a node would, and compare it with the report."""
     with Vhost.open(path, check_terms=True) as vhost:
         for finding in verify_vhost(vhost):
             if finding.consequence in _GRAVE:
                 raise StoreError(
-                    f"the output has {finding.kind} ({finding.detail}); it was left for a look, please report this",
+                    f"the output has {finding.kind} ({finding.detail}); it was left in place, please report this",
                     finding.path,
                     finding.pos,
                 )
@@ -497,7 +488,7 @@ def _check(path: str, report: RepairReport) -> None:
 
 
 def _force(path: str) -> None:
-    # All names and all that was written, before the directory gets the name by which a node takes it.
+    # Force all names and contents to the disk before the directory gets its final name.
     for folder, _, files in os.walk(path):
         for name in files:
             fd = open_regular(os.path.join(folder, name))

@@ -1,8 +1,7 @@
-"""Erlang terms: the external format under its public names, and terms as text, which is how nodes write their small files.
+"""Erlang terms: the external format under its public names, and terms as text, the format of a node's small files.
 
-Owns the syntax of what `file:consult` reads in ``.config``, ``clean.dot`` and the ``config`` of a quorum queue.  Bytes are the
-compiled `_term`'s.  It opens no file.  Every walk is bounded in depth, and text that is not a term is `CorruptionError`
-with its position.
+Owns the syntax of `file:consult` in ``.config``, ``clean.dot`` and the ``config`` of a quorum queue.  It opens no file.
+Nesting is bounded, and other text is `CorruptionError` with its position.
 """
 
 from __future__ import annotations

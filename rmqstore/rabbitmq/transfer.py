@@ -1,7 +1,6 @@
-"""Messages out of a vhost into files that any tool reads.
+"""Export of messages into files that any tool reads.
 
-Owns the columns of exported files, and how values of AMQP become JSON and back; the way in is `importing`'s.  An export
-only reads, and its file is whole or not there.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
+Owns the JSON objects of messages, both ways, and the files.  An export only reads, and its file is whole or missing.
 """
 
 from __future__ import annotations
@@ -16,12 +15,15 @@ import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import IO, Any
 
+import numpy as np
+
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.output_file import OutputFile, format_of
+from rmqstore.rabbitmq._core import ENTRY_EMBEDDED, ENTRY_PERSISTENT
 from rmqstore.rabbitmq.amqp import from_json, json_value
 from rmqstore.rabbitmq.batches import Batches, pyarrow, schema
-from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
+from rmqstore.rabbitmq.live_index import IndexColumns, LiveIndex
 from rmqstore.rabbitmq.message import LostMessage, Message
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue import Queue, QueuedMessage
@@ -34,13 +36,15 @@ __all__ = ["FORMATS", "export", "found_object", "message_object", "object_messag
 logger = logging.getLogger(__name__)
 
 FORMATS = ("jsonl", "arrow", "parquet")
+# Messages without an index that are made into a batch at once.
+_FOUND_ROWS = 1024
 
 
 # ----------------------------------------------------------------------------------------------------------------- JSON
 
 
 def message_object(queue: Queue, message: QueuedMessage) -> dict[str, Any]:
-    """dict: a message as one JSON object; ``body`` is text where it is UTF-8, else ``body_base64`` stands for it."""
+    """Convert a message to a JSON object, with ``body`` if it is UTF-8, else ``body_base64``."""
     value: dict[str, Any] = {"vhost": queue.vhost, "queue": queue.name, "seq_id": message.seq_id}
     if message.level is not None:
         value["level"] = message.level
@@ -66,7 +70,7 @@ def _content(message: Message) -> dict[str, Any]:
 
 
 def found_object(found: FoundMessage, vhost: str = "") -> dict[str, Any]:
-    """dict: a message without an index entry as one JSON object, like `message_object`; `import` takes it too."""
+    """Convert a message without an index entry to a JSON object, like `message_object`."""
     message = found.message
     value: dict[str, Any] = {"vhost": vhost or message.vhost, "queue": found.queue} if found.queue else {}
     value |= {
@@ -81,9 +85,9 @@ def found_object(found: FoundMessage, vhost: str = "") -> dict[str, Any]:
 
 
 def object_message(value: Mapping[str, Any]) -> tuple[Message, int | None]:
-    """(Message, int or None): the message of such an object, and its expiry in ms since epoch.
+    """Convert such an object to a message and its expiry in ms since epoch, or None.
 
-    Only a body is needed; what else is missing is empty.  InvalidMessageError for another object.
+    Only a body is required.  InvalidMessageError for another object.
     """
     if not isinstance(value, Mapping):
         raise InvalidMessageError("a message is a JSON object")
@@ -142,26 +146,26 @@ def export(
     Parameters
     ----------
     vhost : Vhost or path
-        Of a message file (N.rdq, N.rdt, N.qs) every whole message is written, as of `file_messages`.
+        Of a message file (N.rdq, N.rdt, N.qs) every whole message is written, see `file_messages`.
     output : path or binary file
-        A file has its name only when all is written.
+        A file gets its name at the end.
     queues : iterable of str, optional
         Only these; by default all, by name.
     format : {"jsonl", "arrow", "parquet"}, optional
-        By default what the name's ending says, else ``"jsonl"``: one object a line, as `message_object` makes it.  ``"arrow"`` is
-        an Arrow IPC file (Feather).
+        By default that of the name's ending, else ``"jsonl"``: one object a line, see `message_object`.  ``"arrow"`` is an
+        Arrow IPC file (Feather).
     force : bool
-        Replace a file that exists.
+        Replace an existing file.
     progress : callable, optional
         Called with (messages done, messages in all).
     on_lost : callable, optional
-        Told of each message that is live and cannot be written, as its bytes are lost or cannot be decoded; by
-        default a warning for each queue says how many there were.
+        Called with each live message whose bytes are lost or cannot be decoded; by default a warning for each queue has
+        their number.
     on_incomplete : callable, optional
-        Told of each place of the indexes that cannot be read, behind which messages may stand that are left out, before
-        the first message is written; by default a warning for each queue says so.
+        Called, before the first message is written, with each `Problem` of an index that may hide messages; by default a
+        warning for each queue names the first.
     unreferenced : bool
-        Write the messages that no live index entry refers to instead, as of `unreferenced_messages`.
+        Write the messages that no live index entry refers to instead, see `unreferenced_messages`.
 
     Returns
     -------
@@ -171,7 +175,7 @@ def export(
     Raises
     ------
     StoreError
-        There is no such vhost or queue; or the output exists, or lies in the vhost.
+        There is no such vhost or queue; or the output exists, or is in the vhost.
     MissingDependencyError
         Arrow and Parquet need pyarrow.
     """
@@ -273,20 +277,44 @@ def _objects(queues: list[Queue], on_lost: Callable[[LostMessage], None] | None)
     return (message_object(queue, message) for queue in queues for message in queue.messages(on_lost, decoded=True))
 
 
+class _FoundIndex(LiveIndex):
+    """Messages without an index entry as rows of an index; the number of a file is that of the row."""
+
+    def __init__(self, found: list[FoundMessage]):
+        self.found = found
+
+    def path_of(self, file: int) -> str:
+        return self.found[file].path
+
+    def source(self, file: int) -> bytes:
+        return self.found[file].message.term
+
+    def columns(self) -> IndexColumns:
+        count = len(self.found)
+        zeros = np.zeros(count, np.int64)
+        return IndexColumns(
+            zeros,
+            np.array([each.message.body_size for each in self.found], np.int64),
+            np.array([ENTRY_EMBEDDED | ENTRY_PERSISTENT * each.message.persistent for each in self.found], np.uint8),
+            zeros,
+            np.frombuffer(b"".join(each.msg_id for each in self.found), np.uint8).reshape(count, 16),
+            np.arange(count),
+            np.array([each.pos for each in self.found], np.int64),
+            zeros,
+            np.array([len(each.message.term) for each in self.found], np.int64),
+        )
+
+
 def _found_batches(found: Iterator[FoundMessage]) -> Iterator[Any]:
-    """Record batches of `COLUMNS`; what only an index says is null."""
+    """Yield record batches of `COLUMNS`, with nulls in the columns of an index."""
     pa = pyarrow()
     for queue, group in itertools.groupby(found, lambda each: each.queue):
-        entries = (
-            IndexEntry(
-                0, each.msg_id, None, each.message.body_size, each.message.persistent, False, each.message.term, each.path, each.pos
-            )
-            for each in group
-        )
-        for batch in Batches(QueueName("", queue), lambda persistent: None).of_entries(entries):
-            empty = [name for name in ("vhost", "queue", "seq_id", "delivered") if name != "queue" or not queue]
-            arrays = [
-                pa.nulls(batch.num_rows, field.type) if field.name in empty else batch.column(number)
-                for number, field in enumerate(batch.schema)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+        empty = ("vhost", "seq_id", "delivered") if queue else ("vhost", "queue", "seq_id", "delivered")
+        batches = Batches(QueueName("", queue), lambda persistent: None)
+        while some := list(itertools.islice(group, _FOUND_ROWS)):
+            for batch in batches.of_index(_FoundIndex(some)):
+                arrays = [
+                    pa.nulls(batch.num_rows, field.type) if field.name in empty else batch.column(number)
+                    for number, field in enumerate(batch.schema)
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, schema=batch.schema)

@@ -1,8 +1,8 @@
 """Whole messages of message files, read without an index: of one file, or those of a vhost that no index entry refers to.
 
-Owns which records of `N.rdq`, `N.rdt` and `N.qs` no live entry leads to.  A healthy store has such records too: those of
-messages that were acknowledged, until the node frees their space.  The disk does not distinguish them from messages
-whose index is lost, so that both are read.  It only reads.
+Owns the search for records of `N.rdq`, `N.rdt` and `N.qs` without a live entry.  A healthy store has such records too:
+those of acknowledged messages, until the node frees their space.  The disk does not distinguish them from messages whose
+index is lost, so that both are read.  It only reads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rmqstore.rabbitmq._messages import MessageFlag, MessageRecordLayout
 from rmqstore.rabbitmq.message import LostMessage, LostMessages, Message, undecoded
 from rmqstore.rabbitmq.message_recovery import scan_file
 from rmqstore.rabbitmq.problem import Problem
-from rmqstore.rabbitmq.queue_index_v2 import PER_QUEUE, QueueIndexV2, read_store_v2, unpadded
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, read_store_v2
 from rmqstore.rabbitmq.vhost import Vhost
 
 __all__ = ["FoundMessage", "count_unreferenced", "file_messages", "is_message_file", "unreferenced_messages"]
@@ -32,7 +32,7 @@ _HEAD = MessageRecordLayout.MESSAGE_RECORD_TERM
 
 
 class FoundMessage(NamedTuple):
-    """A whole message of a message file.  No index says where in a queue it was, or whether it was acknowledged.
+    """A whole message of a message file.  Its place in a queue, and whether it was acknowledged, is unknown.
 
     `path` and `pos` are its record; `queue` that of an `N.qs`, empty for the shared store; `msg_id` has 16 bytes.
     """
@@ -45,7 +45,7 @@ class FoundMessage(NamedTuple):
 
 
 def is_message_file(path: str | os.PathLike[str]) -> bool:
-    """bool: a file with the name of a message file, by itself."""
+    """Check that a path is a file with the name of a message file."""
     return os.path.isfile(path) and _MESSAGE_FILE.fullmatch(os.path.basename(os.fspath(path))) is not None
 
 
@@ -60,7 +60,7 @@ def file_messages(
     ----------
     path : path
     on_lost : callable, optional
-        Called with each whole message that cannot be decoded; by default a warning says how many there are.
+        Called with each whole message that cannot be decoded; by default a warning has their number.
     on_problem : callable, optional
         Called with each `Problem` of the file.
 
@@ -79,12 +79,10 @@ def file_messages(
     lost.warn()
 
 
-def unreferenced_messages(
-    vhost: Vhost, on_lost: Callable[[LostMessage], None] | None = None
-) -> Iterator[FoundMessage]:
+def unreferenced_messages(vhost: Vhost, on_lost: Callable[[LostMessage], None] | None = None) -> Iterator[FoundMessage]:
     """Read the whole messages of a vhost's message files that no live index entry refers to.
 
-    They were acknowledged and their space is not freed yet, or their index is lost.  `on_lost` as for `file_messages`;
+    They were acknowledged and their space is not freed yet, or their index is lost.  For `on_lost` see `file_messages`.
     OSError if a message file cannot be read.
     """
     lost = LostMessages(on_lost)
@@ -94,10 +92,7 @@ def unreferenced_messages(
 
 
 def count_unreferenced(vhost: Vhost) -> tuple[int, str]:
-    """Count the messages of `unreferenced_messages`, without decoding them; and the path of the first, or an empty one.
-
-    Files that cannot be read, which are problems of the vhost, are not counted.
-    """
+    """Count the messages of `unreferenced_messages` in readable files, without decoding them; and the path of the first."""
     number, first = 0, ""
     for file in _files(vhost):
         with contextlib.suppress(OSError):
@@ -107,7 +102,7 @@ def count_unreferenced(vhost: Vhost) -> tuple[int, str]:
 
 
 class _File(NamedTuple):
-    """A message file, and what of it is not asked for: positions in an N.qs, ids of messages elsewhere."""
+    """A message file, and its known messages: positions in an N.qs, else ids."""
 
     path: str
     queue: str
@@ -115,7 +110,7 @@ class _File(NamedTuple):
 
 
 def _files(vhost: Vhost) -> Iterator[_File]:
-    """The message files that hold, or may hold, more than live entries lead to."""
+    """Yield the message files that may hold messages without live entries."""
     for directory in vhost.directories:
         index = next((each for each in directory.indexes if isinstance(each, QueueIndexV2)), None)
         unreadable = {problem.path for problem in directory.problems if problem.is_unreadable}
@@ -123,7 +118,7 @@ def _files(vhost: Vhost) -> Iterator[_File]:
             path = os.path.join(directory.path, name)
             if index is not None and name.endswith(".qs") and directory.is_read(name) and path not in unreadable:
                 segment = index.segments.get(int(name[:-3]))
-                used = [] if segment is None else segment.pos[segment.location == PER_QUEUE].tolist()
+                used = [] if segment is None else segment.places[1].tolist()
                 yield _File(path, directory.owner, set(used))
     store = vhost.store()
     if store is None:
@@ -139,7 +134,7 @@ def _files(vhost: Vhost) -> Iterator[_File]:
             sizes[number] += size
     for number in store.files:
         path = os.path.join(store.path, f"{number}.rdq")
-        # Where all bytes are in use, there is nothing else.
+        # A file with all bytes in use has no others.
         if path not in unreadable and sizes[number] < os.path.getsize(path):
             yield _File(path, "", known)
         left = path[:-3] + "rdt"
@@ -147,10 +142,8 @@ def _files(vhost: Vhost) -> Iterator[_File]:
             yield _File(left, "", known)
 
 
-def _places(
-    file: _File, on_problem: Callable[[Problem], None] | None = None
-) -> Iterator[tuple[int, int, int]]:
-    """Position of each whole record that is not known yet, and position and size of its term."""
+def _places(file: _File, on_problem: Callable[[Problem], None] | None = None) -> Iterator[tuple[int, int, int]]:
+    """Yield the position of each whole record that is not known yet, and position and size of its term."""
     if file.path.endswith(".qs"):
         store = read_store_v2(file.path)
         pos, size, keys, head, problems = store.pos, store.term_size, store.pos, 8, store.problems
@@ -178,9 +171,9 @@ def _messages(
         for pos, at, size in _places(file, on_problem):
             opened.seek(at)
             try:
-                message = Message.from_term(unpadded(opened.read(size)))
+                message = Message.from_term(opened.read(size))
             except CorruptionError:
-                continue  # no message: bytes that look like a record
+                continue  # bytes that look like a record
             msg_id = message.msg_id or bytes(16)
             reason = undecoded(message)
             if reason is None:

@@ -1,9 +1,8 @@
-"""verify: everything in a vhost that is not as a node leaves it, and what the real node would do about it.
+"""verify: everything in a vhost that a node does not leave there, and the real node's reaction to it.
 
-Owns the comparison of index, message store, recovery terms and definitions with one another, the consequence of each
-problem, and the judgement of an entry with its message (`Met`), which `repair` goes by too.  It only reads, never stops at
-the first finding, and answers with `Finding` values instead of exceptions.  Consequences were seen with RabbitMQ 3.10.8,
-4.0.5 and 4.3.6 (docs/rabbitmq.md has the table).
+Owns the comparison of index, message store, recovery terms and definitions, the consequence of each problem, and the
+judgement of an entry with its message (`Met`), which `repair` uses too.  It only reads, and yields `Finding` values instead
+of exceptions.  Consequences were seen with RabbitMQ 3.10.8, 4.0.5 and 4.3.6 (docs/rabbitmq.md has the table).
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import NamedTuple
 from rmqstore import errors
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.rabbitmq import _term
-from rmqstore.rabbitmq.index_directory import IndexEntry, LiveIndex
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
+from rmqstore.rabbitmq.live_index import IndexEntry, LiveIndex
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.node import STORES, find_vhosts, store_path
@@ -33,7 +32,7 @@ __all__ = ["Consequence", "Finding", "verify"]
 
 
 class Consequence(str, Enum):
-    """What the real node does when it is started on what a finding is about; `sentence` says it for people.
+    """The real node's reaction to a finding when it is started; `sentence` is for people.
 
     Seen with 3.10.8; of queues of version 2 with 4.0.5 and 4.3.6 too (docs/rabbitmq.md).
     """
@@ -51,14 +50,8 @@ class Consequence(str, Enum):
     REDELIVERS = "redelivers", "the real node delivers again"
     CRASHES = "crashes", "the queue crashes on the real node when it comes to it"
     HIDES = "hides", "the queue looks empty on the real node, and crashes at its first publish"
-    BLOCKS = (
-        "blocks",
-        "the queue crashes at every start on the real node, and none of its messages can be reached",
-    )
-    RESTARTS = (
-        "restarts",
-        "the queue crashes at it on the real node, goes on without it, and redelivers all messages",
-    )
+    BLOCKS = ("blocks", "the queue crashes at every start on the real node, and none of its messages can be reached")
+    RESTARTS = ("restarts", "the queue crashes at it on the real node, goes on without it, and redelivers all messages")
     IGNORES = "ignores", "RabbitMQ 4.3 and later ignores it, with every message in it; 4.0 converts it"
     DELETES_SEGMENT = "deletes_segment", "the real node deletes this .qi and its .qs, with all messages in them"
     DELETES = "deletes", "the real node deletes the directory at boot"
@@ -74,9 +67,9 @@ class Finding(errors.Finding):
     Attributes
     ----------
     path, pos, kind, detail : str, int, str, str
-        Where it is and what, as of `rmqstore.Finding`.
+        See `rmqstore.Finding`.
     consequence : Consequence
-        What the real node does about it.
+        The real node's reaction.
     queue : str
         The queue that it is about, empty if it is about more than one.
     messages : int
@@ -106,13 +99,13 @@ _TERMS = {
     "next_seq_id_too_low": Consequence.HIDES,
 }
 COPIED_SEGMENT = "copied_segment"
-# What the compiled reader says of headers that are whole and beyond its limit.
+# The compiled reader's message about whole headers beyond its limit.
 _TOO_DEEP = "the term is nested deeper than"
 UNREADABLE_STORE = "unreadable_store"
 UNREFERENCED = "unreferenced_messages"
 # Segments between two messages of a queue; more than this are a damaged sequence id, and more than a node has patience for.
 WIDEST_GAP = 1 << 20
-# What says that the files were changed after the recovery terms were written.
+# Problems that show a change of files after the recovery terms were written.
 STALE = {"bad_terms", "segment_count_mismatch", "next_seq_id_too_low", "count_mismatch"}
 STORE_CONSEQUENCES = {
     "leftover_rdt": Consequence.REPAIRS,
@@ -147,7 +140,7 @@ def verify(
     path : path
         A vhost's directory or a node's data directory; the node must not run.
     segment_entry_count : int, optional
-        As for `Vhost.open`.
+        See `Vhost.open`.
     progress : callable, optional
         Called with (queue directories done, in all).
 
@@ -162,12 +155,12 @@ def verify(
 
 
 def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = None) -> Iterator[Finding]:
-    """The same of a vhost that was opened with ``check_terms=True``."""
-    _ = vhost.definitions  # whose files may be unreadable, which is one of the problems
+    """Verify a vhost that was opened with ``check_terms=True``."""
+    _ = vhost.definitions  # adds unreadable files to the problems
     for problem in vhost.problems:
         consequence = _SMALL_FILES.get(problem.kind, Consequence.NONE)
         if problem.kind in ("missing_config", "unreadable_config"):
-            # A node then takes the count of before 3.8.17, and finds other messages than there are if it was not that.
+            # A node then uses the count of before 3.8.17, and finds wrong messages if the files have another one.
             fits = vhost.segment_entry_count == LEGACY_SEGMENT_ENTRY_COUNT
             consequence = Consequence.NONE if fits else Consequence.REDELIVERS
         yield _finding(problem, consequence)
@@ -176,7 +169,7 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
         if os.path.lexists(place) and not os.path.isdir(place):
             yield Finding(place, 0, "no_directory", "there is something else, or a link to nothing", Consequence.HANGS)
     for problem in vhost.strays:
-        # A node clears away whatever has not the name of one of its queues (rabbit_queue_index:start).
+        # A node deletes everything without the name of one of its queues (rabbit_queue_index:start).
         yield _finding(problem, Consequence.HANGS if problem in vhost.incomplete else Consequence.DELETES)
     for problem in vhost.gone:
         stated = vhost.terms[os.path.basename(problem.path)]["persistent_count"]
@@ -201,7 +194,7 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
     for persistent in (True, False):
         store = vhost.open_store(persistent)
         for problem in store.problems if isinstance(store, MessageStore) else ():
-            # The transient store is deleted at every boot, whatever is in it.
+            # The transient store is deleted at every boot.
             consequence = STORE_CONSEQUENCES.get(problem.kind, Consequence.DROPS)
             yield _finding(problem, consequence if persistent else Consequence.NONE)
     yield from _verify_unreferenced(vhost)
@@ -221,9 +214,9 @@ def _verify_unreferenced(vhost: Vhost) -> Iterator[Finding]:
 
 
 def _may_lack_entries(vhost: Vhost) -> bool:
-    """bool: something shows that an index lacks messages, so that those that no index has need not be acknowledged ones."""
+    """Check for signs that an index lacks messages, so that messages without an index may not be acknowledged."""
     places = [*vhost.incomplete, *(problem for each in vhost.directories for problem in each.incomplete)]
-    # What cannot be read has them perhaps; of segments that lack entries the count of all says enough.
+    # An unreadable file may have them; for segments that lack entries, `lacking` has the total.
     return (
         any(problem.kind not in (UNREADABLE, "segment_count_mismatch") for problem in places)
         or any(directory.lacking for directory in vhost.directories)
@@ -259,7 +252,7 @@ def _verify_directory(vhost: Vhost, queue: Queue, directory: QueueDirectory) -> 
     for index in indexes:
         for problem in index.problems:
             yield _finding(problem, _index_consequence(index, problem), queue.name)
-        # Half-way from one version to the other the terms count both.
+        # In a half-converted directory the terms count both versions.
         if index.recovered_clean and (isinstance(index, QueueIndex) or len(indexes) == 1):
             yield from _verify_counts(index, directory, queue)
         yield from _verify_messages(vhost, queue, index)
@@ -277,12 +270,12 @@ def _index_consequence(index: QueueIndex | QueueIndexV2, problem: Problem) -> Co
     if problem.path.endswith(".idx"):
         return _SEGMENT.get(problem.kind, Consequence.HANGS)
     if is_journal_end(index, problem):
-        # As after a crash: nothing was lost that was ever whole.  An orderly stop leaves no such end.
+        # After a crash the lost record was never whole.  An orderly stop leaves no such end.
         return Consequence.DROPS if index.recovered_clean else Consequence.REPAIRS
     return _JOURNAL.get(problem.kind, Consequence.HANGS)
 
 
-# A node goes by the name: it does not find renamed entries where they were, and delivers copied ones twice.
+# A node uses the name of a file: it does not find renamed entries, and delivers copied ones twice.
 _VERSION_2 = {
     "nul_file": Consequence.REPAIRS,
     COPIED_SEGMENT: Consequence.REDELIVERS,
@@ -332,10 +325,10 @@ def _verify_messages(vhost: Vhost, queue: Queue, index: LiveIndex) -> Iterator[F
         elif met.unread is not None and entry.persistent:
             hidden.append(entry)
             why = why or met.unread
-        # Of a queue's own file each message is a problem already.
+        # A lost message of a queue's own file is a problem already.
         elif met.is_lost and entry.persistent and (isinstance(index, QueueIndex) or any(entry.msg_id)):
             lost.append(entry)
-    # A queue that is not durable has such entries, and no node takes it up again.
+    # A queue that is not durable has such entries, and no node reads it again.
     if vhost.definitions is not None and queue.definition is None:
         transient = []
     for entries, kind, what, consequence in (
@@ -361,13 +354,13 @@ class Met(NamedTuple):
     Attributes
     ----------
     term : bytes or None
-        The message's, as far as it can be read.
+        The message's, if it can be read.
     reason : str or None
-        Why it is no message that a node, or a reader, can take.
+        Why neither a node nor a reader can use it.
     unread : OSError or None
         The file that has it, or may have it, cannot be read.
     own_id : bytes or None
-        The id in the term of a stored message, where that is not the entry's.
+        The id in the term of a stored message, if that is not the entry's.
     """
 
     entry: IndexEntry
@@ -378,7 +371,7 @@ class Met(NamedTuple):
 
     @classmethod
     def of(cls, vhost: Vhost, entry: IndexEntry) -> Met:
-        """Follow an entry."""
+        """Read the message of an entry."""
         term, error = vhost.term_of(entry)
         if term is None:
             unread = error if isinstance(error, OSError) else None
@@ -393,12 +386,12 @@ class Met(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """bool: nothing is there, and nothing says that it may be."""
+        """bool: the message is not there, and no unreadable file may have it."""
         return self.term is None and self.reason is None and self.unread is None
 
     @property
     def is_falsely_transient(self) -> bool:
-        """bool: an entry of version 1 says transient of an embedded message that says itself that it is persistent."""
+        """bool: an entry of version 1 is transient, and its embedded message persistent."""
         entry = self.entry
         if entry.persistent or entry.message is None or not entry.path.endswith((".idx", ".jif")):
             return False
@@ -406,17 +399,17 @@ class Met(NamedTuple):
 
 
 def unreadable(term: bytes) -> str | None:
-    """str or None: why the message in a term cannot be read; None if it can."""
+    """Return why the message in a term cannot be read; None if it can."""
     try:
         message = Message.from_term(term)
         if not message.readable:
-            return None  # of a protocol that is not AMQP 0-9-1, which is whole for a node
+            return None  # another protocol than AMQP 0-9-1: whole for a node
         message.body  # noqa: B018
     except StoreError as error:
         return error.message
     try:
         message.properties  # noqa: B018
     except StoreError as error:
-        # Headers may be nested as deep as a publisher likes; only the reader here has a limit.
+        # Only this reader limits the depth of headers.
         return None if error.message.startswith(_TOO_DEEP) else error.message
     return None

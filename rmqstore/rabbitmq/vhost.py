@@ -1,9 +1,8 @@
-"""A vhost's directory: its queues by name, and where their messages are.
+"""A vhost's directory: its queues by name, its message stores, and its state after the last stop.
 
-Owns which directories belong to which queue, the state that the last stop left (clean, or not), how many entries a segment
-has, when the two message stores are opened, and what shows that RabbitMQ 4.x wrote the directory.  It only reads; what
-writes is `QueueIndex`, `MessageStore`, and the functions of `repair` and `importing`.  What is damaged is skipped and
-noted in `problems`, so that everything that is whole can be read.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
+Owns the directories of each queue, the number of entries in a segment, and the signs of RabbitMQ 4.x.  It only reads.
+Damage is skipped and noted in `problems`, so that all whole parts can be read.  Rules: RabbitMQ 3.10.8
+(docs/rabbitmq.md).
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, St
 from rmqstore.files.listing import listing
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.open_file import open_regular, read_small_file
-from rmqstore.files.os_errors import failed_read
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq.clean_state import clean_dot_values
-from rmqstore.rabbitmq.index_directory import SEGMENT_NAME, IndexEntry, check_entry_count, read_segment
+from rmqstore.rabbitmq.index_directory import SEGMENT_NAME, check_entry_count, read_segment
 from rmqstore.rabbitmq.layout import QueueName
-from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.live_index import IndexEntry
+from rmqstore.rabbitmq.message_store import MessageStore, find_term
 from rmqstore.rabbitmq.node import (
     QueueDefinition,
     data_directory,
@@ -44,9 +43,9 @@ from rmqstore.rabbitmq.queue import Queue, QueueDirectory, message_in
 
 __all__ = ["Vhost"]
 
-# What the hash of a queue's name looks like.
+# The name of a queue's directory, a hash.
 _HASH = re.compile(r"[0-9A-Z]{1,25}")
-# Segments that are looked at for their number of entries: of a vhost, and of each queue.
+# Segments that are read for their number of entries: of a vhost, and of each queue.
 _MOST_SEGMENTS, _SEGMENTS_OF_A_QUEUE = 64, 4
 
 
@@ -62,11 +61,11 @@ class Vhost(NotCopied):
     ----------
     path : str
     name : str
-        As ``.vhost`` says.
+        From ``.vhost``.
     segment_entry_count : int
-        Entries a segment of version 1.
+        Entries in a segment of version 1.
     segment_entry_count_source : str
-        ``"given"``, ``"config"``, ``"inferred"`` from the segments where ``.config`` cannot be right, or ``"default"``.
+        ``"given"``, ``"config"``, ``"inferred"`` from the segments if ``.config`` cannot be right, or ``"default"``.
     terms : dict of str to dict
         Recovery terms by directory, empty after an unclean stop.
     problems : list of Problem
@@ -88,7 +87,7 @@ class Vhost(NotCopied):
             self.path, segment_entry_count, queues, self.problems
         )
         self.terms = self._read_terms()
-        # An error is kept: every call says the same.
+        # An error is kept for later calls.
         self._stores: dict[bool, MessageStore | OSError | None] = {}
 
     @classmethod
@@ -109,7 +108,7 @@ class Vhost(NotCopied):
         read_only : bool
             Only True: `repair`, `import_messages`, `QueueIndex` and `MessageStore` write.
         segment_entry_count : int, optional
-            By default what ``.config`` says, or what the segments show where that cannot be right.
+            By default that of ``.config``, or of the segments if that cannot be right.
         check_terms : bool
             Check every embedded message when an index is opened; `verify` does.
 
@@ -129,7 +128,6 @@ class Vhost(NotCopied):
         if not is_vhost(root):
             below = find_vhosts(root)
             raise StoreError(f"this directory is not a vhost, but has {len(below)}: open for instance {below[0]}", root)
-        # Whole, as the paths of problems are.
         vhost = cls.__new__(cls)
         vhost._take(os.path.abspath(root), segment_entry_count, check_terms)
         return vhost
@@ -157,7 +155,7 @@ class Vhost(NotCopied):
                 store.close()
 
     def summary(self) -> dict[str, Any]:
-        """What the front ends say of a vhost."""
+        """Summarize the vhost for the front ends."""
         queues = self.queues()
         return {
             "name": self.name,
@@ -184,18 +182,18 @@ class Vhost(NotCopied):
 
     @cached_property
     def is_pre_3_7(self) -> bool:
-        """bool: laid out as before 3.7, where all vhosts of a node share the directories."""
+        """bool: the layout of before 3.7, in which all vhosts of a node share the directories."""
         return not os.path.exists(os.path.join(self.path, ".vhost")) and any(
             name.startswith(("rabbit_durable_queue.", "schema.DAT")) for name in listing(self.path).checked().names
         )
 
     def _queue_directories(self) -> list[str]:
-        # An error is one of `strays`.
+        # `strays` has an error.
         return listing(os.path.join(self.path, "queues"), os.DirEntry.is_dir).names
 
     @cached_property
     def strays(self) -> list[Problem]:
-        """list of Problem: what is below ``queues`` and is no directory, by name; or why that cannot be listed."""
+        """list of Problem: other files than directories below ``queues``, by name; or the error of listing it."""
         folder = os.path.join(self.path, "queues")
         if not os.path.isdir(folder):
             return []
@@ -207,12 +205,12 @@ class Vhost(NotCopied):
 
     @cached_property
     def incomplete(self) -> list[Problem]:
-        """list of Problem: where a queue may be that is not among `queues`, since its directory is not there to be read."""
+        """list of Problem: directories of queues that may be missing in `queues`, as they cannot be read."""
         return [each for each in self.strays if each.is_unreadable or self._may_be_queue(each.path)] + self.gone
 
     @cached_property
     def gone(self) -> list[Problem]:
-        """list of Problem: directories that are not there, of queues that had messages when the node stopped cleanly."""
+        """list of Problem: missing directories of queues that had messages at a clean stop of the node."""
         if any(each.is_unreadable for each in self.strays):
             return []
         present = {each.name for each in self.directories} | {os.path.basename(each.path) for each in self.strays}
@@ -234,7 +232,7 @@ class Vhost(NotCopied):
 
     @property
     def known_directories(self) -> dict[str, QueueName]:
-        """The directories that the node's durable queues may have, by name; empty where these are not known."""
+        """The directories that the node's durable queues may have, by name; empty if these are not known."""
         return {
             self.directory_of(each.vhost, each.name, level): QueueName(each.vhost, each.name, level)
             for each in (self.definitions or {}).values()
@@ -242,7 +240,6 @@ class Vhost(NotCopied):
         }
 
     def _may_be_queue(self, path: str) -> bool:
-        # As far as that can be told.
         name = os.path.basename(path)
         return _HASH.fullmatch(name) is not None if self.definitions is None else name in self.known_directories
 
@@ -275,9 +272,9 @@ class Vhost(NotCopied):
 
     @cached_property
     def version_4(self) -> str | None:
-        """str or None: what shows that RabbitMQ 4.x wrote this directory; None for one of 3.x.
+        """str or None: the sign that RabbitMQ 4.x wrote this directory; None for 3.x.  In doubt version 2 means 4.x.
 
-        4.3 ignores an index of version 1, so that nothing may be written here.  In doubt version 2 means 4.x.
+        4.3 ignores an index of version 1, so that nothing may be written into such a directory.
         """
         node = data_directory(self.path)
         if any(name.endswith(".sqs") for name in listing(store_path(self.path, True)).names):
@@ -306,7 +303,7 @@ class Vhost(NotCopied):
         return None
 
     def refuse_version_4(self, advice: str) -> None:
-        """Raise StoreError, which ends with `advice`, where `version_4` shows a directory of 4.x."""
+        """Raise StoreError, with `advice` at its end, for a directory of 4.x."""
         if self.version_4 is not None:
             raise StoreError(
                 f"this directory is of RabbitMQ 4.x ({self.version_4}); this version writes index version 1 only, which "
@@ -331,7 +328,7 @@ class Vhost(NotCopied):
         return found
 
     def directory_of(self, vhost: str, queue: str, level: int | None = None) -> str:
-        """str: the name that a node has for the directory of a queue, or of a level of it."""
+        """Return a node's name for the directory of a queue, or of a level of it."""
         if not self.is_pre_3_7:
             return layout.queue_directory(vhost, queue, level)
         name = queue.encode("utf-8", "surrogateescape") + (b"" if level is None else bytes((0, level)))
@@ -339,7 +336,7 @@ class Vhost(NotCopied):
         return layout.base36_md5(term.encode(resource))
 
     def queues(self) -> list[Queue]:
-        """list of Queue: those that have a directory, by name."""
+        """Return the queues that have a directory, by name."""
         self._check_open()
         levels: dict[tuple[str, str], list[QueueDirectory]] = {}
         for directory in self.directories:
@@ -351,7 +348,7 @@ class Vhost(NotCopied):
         ]
 
     def queue(self, name: str) -> Queue:
-        """Queue: the one of this name; a queue that was never written to has no directory, and is empty.
+        """Return the queue of this name; a queue that was never written to has no directory, and is empty.
 
         StoreError if neither a directory nor the node's definitions have it, or for a quorum queue or a stream.
         """
@@ -376,20 +373,20 @@ class Vhost(NotCopied):
     # --------------------------------------------------------------------------------------------------- messages
 
     def references(self) -> np.ndarray:
-        """ndarray: message ids, ``(n, 16)`` uint8, of all live persistent entries whose message is in the store."""
+        """Return the message ids, (n, 16) uint8, of all live persistent entries whose message is in the store."""
         self._check_open()
         parts = [index.references() for each in self.directories for index in each.indexes]
         return np.concatenate(parts) if parts else np.zeros((0, 16), np.uint8)
 
     def client_refs(self) -> list[bytes]:
-        """list of bytes: what the queues' recovery terms are known by in the message store."""
+        """Return the references of the queues' recovery terms in the message store."""
         refs = [terms.get("persistent_ref") for terms in self.terms.values()]
         return [bytes(ref) for ref in refs if isinstance(ref, (bytes, bytearray))]
 
     def store(self, persistent: bool = True) -> MessageStore | None:
-        """MessageStore or None: the persistent or the transient message store, opened read-only; None if there is none.
+        """Open the persistent or the transient message store read-only; None if it does not exist.
 
-        OSError, at every call, if its directory cannot be read; of a file of it, that is one of its `problems`.
+        OSError, at every call, if its directory cannot be read.  A file that cannot be read is one of its `problems`.
         """
         found = self.open_store(persistent)
         if isinstance(found, OSError):
@@ -397,56 +394,40 @@ class Vhost(NotCopied):
         return found
 
     def open_store(self, persistent: bool) -> MessageStore | OSError | None:
-        """Return what `store` does, or the error that it raises."""
+        """Return the result of `store`, or its error."""
         self._check_open()
         if persistent not in self._stores:
+            path = store_path(self.path, persistent)
+            self._stores[persistent] = None
             try:
-                self._open_store(store_path(self.path, persistent), persistent)
+                if os.path.isdir(path):
+                    self._open_store(path, persistent)
             except OSError as error:
                 self._stores[persistent] = error
         return self._stores[persistent]
 
     def _open_store(self, path: str, persistent: bool) -> None:
-        self._stores[persistent] = None
-        if not os.path.isdir(path):
-            return
-        # Nothing refers to a transient message but the queue that has it on disk.
-        references = self.references if persistent else None
-        client_refs = self.client_refs() if persistent else None
-        store = MessageStore.open(path, read_only=True, references=references, client_refs=client_refs)
-        # The sign of 4.x may be in its messages.
-        self._stores[persistent] = store
-        # A node of 4.x compacts files in place: zeros and copies in the middle are no damage.
+        refs: dict[str, Any] = {"references": self.references, "client_refs": self.client_refs()} if persistent else {}
+        # `version_4` may need its messages.
+        self._stores[persistent] = store = MessageStore.open(path, read_only=True, **refs)
+        # A node of 4.x compacts files in place: zeros and copies in the middle are not damage.
         if persistent and store.problems and not store.clean and self.version_4:
             store.close()
-            self._stores[persistent] = MessageStore.open(
-                path, read_only=True, references=references, client_refs=client_refs, scan="bytewise"
-            )
+            self._stores[persistent] = MessageStore.open(path, read_only=True, scan="bytewise", **refs)
 
     @cached_property
     def clean(self) -> bool:
-        """bool: the last stop was clean, so that a node would keep numbers and redelivered flags of all queues."""
+        """bool: the last stop was clean, so that a node keeps numbers and redelivered flags of all queues."""
         if not self.terms:
             return False
         store = self.open_store(True)
         return not isinstance(store, OSError) and (store is None or store.clean)
 
     def term_of(self, entry: IndexEntry) -> tuple[bytes | None, CorruptionError | OSError | None]:
-        """The term of an entry's message, or None and why it cannot be read; both None where it is lost.
-
-        OSError: the file that has it, or may have it, cannot be read.  CorruptionError: its record has changed.
-        """
+        """Return the term of an entry's message, or None and why it cannot be read, as `find_term` does."""
         if entry.message is not None:
             return entry.message, None
-        if entry.path.endswith(".qs"):
-            return None, failed_read(entry.path, "the file cannot be read")
-        try:
-            store = self.store(entry.persistent)
-            return None if store is None else store.read_term(entry.msg_id), None
-        except KeyError:
-            return None, None
-        except (CorruptionError, OSError) as error:
-            return None, error
+        return find_term(self.store, entry.msg_id, entry.persistent, entry.path)
 
 
 # --------------------------------------------------------------------------------------------------- entries a segment
@@ -455,9 +436,9 @@ class Vhost(NotCopied):
 def _find_segment_count(
     path: str, given: int | None, queues: Sequence[str], problems: list[Problem]
 ) -> tuple[int, str]:
-    """The entries of a segment of version 1, and how they are known: `Vhost.segment_entry_count_source`.
+    """Find the number of entries in a segment of version 1, and its `Vhost.segment_entry_count_source`.
 
-    With another number than the segments were written with, marks of the journal meet the wrong entries.
+    With a wrong number, marks of the journal would belong to other entries.
     """
     if given is not None:
         check_entry_count(given, path)
@@ -473,7 +454,7 @@ def _find_segment_count(
         if configured is None and queues:
             note("missing_config", "there is no such file; a node takes 16384 entries a segment then")
     except (CorruptionError, GeometryError) as error:
-        # What is not Erlang text a node takes for missing; what is one without the number ends its boot.
+        # A node ignores a file that is not Erlang text; one without the number ends its boot.
         note("bad_config" if _is_erlang(config) else "unreadable_config", error.message)
     except OSError as error:
         note("unreadable_config", f"it cannot be read: {error.strerror}")
@@ -489,7 +470,7 @@ def _find_segment_count(
         note("segment_entry_count_mismatch", f"it says {configured} entries a segment, but {says}")
     if full is not None:
         return full, "inferred"
-    # Without the file, what a node takes then, and what one before 3.8.17 meant.
+    # Without the file, the number of a node before 3.8.17.
     is_there = os.path.exists(config)
     if is_there and shown < layout.DEFAULT_SEGMENT_ENTRY_COUNT:
         return layout.DEFAULT_SEGMENT_ENTRY_COUNT, "inferred"
@@ -507,10 +488,10 @@ def _is_erlang(path: str) -> bool:
 
 
 def _segments_show(path: str, queues: Iterable[str]) -> tuple[int, int | None]:
-    """The highest entry number in any segment, and the count if segments with others after them show it.
+    """Return the highest entry number in any segment, and the count if segments with others after them show it.
 
-    Segments that are not the last of their queue end at the same entry where they are full.  One is enough for the two
-    counts that nodes use; other counts need more, and a power of two.  A number without a neighbour is damage.
+    Full segments end at the same entry.  One is enough for the two counts that nodes use; another count needs two
+    segments, and has to be a power of two.  A number without a neighbour is damage.
     """
     highest, looked = -1, 0
     tops: list[int] = []

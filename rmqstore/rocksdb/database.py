@@ -1,9 +1,9 @@
 """One RocksDB database, read as it is on the disk; and the folders of a store that hold databases.
 
-rocksdict writes a file into the directory that it opens, read-only or not, so it gets a directory of symbolic links and the store's
-own stays untouched (I7).  Its `items` end at damage in silence, so every walk here ends by asking the iterator for its status.
-RocksDB shows an older state if the end of the MANIFEST is unreadable, and loops at types of records that a log cannot have, so both
-are checked here.  rocksdict is imported at the first opening; every opening of a store imports this module.
+rocksdict writes a file into the directory that it opens, even read-only, so it gets a directory of symbolic links, and the store's
+own stays untouched (I7).  Its `items` end at damage silently, so every iteration here ends with the iterator's status.  RocksDB
+shows an older state if the end of the MANIFEST is unreadable, and loops at impossible types of log records, so both are checked.
+rocksdict is imported at the first opening; every opening of a store imports this module.
 
 Layout of a log, and of the MANIFEST (RocksDB, `db/log_format.h`): blocks of 32 KiB; a record has a masked CRC-32C of type and
 content, a length of two bytes and a type, little-endian, and is cut where a block ends.  Types 1 to 4 are a whole record, a
@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 PLACES = ("consumequeue", "consumequeue_rocksdb")
-"""The folders of a store in which a broker keeps the database of its queues."""
+"""The folders of a store for a broker's database of queues."""
 FOLDERS = {
     "consumequeue_rocksdb": "queues in RocksDB",
     "rocksdbstore": "the index, timers and transactions in RocksDB",
@@ -51,11 +51,11 @@ HEAD = struct.Struct("<IHB")
 FIRST, LAST = 2, 4
 _OF_FILES_USED_AGAIN = (5, 6, 7, 8, 11)
 _CRC_MASK = 0xA282EAD8
-# What a database reads when it is opened; OPTIONS, IDENTITY and LOCK are not needed.
+# Opening a database needs these, CURRENT and the MANIFEST, not OPTIONS, IDENTITY and LOCK.
 _SUFFIXES = (".sst", ".log")
-# A flush or a compaction of a broker takes files away between the listing and the opening.
+# A flush or a compaction of a broker deletes files between the listing and the opening.
 _TRIES = 5
-# How often the MANIFEST is looked at where it is behind, and seconds between.
+# Tries while the MANIFEST is behind the tables, and seconds between.
 _LOOKS = 4
 _PAUSE = 0.02
 
@@ -64,7 +64,7 @@ def is_database(path: str | os.PathLike[str]) -> bool:
     """Return True if the directory holds a RocksDB database, also without its file ``CURRENT``."""
     if os.path.isfile(os.path.join(path, "CURRENT")):
         return True
-    # A topic may be named like that, so that it is a directory.
+    # A directory of that name is a topic.
     return bool(listing(path, lambda entry: entry.name.startswith("MANIFEST-") and not entry.is_dir()))
 
 
@@ -79,7 +79,7 @@ def closed_folder(path: str | os.PathLike[str]) -> OSError | None:
         listing(path).checked()
         os.stat(os.path.join(path, "CURRENT"))
     except OSError as error:
-        # Below a folder that is closed itself nobody knows whether it is there.
+        # An entry of an unreadable folder may be missing.
         if is_unreadable(error) and os.path.lexists(path):
             return with_path(error, os.fspath(path))
     return None
@@ -111,8 +111,8 @@ def closed_databases(root: str | os.PathLike[str]) -> list[StoreError]:
         path = os.path.join(os.fspath(root), *name.split("/"))
         error = None if os.path.dirname(name) in found else closed_folder(path)
         if error is not None:
-            text = f"this folder, in which a broker keeps {what}, cannot be looked into ({error.strerror}); let this user list "
-            found[name] = StoreError(text + "and search it", path)
+            text = f"this folder, for {what} of a broker, cannot be listed ({error.strerror}); let this user list and search it"
+            found[name] = StoreError(text, path)
     return list(found.values())
 
 
@@ -124,9 +124,8 @@ def queue_databases(root: str | os.PathLike[str]) -> tuple[str, ...]:
     return (*found, database) if may_be_database(database) else tuple(found)
 
 
-
 class OpenRefusedError(Exception):
-    """RocksDB does not open the files; the text is the first line of its reason."""
+    """RocksDB refused to open the files; the text is the first line of its reason."""
 
 
 class FilesChangedError(OpenRefusedError):
@@ -136,15 +135,14 @@ class FilesChangedError(OpenRefusedError):
 class Database:
     """A RocksDB database, opened read-only; also while a broker runs and after a kill.
 
-    It shows what was flushed, and what is whole of the write-ahead log.  Keys ascend as unsigned bytes.  A forked child may read it
-    too, and must end by ``os._exit``: at an ordinary exit RocksDB waits for threads that the child does not have.
+    It contains flushed entries, and those in the whole part of the write-ahead log.  Keys ascend as unsigned bytes.  A forked child
+    may read it too, and must end by ``os._exit``: at an ordinary exit RocksDB waits for threads that the child does not have.
 
-    - `skip_damaged`: read a write-ahead log after damage too: for entries that are independent of each other.  A torn end is
-      damage then: it may be a damaged length.
-    - `log_damage`: damage of the write-ahead log, so that entries are missing, or of the MANIFEST, so that an older state is shown.
-    - `lost_log`: why there is no write-ahead log, though every broker leaves one: newest entries may be missing.  It means nothing
-      for queues: a topic there may have such a name.
-    - `unlisted`: tables newer than the MANIFEST: a broker writes just now, or the MANIFEST is too old.
+    - `skip_damaged`: read a write-ahead log after damage too, for independent entries.  A torn end counts as damage then.
+    - `log_damage`: damage of the write-ahead log, so that entries are missing, or of the MANIFEST, so that the state is old.
+    - `lost_log`: the reason why the write-ahead log is missing, so that newest entries may be missing.  It means nothing for
+      queues: a topic there may have such a name.
+    - `unlisted`: tables newer than the MANIFEST: a broker is writing, or the MANIFEST is too old.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False):
@@ -187,8 +185,7 @@ class Database:
             ) from refused.__cause__
 
     def _open_once(self) -> tuple[str, ...]:
-        # RocksDB's own default ends at the first damage of its log in silence.  The first mode refuses damage, but for a torn
-        # end; the second takes what there is.
+        # RocksDB's default ends at the first damage of its log silently.  The first mode refuses it; the second reads the rest.
         modes = load_rocksdict().DBRecoveryMode
         strict = modes.absolute_consistency() if self._skip_damaged else modes.tolerate_corrupted_tail_records()
         try:
@@ -203,7 +200,7 @@ class Database:
         return families
 
     def _open_linked(self, mode: Any) -> tuple[str, ...]:
-        # Imported here because they bring much along that a store without a database has no use for.
+        # Imported here as it loads much that a store without a database does not need.
         import shutil
 
         rocksdict = load_rocksdict()
@@ -228,7 +225,7 @@ class Database:
                 raise self._no_room(links, failed) from failed
             if isinstance(failed, OSError):
                 raise
-            # Where a flush or compaction ran in between, another try may be better.
+            # Try again if a flush or compaction ran in between.
             changed = "No such file" in str(failed) and self._names() != linked
             raise (FilesChangedError if changed else OpenRefusedError)(_first_line(failed, links)) from failed
         self._handles = {name: self._rdict.get_column_family(name) for name in families}
@@ -238,8 +235,8 @@ class Database:
     def _no_room(self, links: str, error: Exception) -> StoreError:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error, links)
         return StoreError(
-            f"the RocksDB database was not looked at: the temporary folder {os.path.dirname(links)}, which that takes, "
-            f"has no room ({reason}); make room or free inodes there, or set TMPDIR to a folder that has both",
+            f"the RocksDB database was not read: the temporary folder {os.path.dirname(links)} has no room ({reason}); make "
+            "room or free inodes there, or set TMPDIR to a folder that has both",
             self.path,
         )
 
@@ -268,12 +265,12 @@ class Database:
         return frozenset(listing(links).checked().names)
 
     def _link_one(self, path: str, links: str) -> None:
-        # RocksDB gets a copy of a log in which it would not come past a type: by the CRC it judges what was meant.
+        # RocksDB gets a corrected copy of a log with a type at which it would loop.
         name = os.path.basename(path)
         link = os.path.join(links, name)
         types: list[tuple[int, int]] = []
         if name.endswith(".log") or name.startswith("MANIFEST-"):
-            # A broker may take it away meanwhile: the opening names what is missing.
+            # A broker may delete it: the opening names missing files.
             with contextlib.suppress(FileNotFoundError):
                 types = wrong_types(path)
         try:
@@ -292,7 +289,7 @@ class Database:
         self._wrong_types.append(f"{name} has a damaged type of a record at byte {types[0][0]}")
 
     def get(self, key: bytes, *, family: str = "default") -> bytes | None:
-        """The value of a key, None if there is none, also where the family is not there."""
+        """Return the value of a key, None for no entry or family."""
         handle = self._handle(family)
         if handle is None:
             return None
@@ -317,13 +314,16 @@ class Database:
                 return
             yield key, iterator.value()
             iterator.next()
+        self._check(iterator, family)
+
+    def _check(self, iterator: Any, family: str) -> None:
         try:
             iterator.status()
         except Exception as error:
             raise self._damage(family, error) from error
 
     def last(self, end: bytes | None = None, *, family: str = "default") -> tuple[bytes, bytes] | None:
-        """The last entry with a key below `end` (None = of all), None if there is none; raises as `items`."""
+        """Return the last entry with a key below `end` (None = of all), None for none; raises like `items`."""
         handle = self._handle(family)
         if handle is None:
             return None
@@ -336,27 +336,24 @@ class Database:
                 iterator.prev()
         if iterator.valid():
             return iterator.key(), iterator.value()
-        try:
-            iterator.status()
-        except Exception as error:
-            raise self._damage(family, error) from error
+        self._check(iterator, family)
         return None
 
     def problems(self) -> list[str]:
-        """Return what may be missing here, for callers that have no log to complete the database from."""
+        """Return the reasons for missing entries, for callers without a log that completes the database."""
         found = []
         if self.log_damage is not None:
             found.append(f"its log or MANIFEST is damaged, or torn by a kill ({self.log_damage}); newest entries may be missing")
         if self.lost_log is not None:
-            found.append(f"{self.lost_log}: what was written last may be lacking; take the file from a backup of the folder")
+            found.append(f"{self.lost_log}: newest entries may be missing; restore the file from a backup of the folder")
         if self.unlisted:
             names = ", ".join(self.unlisted[:3]) + (", …" if len(self.unlisted) > 3 else "")
-            text = "a broker writes just now, or newest entries are missing"
+            text = "a broker is writing, or newest entries are missing"
             found.append(f"its MANIFEST does not have the newer tables {names}: {text}")
         return found
 
     def close(self) -> None:
-        """Let go of the files; the database cannot be read after that."""
+        """Close the files."""
         if self._rdict is not None:
             self._handles = {}
             self._rdict.close()
@@ -387,11 +384,11 @@ def _is_read(name: str) -> bool:
 
 
 def _is_file(path: str) -> bool:
-    # False for a directory, which a topic may be.  RocksDB waits at a FIFO, and a device may have no end.
+    # False for a directory, which may be a topic.  RocksDB waits at a FIFO, and a device may have no end.
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        # A link that leads nowhere is a file that is missing: the opening names it.
+        # A broken symlink is a missing file: the opening names it.
         return True
     if stat.S_ISDIR(mode):
         return False
@@ -399,7 +396,7 @@ def _is_file(path: str) -> bool:
         raise CorruptionError("the RocksDB database cannot be opened: this is not a regular file; move it away", path)
     if not os.access(path, os.R_OK):
         raise PermissionError(13, "Permission denied", path)
-    # What is not told by that would be an error of RocksDB's own, and taken for damage.  A broker may take the file away meanwhile.
+    # Other errors come here, and not from RocksDB, where they count as damage.  A broker may delete the file.
     with contextlib.suppress(FileNotFoundError):
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     return True
@@ -411,10 +408,10 @@ def _new_directory() -> str:
     try:
         return tempfile.mkdtemp(prefix="rmqstore-rocksdb-")
     except OSError as error:
-        # Not as the OSError that it is: it says nothing of the store, least of all that something is not there.
+        # No OSError: it is not about a file of the store.
         raise StoreError(
-            f"reading a RocksDB database takes a directory for temporary files, and none can be made ({error.strerror or error}): "
-            "set TMPDIR to a directory that can be written"
+            f"reading a RocksDB database needs a temporary directory, and none can be created ({error.strerror or error}): "
+            "set TMPDIR to a writable directory"
         ) from error
 
 
@@ -424,7 +421,7 @@ def _number(table: str) -> int:
 
 
 def _torn_manifest(path: str) -> str | None:
-    """Return where the MANIFEST of the database ends within a record, which RocksDB takes for its end; None if it does not."""
+    """Return the place at which the MANIFEST ends within a record, which RocksDB takes for its end; None if it does not."""
     try:
         with open(os.path.join(path, "CURRENT"), "rb") as file:
             name = os.fsdecode(file.read(256).strip())
@@ -437,7 +434,7 @@ def _torn_manifest(path: str) -> str | None:
                     if not kind and not any(block[pos:]):
                         pos = len(block)
                         continue
-                    # Types 5 to 8 are the same four in a file that is used again: a number follows.  Others are judged by RocksDB.
+                    # Types 5 to 8 are the same four in a file that is used again: a number follows.  RocksDB judges others.
                     again = LAST < kind <= 2 * LAST
                     part = kind - LAST if again else kind
                     end = pos + HEAD.size + length + (4 if again else 0)
@@ -453,15 +450,15 @@ def _torn_manifest(path: str) -> str | None:
                 at += len(block)
             return None if begun is None else _torn(name, begun)
     except OSError:
-        # Gone since it was opened: a broker began another one.
+        # Deleted since it was opened: a broker began another one.
         return None
 
 
 def _lost_log(path: str) -> str | None:
-    """str or None: why the database has no write-ahead log."""
+    """Return the reason why the database has no write-ahead log, None if it has one."""
     logs = listing(path, lambda entry: entry.name.endswith(".log") and _number(entry.name) >= 0)
     if logs.error is not None:
-        # It was opened a moment ago: its broker takes the folder away.
+        # Its broker deletes the folder.
         return None
     for entry in logs:
         if not entry.is_file():
@@ -474,7 +471,7 @@ def _torn(name: str, pos: int) -> str:
 
 
 def _remove(links: str, pid: int) -> None:
-    # A forked child ends before its parent, who still needs them.
+    # A forked child must not delete the links of its parent.
     import shutil
 
     if os.getpid() == pid:
@@ -482,12 +479,12 @@ def _remove(links: str, pid: int) -> None:
 
 
 def _first_line(error: Exception | None, links: str) -> str:
-    # RocksDB names files below the links; people look for the store's own.
+    # RocksDB names files below the links; people need the store's own.
     return str(error).partition("\n")[0].replace(links.rstrip("/") + "/", "")
 
 
 def load_rocksdict() -> Any:
-    """The module rocksdict; MissingDependencyError, with the name of the extra, where it is not installed."""
+    """Import rocksdict; MissingDependencyError, with the name of the extra, if it is not installed."""
     try:
         import rocksdict
     except ImportError:
@@ -498,10 +495,10 @@ def load_rocksdict() -> Any:
 
 
 def wrong_types(path: str | os.PathLike[str]) -> list[tuple[int, int]]:
-    """Return the position of each type that this file cannot have, and the type that it may have been.
+    """Return the position of each impossible type of a record in this file, and the probable type.
 
     RocksDB (to 10.x) decides by the first record alone if a file is used again: it loops at a later record with such a type, and
-    reads nothing, in silence, if the first one is wrong.
+    silently reads nothing if the first one is wrong.
     """
     found: list[tuple[int, int]] = []
     with open(path, "rb") as file:

@@ -45,12 +45,12 @@ class IndexEntry(NamedTuple):
 
 
 def index_folder(root: str | os.PathLike[str]) -> str:
-    """str: where the store at `root` has the database of the index, and of timers and transactions."""
+    """Return the folder of the database of the index, timers and transactions in the store at `root`."""
     return os.path.join(root, _FOLDER)
 
 
 def may_have_entries(root: str | os.PathLike[str]) -> bool:
-    """bool: there is a database, and it is not empty as far as its files tell without being opened."""
+    """Return True if there is a database, and its files, unopened, may have entries."""
     path = index_folder(root)
     if not is_database(path):
         return may_be_database(path)
@@ -58,14 +58,13 @@ def may_have_entries(root: str | os.PathLike[str]) -> bool:
         path,
         lambda entry: entry.name.endswith(".sst") or (entry.name.endswith(".log") and entry.stat().st_size > 0),
     )
-    # One that may not be listed may have some.
     return isinstance(found.error, PermissionError) or bool(found.checked())
 
 
 def keys_of_record(
     topic: str, keys: list[str], tags: str | None, unique_key: str | None, phy_offset: int, store_timestamp: int
 ) -> list[bytes]:
-    """list of bytes: the keys of the entries that RocketMQ makes for a record that is not a rollback; the values are its time."""
+    """Return the keys of RocketMQ's entries for a record that is not a rollback; the values are its time."""
     if not unique_key:
         return []
     hour, phy = _LONG.pack(store_timestamp // HOUR * HOUR), _LONG.pack(phy_offset)
@@ -76,7 +75,7 @@ def keys_of_record(
 
 
 def keys_of_message(message: MessageExt) -> list[bytes]:
-    """list of bytes: the keys of the entries that RocketMQ makes for a message, none for a rollback."""
+    """Return the keys of RocketMQ's entries for a message, none for a rollback."""
     if message.sys_flag & _ROLLBACK == _ROLLBACK:
         return []
     return keys_of_record(
@@ -85,7 +84,7 @@ def keys_of_message(message: MessageExt) -> list[bytes]:
 
 
 def parse_entry(key: bytes, value: bytes) -> IndexEntry | None:
-    """IndexEntry or None: what an entry says, None where its bytes cannot be one."""
+    """Parse an entry; None for impossible bytes."""
     if len(key) < 2 * _LONG.size or len(value) != _LONG.size:
         return None
     try:
@@ -96,7 +95,7 @@ def parse_entry(key: bytes, value: bytes) -> IndexEntry | None:
         return None
     topic, _, rest = text[1:-1].partition("@")
     kind, _, rest = rest.partition("@")
-    # Keys and tags may hold what sets the parts apart, unique keys do not.
+    # Keys and tags may contain @, unique keys do not.
     middle, _, unique_key = rest.rpartition("@")
     if kind == "U" and not middle:
         middle = unique_key
@@ -124,15 +123,15 @@ class IndexDatabase:
             raise
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._database.close()
 
     def has(self, key: bytes) -> bool:
-        """bool: an entry with this key is there."""
+        """Return True if an entry has this key."""
         return self._database.get(key) is not None
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of every entry, ascending; raises CorruptionError where a block is damaged."""
+        """Yield key and value of every entry, ascending; CorruptionError at a damaged block."""
         for key, value in self._database.items():
             if key not in _SPECIAL:
                 yield key, value
@@ -147,11 +146,11 @@ class IndexDatabase:
                 if not key.startswith(sought):
                     following = key
                     break
-                # A longer text that begins with this one and @ has an @ in what should be the unique key.
+                # A longer text that begins with this one and @ has an @ in place of the unique key.
                 if key.count(b"@", len(sought), -_LONG.size) == (kind != "U") and len(key) >= len(sought) + _LONG.size:
                     yield _LONG.unpack_from(key, len(key) - _LONG.size)[0]
             if len(following) < _LONG.size:
                 return
-            # The next hour that has entries at all; its bytes may be anything.
+            # The next hour with entries; its bytes may be anything.
             there = int.from_bytes(following[: _LONG.size], "big")
             hour = max(hour + HOUR, -(-there // HOUR) * HOUR)

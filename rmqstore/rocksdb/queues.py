@@ -1,8 +1,8 @@
 """Consume queues in RocksDB (``storeType=defaultRocksDB``): keys and values, reading the units of a queue, and a new database.
 
-The family ``default`` has an entry a unit; ``offset`` has the last unit of each queue and how far the log was dispatched.  Units
-after the last one that ``offset`` names are left from before a truncation, and never returned.  Lengths in keys are checked against
-the keys themselves (I4).  A new database has tables of format 5, as RocketMQ's RocksDB reads them.
+The family ``default`` has an entry for each unit; ``offset`` has the last unit of each queue and the end of the dispatched log.
+Later units remain from before a truncation and are never returned.  Lengths in keys are checked (I4).  A new database has tables of
+format 5, like RocketMQ's RocksDB.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rmqstore import _numpy as np
@@ -28,8 +28,8 @@ _LAST = struct.Struct(">qq")
 _VALUE = struct.Struct(">qiqq")
 VALUE_SIZE = _VALUE.size
 _UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8")]
-# What a key has besides its topic: of a unit, and of an entry of `offset`.
-_UNIT_KEY, _OFFSET_KEY = 19, 14
+# The length of a key in `offset` without its topic.
+_OFFSET_KEY = 14
 _INT64_MAX = 2**63 - 1
 
 Key = tuple[str, int]
@@ -60,7 +60,7 @@ class Units(NamedTuple):
         tags_codes: np.ndarray,
         store_timestamps: np.ndarray,
     ) -> Units:
-        """Return units of these integers, one of each array a unit; times in ms since epoch."""
+        """Return units from arrays of their fields; times in ms since epoch."""
         values = np.empty(len(queue_offsets), np.dtype(_UNIT))
         values["phy_offset"], values["size"], values["tags_code"] = phy_offsets, sizes, tags_codes
         values["store_timestamp"] = store_timestamps
@@ -68,22 +68,22 @@ class Units(NamedTuple):
 
     @property
     def phy_offsets(self) -> np.ndarray:
-        """int64 array."""
+        """The phy offsets (int64)."""
         return np.ascontiguousarray(self.values[:, :8]).view(">i8").ravel().astype(np.int64)
 
     @property
     def sizes(self) -> np.ndarray:
-        """int32 array."""
+        """The sizes (int32)."""
         return np.ascontiguousarray(self.values[:, 8:12]).view(">i4").ravel().astype(np.int32)
 
     @property
     def tags_codes(self) -> np.ndarray:
-        """int64 array."""
+        """The tags codes (int64)."""
         return np.ascontiguousarray(self.values[:, 12:20]).view(">i8").ravel().astype(np.int64)
 
     @property
     def store_timestamps(self) -> np.ndarray:
-        """int64 array: ms since epoch."""
+        """The store times, ms since epoch (int64)."""
         return np.ascontiguousarray(self.values[:, 20:28]).view(">i8").ravel().astype(np.int64)
 
 
@@ -104,14 +104,14 @@ class QueueDatabase:
             raise
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._database.close()
 
     def _read_offsets(self) -> None:
         for key, value in self._database.items(family="offset"):
             topic, what, queue_id = _offset_key(key, self.path)
             if what != b"max":
-                # `min` is a cache that a broker fills when somebody asks; it may be old.
+                # A broker caches `min`, which may be old.
                 continue
             if topic == _CHECKPOINT:
                 if len(value) != _OFFSET.size:
@@ -123,8 +123,8 @@ class QueueDatabase:
             phy_offset, queue_offset = _LAST.unpack(value)
             if phy_offset < 0 or not 0 <= queue_offset < _INT64_MAX // 32:
                 raise CorruptionError(
-                    f"the RocksDB database says that a queue ends at queue offset {queue_offset}, phy offset {phy_offset}, "
-                    "which cannot be; rebuild the queues",
+                    f"a queue in the RocksDB database has the impossible end queue offset {queue_offset}, phy offset {phy_offset}; "
+                    "rebuild the queues",
                     self.path,
                 )
             name = decode_java_utf8(topic), queue_id
@@ -132,7 +132,7 @@ class QueueDatabase:
             self._prefixes[name] = unit_prefix(topic, queue_id)
 
     def value(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int, int, int] | None:
-        """(phy offset, size, tags code, store timestamp) of one unit; None if there is none."""
+        """Return (phy offset, size, tags code, store timestamp) of one unit, None for none."""
         last = self.last.get((topic, queue_id))
         if last is None or not 0 <= queue_offset <= last.queue_offset:
             return None
@@ -176,30 +176,27 @@ class QueueDatabase:
         """Return the units of a queue from `begin` up to but not including `end`; `damage` takes an error in them."""
         last = self.last.get((topic, queue_id))
         begin, end = max(begin, 0), -1 if last is None else min(end, last.queue_offset + 1)
-        if begin >= end:
-            return units_of((), ())
-        prefix = self._prefixes[topic, queue_id]
         keys: list[bytes] = []
         values: list[bytes] = []
         try:
-            for key, value in self._database.items(prefix + _OFFSET.pack(begin), prefix + _OFFSET.pack(end)):
-                keys.append(key)
-                values.append(value)
+            if begin < end:
+                prefix = self._prefixes[topic, queue_id]
+                for key, value in self._database.items(prefix + _OFFSET.pack(begin), prefix + _OFFSET.pack(end)):
+                    if len(key) != len(prefix) + 8 or len(value) != VALUE_SIZE:
+                        raise _odd_value(value, "a unit", self.path)
+                    keys.append(key[-8:])
+                    values.append(value)
         except CorruptionError as error:
             if damage is None:
                 raise
             damage.append(error)
-        odd = [i for i, key in enumerate(keys) if len(key) != len(prefix) + 8 or len(values[i]) != VALUE_SIZE]
-        if odd:
-            found = _odd_value(values[odd[0]], "a unit", self.path)
-            if damage is None:
-                raise found
-            damage.append(found)
-            keys, values = keys[: odd[0]], values[: odd[0]]
-        return units_of([key[-8:] for key in keys], values)
+        return Units(
+            np.frombuffer(b"".join(keys), ">i8").astype(np.int64),
+            np.frombuffer(b"".join(values), np.uint8).reshape(-1, VALUE_SIZE),
+        )
 
     def beyond_last(self) -> Mapping[Key, int]:
-        """Return the number of units of each queue after its last one, which a truncation of the log left."""
+        """Return the number of units of each queue after its last one, remains of a truncation of the log."""
         found = {}
         for name, last in self.last.items():
             prefix = self._prefixes[name]
@@ -215,26 +212,13 @@ class QueueDatabase:
 
 
 def unit_prefix(topic: bytes, queue_id: int) -> bytes:
-    """bytes: what the keys of the units of a queue begin with; eight bytes follow, the queue offset."""
+    """Return the prefix of the keys of a queue's units in the family ``default``; the queue offset follows (i64)."""
     return _LENGTH.pack(len(topic)) + b"\x01" + topic + b"\x01" + _LENGTH.pack(queue_id) + b"\x01"
 
 
-def unit_key(topic: bytes, queue_id: int, queue_offset: int) -> bytes:
-    """bytes: the key of a unit in the family ``default``."""
-    return unit_prefix(topic, queue_id) + _OFFSET.pack(queue_offset)
-
-
 def last_key(topic: bytes, queue_id: int) -> bytes:
-    """bytes: the key of a queue's last unit in the family ``offset``."""
+    """Return the key of a queue's last unit in the family ``offset``."""
     return _LENGTH.pack(len(topic)) + b"\x01" + topic + b"\x01max\x01" + _LENGTH.pack(queue_id)
-
-
-def units_of(queue_offsets: Iterable[bytes], values: Iterable[bytes]) -> Units:
-    """Units: made of the ends of their keys, and their values."""
-    return Units(
-        np.frombuffer(b"".join(queue_offsets), ">i8").astype(np.int64),
-        np.frombuffer(b"".join(values), np.uint8).reshape(-1, VALUE_SIZE),
-    )
 
 
 def _offset_key(key: bytes, path: str) -> tuple[bytes, bytes, int]:
@@ -247,26 +231,25 @@ def _offset_key(key: bytes, path: str) -> tuple[bytes, bytes, int]:
         or key[6 + n : 9 + n] not in (b"max", b"min")
     ):
         raise CorruptionError(
-            f"the RocksDB database has an entry that is none of a queue's (key {key[:80]!r}); rebuild the queues", path
+            f"the RocksDB database has an entry that belongs to no queue (key {key[:80]!r}); rebuild the queues", path
         )
     return key[5 : 5 + n], key[6 + n : 9 + n], _LENGTH.unpack_from(key, 10 + n)[0]
 
 
 def _odd_value(value: bytes, what: str, path: str) -> CorruptionError:
-    return CorruptionError(
-        f"the RocksDB database has an entry of {len(value)} bytes for {what}, which cannot be; rebuild the queues", path
-    )
+    text = f"the RocksDB database has an impossible entry of {len(value)} bytes for {what}; rebuild the queues"
+    return CorruptionError(text, path)
 
 
-# RocketMQ 5.5.0 has RocksDB 8.4.4, which knows no later tables.
+# RocketMQ 5.5.0 has RocksDB 8.4.4, which reads no later tables.
 _FORMAT_VERSION = 5
 _WRITE_BUFFER_SIZE = 128 << 20
-# What RocksDB and rocksdict leave besides the database.
+# Files that RocksDB and rocksdict leave next to the database.
 _LEFT = ("rocksdict-config.json", "LOG", "LOCK")
 
 
 class QueueDatabaseWriter:
-    """A new database of queues; `finish` makes it whole."""
+    """A new database of queues; `finish` completes it."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.path.abspath(os.fspath(path))
@@ -306,14 +289,13 @@ class QueueDatabaseWriter:
             if type(error) is not Exception and not isinstance(error, OSError):
                 raise
             raise StoreError(
-                f"the new database of queues cannot be written ({str(error).partition(chr(10))[0]}), and the queues "
-                "that were there are as they were: make room where the disk is full, or fix what else this names, and "
-                "rebuild again",
+                f"the new database of queues cannot be written ({str(error).partition(chr(10))[0]}); the old queues stay. Fix "
+                "this, or make room on a full disk, and rebuild again",
                 self.path,
             ) from error
 
     def put(self, topic: bytes, queue_id: int, units: Units) -> None:
-        """Write units of one queue; a unit that was written before is replaced."""
+        """Write units of one queue, over older ones."""
         values, ends = units.values.tobytes(), units.queue_offsets.astype(">i8").tobytes()
         prefix = unit_prefix(topic, queue_id)
         batch = self._rocksdict.WriteBatch(raw_mode=True)
@@ -341,7 +323,7 @@ class QueueDatabaseWriter:
                 self._rdict.flush()
                 offsets.flush()
             finally:
-                # Each holds the database's lock, which the next try in this process needs.
+                # It holds the database's lock, which the next try in this process needs.
                 offsets.close()
             rdict, self._rdict = self._rdict, None
             rdict.close()
@@ -350,9 +332,9 @@ class QueueDatabaseWriter:
                     os.unlink(os.path.join(self.path, name))
 
     def close(self) -> None:
-        """Let go of the files; without `finish` before, the database is not whole."""
+        """Close the files; without `finish` the database is not complete."""
         if self._rdict is not None:
             rdict, self._rdict = self._rdict, None
-            # It flushes, and where that cannot be done, who could not write has been told.
+            # The error of a failed write was raised before.
             with contextlib.suppress(Exception):
                 rdict.close()

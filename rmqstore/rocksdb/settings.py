@@ -1,11 +1,11 @@
 """Topics, subscription groups and consumer offsets of a broker that keeps its settings in RocksDB: keys and values.
 
 The JSON in the values is returned as text; the reader decides which of several databases counts.  A bad entry is a finding and
-hides no other; a walk that meets a damaged block ends with a finding.
+hides no other; damaged blocks end an iteration with a finding.
 
 Facts (RocketMQ 5.5.0): "separate" are three databases, "single" is one with a family for each kind (both
-``configManagerVersion=v1``), "v2" is one with a key for each queue (``configManagerVersion=v2``).  Families are made when they
-are first written to, so a missing one is an empty one.
+``configManagerVersion=v1``), "v2" is one with a key for each queue (``configManagerVersion=v2``).  The first write creates a
+family, so a missing one is empty.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rmqstore.errors import CorruptionError, Finding
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.rocksdb.database import Database, may_be_database, state_of_files
 
-__all__ = ["Kind", "Layout", "OffsetEntry", "SettingsDatabase", "TextEntry", "database_state", "settings_layouts"]
+__all__ = ["Kind", "Layout", "SettingsDatabase", "database_state", "settings_layouts"]
 
 Layout = Literal["separate", "single", "v2"]
 Kind = Literal["topics", "subscription_groups", "forbidden", "consumer_offsets", "pull_offsets"]
@@ -49,29 +49,13 @@ _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">
 _VERSION = struct.Struct(">qqq")
 
 
-class TextEntry(NamedTuple):
-    """An entry with a name (topic, group, or ``topic@group``) and the JSON text of its value."""
-
-    name: str
-    text: str
-
-
-class OffsetEntry(NamedTuple):
-    """An offset of v2, which has an entry for each queue; `offset` is the queue offset to consume next."""
-
-    group: str
-    topic: str
-    queue_id: int
-    offset: int
-
-
 def settings_layouts(root: str | os.PathLike[str], kind: Kind) -> list[Layout]:
     """Return the layouts in which the store at `root` has a database for `kind`."""
     return [layout for layout in ("v2", "single", "separate") if _path(root, layout, kind) is not None]
 
 
 def database_state(root: str | os.PathLike[str], kind: Kind = "topics") -> tuple[tuple[str, int, int], ...]:
-    """Return name, length and time of the files of all databases of `kind`, which differ after a change."""
+    """Return name, length and time of the files of all databases of `kind`, to detect a change."""
     found = []
     for layout in settings_layouts(root, kind):
         try:
@@ -91,14 +75,14 @@ def _path(root: str | os.PathLike[str], layout: str, kind: str) -> str | None:
 
 
 class SettingsDatabase:
-    """The settings of one kind in one layout; `findings` are bad keys and values, and damaged blocks, so far."""
+    """The settings of one kind in one layout; `findings` has bad keys and values, and damaged blocks, found so far."""
 
     def __init__(self, root: str | os.PathLike[str], layout: Layout, kind: Kind):
         folder, self._family, self._version_family = _PLACES[layout, kind]
         self.layout: Layout = layout
         self.kind: Kind = kind
         self.path = os.path.join(root, "config", folder)
-        # RocketMQ opens these likewise: a damaged record of the log hides no other.
+        # Like RocketMQ: a damaged record of the log hides no other.
         self._database = Database(self.path, skip_damaged=True)
         problems = self._database.problems()
         self.findings = [Finding(self.path, 0, "damaged_database", f"{kind}: {problem}") for problem in problems]
@@ -111,7 +95,7 @@ class SettingsDatabase:
         return self
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._database.close()
 
     def __enter__(self) -> SettingsDatabase:
@@ -121,7 +105,7 @@ class SettingsDatabase:
         self.close()
 
     def data_version(self) -> dict[str, int] | str | None:
-        """The version of the kind's data: its JSON text (v1) or its numbers (v2), None where there is none yet."""
+        """Return the data version of the kind as JSON text (v1) or numbers (v2), None without one."""
         try:
             if self.layout != "v2":
                 value = self._database.get(_VERSION_KEY, family=self._version_family)
@@ -139,8 +123,8 @@ class SettingsDatabase:
         state_version, timestamp, counter = _VERSION.unpack(value)
         return {"counter": counter, "stateVersion": state_version, "timestamp": timestamp}
 
-    def texts(self) -> Iterator[TextEntry]:
-        """The entries by name, with JSON values; offsets of v1 among them, of v2 not (`offsets`)."""
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yield name (topic, group, or ``topic@group``) and JSON value of each entry, without offsets of v2 (`offsets`)."""
         for key, value in self._entries():
             if self.layout != "v2":
                 name, text = self._text(key, key), self._text(key, value)
@@ -154,10 +138,10 @@ class SettingsDatabase:
                     continue
                 name, text = self._text(key, key[_HEAD.size + _SHORT.size :]), self._text(key, value[1:])
             if name is not None and text is not None:
-                yield TextEntry(name, text)
+                yield name, text
 
-    def offsets(self) -> Iterator[OffsetEntry]:
-        """The offsets of v2: one entry a queue."""
+    def offsets(self) -> Iterator[tuple[str, str, int, int]]:
+        """Yield group, topic, queue id and the next queue offset to consume of each entry of v2."""
         for key, value in self._entries():
             names = _offset_key(key)
             if names is None:
@@ -167,7 +151,7 @@ class SettingsDatabase:
             if len(value) != _LONG.size:
                 self._finding(key, f"an offset of {len(value)} bytes, not {_LONG.size}")
             elif group is not None and topic is not None:
-                yield OffsetEntry(group, topic, names[2], _LONG.unpack(value)[0])
+                yield group, topic, names[2], _LONG.unpack(value)[0]
 
     def _entries(self) -> Iterator[tuple[bytes, bytes]]:
         begin, end = b"", None
@@ -191,12 +175,12 @@ class SettingsDatabase:
         self.findings.append(Finding(self.path, 0, "bad_settings", detail))
 
     def _damage(self, error: CorruptionError) -> None:
-        detail = f"{self.kind}: {error.message}; entries that follow the damage are not known"
+        detail = f"{self.kind}: {error.message}; entries that follow the damage are unknown"
         self.findings.append(Finding(self.path, 0, "damaged_database", detail))
 
 
 def _name_end(key: bytes, at: int) -> int:
-    # Where a text with its length in front ends; -1 where the key does not hold it.
+    # The end of a text after its length; -1 if the key is shorter.
     if at + _SHORT.size > len(key):
         return -1
     length = _SHORT.unpack_from(key, at)[0]

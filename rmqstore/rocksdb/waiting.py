@@ -4,9 +4,9 @@ The databases may lack the newest records of the commit log.  A bad entry hides 
 
 - A pop record is a message that a client received by pop consumption and has not acknowledged.
 - The key of a timer is the time to fire (i64, ms since epoch) and the UNIQ_KEY; the value is the size (i32) and the phy offset
-  (i64) of the record in ``rmq_sys_wheel_timer``.  Two more keys hold how far a broker came.
+  (i64) of the record in ``rmq_sys_wheel_timer``.  Two more keys have a broker's progress.
 - The key of a transaction is the phy offset of the half message (i64), ``@``, the real topic, ``@``, the transaction's id; the
-  value is how often it was checked (i32) and the record's size (i32).  A settlement deletes the key: every key is a pending
+  value is the number of checks (i32) and the record's size (i32).  A settlement deletes the key: every key is a pending
   transaction.
 """
 
@@ -41,19 +41,9 @@ _MEMBERS = {
 class PopRecord:
     """A message that a client received by pop consumption and has not acknowledged.
 
-    Attributes
-    ----------
-    group, topic : str
-    queue_id, queue_offset : int
-    retry : int
-        0 = the message is in the topic itself, 1 and 2 = in the group's retry topic (of the old and of the new name).
-    pop_time, invisible_time : int
-        The time at which a client received it (ms since epoch), and the time until another one may (ms).
-    visible_time : int
-        The sum of both (ms since epoch).
-    attempt_times : int
-    attempt_id : str
-    suspend : bool
+    - `retry`: 0 = the message is in the topic itself, 1 and 2 = in the group's retry topic (with the old and the new name).
+    - `pop_time`, `invisible_time`: the time at which a client received it (ms since epoch), the time until another may (ms).
+    - `visible_time`: the sum of both (ms since epoch).
     """
 
     group: str
@@ -70,12 +60,12 @@ class PopRecord:
 
 
 def has_pop_records(root: str | os.PathLike[str]) -> bool:
-    """bool: the store at `root` has the database of pop records."""
+    """Return True if the store at `root` has the database of pop records."""
     return may_be_database(os.path.join(root, _POP_FOLDER))
 
 
 def pop_records(root: str | os.PathLike[str], findings: list[Finding]) -> Iterator[PopRecord]:
-    """The pop records of the store at `root`, by the time when each becomes visible again."""
+    """Yield the pop records of the store at `root`, by the time at which each becomes visible again."""
     path = os.path.join(root, _POP_FOLDER)
     with Database(path, skip_damaged=True) as database:
         findings += [Finding(path, 0, "damaged_database", problem) for problem in database.problems()]
@@ -89,12 +79,12 @@ def pop_records(root: str | os.PathLike[str], findings: list[Finding]) -> Iterat
                     detail = f"the pop record {name!r} cannot be read ({record}); the others are"
                     findings.append(Finding(path, 0, "bad_pop_record", detail))
         except CorruptionError as error:
-            detail = f"{error.message}; pop records that follow the damage are not known"
+            detail = f"{error.message}; pop records that follow the damage are unknown"
             findings.append(Finding(path, 0, "damaged_database", detail))
 
 
 def _record(key: bytes, value: bytes) -> PopRecord | str:
-    # The record, or why it cannot be one.
+    # The record, or the reason why it is bad.
     import json
 
     if len(key) < _VISIBLE.size + _TAIL.size:
@@ -102,7 +92,7 @@ def _record(key: bytes, value: bytes) -> PopRecord | str:
     (visible,) = _VISIBLE.unpack_from(key)
     first, queue_id, second, offset = _TAIL.unpack_from(key, len(key) - _TAIL.size)
     if first != b"@" or second != b"@":
-        return "the parts of its key are not set apart by @"
+        return "the parts of its key are not separated by @"
     try:
         members = json.loads(value.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -127,9 +117,9 @@ def _record(key: bytes, value: bytes) -> PopRecord | str:
 TIMER_FAMILY = "timer"
 _TIMELINE_CHECKPOINT, _SCAN_CHECKPOINT = b"timeline_checkpoint", b"sys_topic_scan_offset_checkpoint"
 _TIME, _TIMER_VALUE = struct.Struct(">q"), struct.Struct(">iq")
-# Beyond every key that begins with a time of the next 200 million years.
+# After every key that begins with a time of the next 200 million years.
 _END = b"\x60"
-# No broker says that it fired what is due in the year 2248.
+# No broker fired timers of the year 2248.
 _LATEST = 1 << 43
 
 
@@ -148,7 +138,7 @@ class StoredTimers:
 
 
 def read_timers(database: Database) -> StoredTimers:
-    """StoredTimers: what fires at or after the timeline checkpoint, all that is there without one."""
+    """Return the timers that fire at or after the timeline checkpoint, or all without one."""
     found = StoredTimers()
     found.timeline_checkpoint = _special(database, _TIMELINE_CHECKPOINT, found, _LATEST)
     found.scan_offset = _special(database, _SCAN_CHECKPOINT, found, 1 << 63)
@@ -178,7 +168,7 @@ def _special(database: Database, key: bytes, found: StoredTimers, end: int) -> i
         return None
     number: int = _TIME.unpack(value)[0]
     if not 0 <= number < end:
-        found.problems.append(CorruptionError(f"RocksDB timers: {key.decode()} is {number}, which cannot be", database.path))
+        found.problems.append(CorruptionError(f"RocksDB timers: {key.decode()} has the bad value {number}", database.path))
         return None
     return number
 
@@ -201,7 +191,7 @@ class StoredTransactions:
 
 
 def read_transactions(database: Database) -> StoredTransactions:
-    """StoredTransactions: all that are there."""
+    """Return all transactions of the database."""
     found = StoredTransactions()
     for key, value in database.items(family=TRANSACTION_FAMILY):
         if key == _LAST_OFFSET and len(value) == _OFFSET.size:

@@ -171,7 +171,7 @@ def read_part(part: QueuePart, columns: tuple[str, ...]) -> Iterator[pa.RecordBa
 
         try:
             batches = Batches(QueueName(part.vhost, part.queue, part.level), store, columns)
-            for batch in batches.of_directory(directory):
+            for batch in batches.of_index(directory.live):
                 yield batch.cast(wanted)
         finally:
             directory.close()

@@ -32,7 +32,7 @@ from rmqstore.files.open_file import read_small_file
 from rmqstore.message import decode_java_utf8
 from rmqstore.offline.rebuild import refuse_assumed
 from rmqstore.offline.rebuild_swap import delete_tree
-from rmqstore.store.dispatch_rules import multi_dispatch_places, multi_dispatch_problem, unit_rows
+from rmqstore.store.dispatch_rules import further_places, unit_rows
 from rmqstore.store.dispatcher import LogDispatcher
 
 if TYPE_CHECKING:
@@ -332,9 +332,9 @@ class _SegmentScan:
         if plan.config.enable_lmq and plan.config.enable_multi_dispatch:
             for row in further.tolist():
                 message = self.log.look_up(int(columns.phy_offset[row]))
-                places = [] if message is None else multi_dispatch_places(message, plan.config)
+                places, problem = ([], None) if message is None else further_places(message, plan.config)
                 summary.alone |= {(name, 0) for name, _ in places}
-                if message is not None and multi_dispatch_problem(message, plan.config) is not None:
+                if problem is not None:
                     summary.alone.add((self._topics[columns.topic[row]], int(columns.queue_id[row])))
                 summary.further |= bool(places)
         groups, order = columns.by_queue(queued.view(np.uint8))

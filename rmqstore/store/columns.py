@@ -37,14 +37,13 @@ logger = logging.getLogger(__name__)
 
 # Bodies and properties of one batch; far below the 2 GiB that Arrow's 32-bit offsets reach.
 _BATCH_BYTES = 64 * 1024 * 1024
-# A scan on several threads cuts the log in pieces of so many bytes, longer ones for batches of many rows, so that few batches
-# end with a piece; how far after that the next record is looked for, and how many threads decode at most.
+# Bytes of a piece of the log that one thread decodes: longer for batches of many rows, so that few batches end with a piece;
+# bytes searched for the next record after it; and the most threads.
 _PIECE, _LONG_PIECE = 8 * 1024 * 1024, 32 * 1024 * 1024
 _PIECE_BYTES_PER_ROW = 512
 _PIECE_SEARCH = 256 * 1024
 _THREADS = 4
-# Where pieces have few of the rows that are asked for, batches are put together that have less than this part of the rows that
-# a batch may have, and fewer bytes than this; what is put together has to be copied.
+# Batches with less than this part of the rows allowed, and with fewer bytes than this, are joined, which copies them.
 _FEW = 8
 _JOINED_BYTES = 1024 * 1024
 
@@ -89,7 +88,7 @@ def _types(pa: Any, views: bool) -> dict[str, Any]:
 
 
 def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
-    """tuple of str: the names that `columns` asks for, in its order; `DEFAULT_COLUMNS` for None."""
+    """Return the names in `columns`, in its order; `DEFAULT_COLUMNS` for None."""
     if columns is None or columns is DEFAULT_COLUMNS:
         return DEFAULT_COLUMNS
     names = (columns,) if isinstance(columns, str) else tuple(columns)
@@ -102,7 +101,7 @@ def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def encoded_columns(read_dictionary: Iterable[str]) -> frozenset[str]:
-    """frozenset of str: the columns that `read_dictionary` names; ValueError for one that cannot be a dictionary."""
+    """Return the columns in `read_dictionary`; raise ValueError for one that cannot be a dictionary."""
     names = frozenset((read_dictionary,) if isinstance(read_dictionary, str) else read_dictionary)
     for name in names - DICTIONARY_COLUMNS:
         raise ValueError(f"column {name!r} cannot be a dictionary; {', '.join(sorted(DICTIONARY_COLUMNS))} can")
@@ -112,7 +111,7 @@ def encoded_columns(read_dictionary: Iterable[str]) -> frozenset[str]:
 def scan_schema(
     columns: Iterable[str] | None = None, views: bool = False, read_dictionary: Iterable[str] = ()
 ) -> pa.Schema:
-    """pyarrow.Schema: the names and types of these columns (docs/columns.md); without names those of a scan.
+    """Return the names and types of these columns (docs/columns.md); without names those of a scan.
 
     With `views` texts are of type ``string_view`` and bytes of type ``binary_view``; columns of `read_dictionary` are
     dictionaries of ``string`` with int32 indices.
@@ -137,7 +136,7 @@ def _schema(names: tuple[str, ...], views: bool, encoded: frozenset[str] = froze
 
 @functools.lru_cache(64)
 def _stored_types(names: tuple[str, ...], views: bool) -> tuple[Any, ...]:
-    # The type of each column before any becomes a dictionary: pyarrow makes new objects whenever a schema is asked.
+    # The types before columns become dictionaries: a schema makes new objects for each call.
     return tuple(field.type for field in _schema(names, views))
 
 
@@ -150,7 +149,7 @@ def _decompress(body: bytes, sys_flag: int) -> bytes | None:
 
 
 def _judge_body(body: bytes, sys_flag: int) -> bytes | None:
-    # As `_decompress` where no body is asked for: a missing library hides none, and is no reason to end a scan.
+    # Like `_decompress` if no body is asked for: a missing library hides none, and does not end a scan.
     try:
         return b"" if decompress_body(body, sys_flag) is not None else None
     except (CorruptionError, UnsupportedFormatError):
@@ -167,22 +166,22 @@ def _warn_once(missing: str) -> None:
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """Which columns are decoded, and how their batches are made.
+    """The columns to decode, and the limits of their batches.
 
     Attributes
     ----------
     columns : iterable of str, optional
-        Their names, checked by `chosen_columns`, which makes a tuple of them.
+        Their names; `chosen_columns` checks them.
     batch_size : int
-        Rows of a batch at most.
+        The most rows of a batch.
     views : bool
-        Texts and bytes are views into the segments, which stay mapped for as long as a part of a batch lives.
+        Texts and bytes are views into the segments, which stay mapped while a part of a batch exists.
     read_dictionary : iterable of str
         Columns of `DICTIONARY_COLUMNS` that become dictionaries; each batch has its own.
     byte_limit : int, optional
         Bytes of bodies and properties with which a batch ends; 64 MiB by default.
     decode : bool
-        Look at the compression of bodies where ``body`` or ``corrupt`` is asked for.
+        Decompress bodies if ``body`` or ``corrupt`` is asked for.
 
     Raises
     ------
@@ -212,12 +211,6 @@ class ColumnOptions:
         return _schema(self.names, self.views, self.read_dictionary)  # type: ignore[arg-type]
 
 
-def table_options(selection: Selection, columns: Iterable[str] | None, views: bool) -> ColumnOptions:
-    """Return the options of a table of at most `selection.max_num` rows."""
-    rows = 8192 if selection.max_num is None else min(max(selection.max_num, 1), 8192)
-    return ColumnOptions(columns, rows, views)
-
-
 class Columns:
     """Arrow record batches out of `ArrowColumns`."""
 
@@ -243,11 +236,11 @@ class Columns:
             selection.choose(self.out, by_place=by_place)
 
     def take(self) -> pa.RecordBatch:
-        """pyarrow.RecordBatch: the rows that were filled in since the last one."""
+        """Return the rows that were filled in since the last call."""
         return self.pa.RecordBatch.from_arrays(self.take_arrays(), schema=self.schema)
 
     def take_arrays(self) -> list[pa.Array]:
-        """list of pyarrow.Array: the columns of `take`."""
+        """Return the columns of `take`."""
         arrays = self.out.take_arrays(self.pa.Array._import_from_c, self._stored_types)
         if self._encoded:
             return [
@@ -257,27 +250,25 @@ class Columns:
         return arrays
 
     def _dictionary(self, texts: Any) -> Any:
-        # Of plain strings even where these are views: fewer readers know dictionaries of views.
+        # Of plain strings even if these are views: fewer readers support dictionaries of views.
         found = texts.dictionary_encode()
         return self.pa.DictionaryArray.from_arrays(found.indices, found.dictionary.cast(self.pa.string()))
 
 
 def scan_log(
-    log: CommitLog, selection: Selection, options: ColumnOptions, *, use_threads: bool, refresh: bool
+    log: CommitLog, selection: Selection, options: ColumnOptions, *, use_threads: bool
 ) -> pa.RecordBatchReader:
-    """The chosen messages of a log, see `MessageStore.scan`."""
+    """Return the chosen messages of a log, see `MessageStore.scan`."""
 
     def make() -> Columns:
         return Columns(options, log.crc_check, selection)
 
     made = make()
-    if refresh:
-        log.refresh()
     end = log.max_offset if selection.end_phy_offset is None else selection.end_phy_offset
-    # What goes before it is read is missed from here on.
+    # From here on the scan reports segments that retention deletes.
     begin = max(selection.begin_phy_offset or 0, log.min_offset)
     batches = record_batches(log, made, begin, end, make if use_threads else None)
-    # Whoever iterates gets our exceptions; the reader holds the generator alone, so that its threads end with it.
+    # The reader alone holds the generator, so that its threads end with it.
     return made.pa.RecordBatchReader.from_batches(made.schema, batches)
 
 
@@ -304,7 +295,7 @@ def record_batches(
             try:
                 yield from _without_small(batches, columns)
             finally:
-                # Whoever holds on to the frames of an exception does not keep the threads.
+                # The frames of an exception do not keep the threads.
                 batches.close()
             return
     for _ in log.fill(columns.out, begin, end, partial(_passed_over, log)):
@@ -313,7 +304,7 @@ def record_batches(
 
 
 def _passed_over(log: CommitLog, begin: int, end: int, verdict: Verdict | None) -> None:
-    # Damage in a segment is for `verify`; a segment that is not there may have been when the scan began.
+    # Only `verify` reports damage; a segment that is missing may have existed when the scan began.
     if verdict is None:
         log.warn_of_missing(begin, end)
 
@@ -326,14 +317,14 @@ def _batches_of_pieces(
     stop: int,
     size: int,
 ) -> Generator[pa.RecordBatch, None, None]:
-    # The record batches of a scan from `at` to `stop`.  Those in front of the first piece of another thread, and of pieces that
-    # did not come to their end, are made here.
+    # The record batches of a scan from `at` to `stop`.  This thread makes those before the first piece of another thread, and
+    # those of pieces that did not come to their end.
     closing = threading.Event()
     told = partial(_passed_over, log)
 
     def decode(made: Columns, region: Region, begin: int, limit: int, base: int) -> tuple[list[pa.RecordBatch], int]:
-        # The batches of a piece, and where the pass goes on: before its end, where compressed bodies became so large that no
-        # more of them is to be held at once.
+        # The batches of a piece, and where the scan continues: before the end of the piece if decompressed bodies are so large
+        # that no more of them may be held.
         batches: list[pa.RecordBatch] = []
         held, reached = 0, base + begin
         try:
@@ -341,18 +332,18 @@ def _batches_of_pieces(
                 reached = goes_on
                 if made.out.count:
                     batches.append(made.take())
-                    # Of views only what was copied is new memory, and little of a batch is.
+                    # Views take little new memory.
                     held += 0 if made.views else batches[-1].nbytes
                 if held >= _BATCH_BYTES or closing.is_set():
                     break
             return batches, reached
         finally:
             if made.out.count:
-                # What was filled in before an error is not to be in front of the next piece.
+                # The next piece must not begin with rows of this one.
                 made.out.take()
 
     passed = ScanProgress(log.files)
-    # The first batch is made before there is any thread: some want no more than that.
+    # The first batch is made before any thread starts: some callers need only that.
     is_first = True
     try:
         while at < stop:
@@ -372,7 +363,7 @@ def _batches_of_pieces(
                     yield batches.pop()
                 at = reached
                 continue
-            # What went wrong in another thread goes wrong here again, or does not.
+            # An error of another thread is raised here again, or is gone.
             began = at
             for goes_on in log.fill(columns.out, began, until if until >= 0 else min(began + size, stop), told):
                 at = goes_on
@@ -382,7 +373,7 @@ def _batches_of_pieces(
                     is_first = False
                     pieces.launch(decode)
             if at <= began:
-                # The log was cut meanwhile.
+                # The log was cut.
                 return
     finally:
         closing.set()
@@ -390,7 +381,7 @@ def _batches_of_pieces(
 
 
 def _check_open(log: CommitLog, at: int) -> None:
-    # What was decoded ahead is not given any more when the store was closed; that a segment expired is not an error.
+    # After `close` batches that were decoded ahead are not returned; a segment that expired is no error.
     mapped_file = log.files.find(at)
     try:
         if mapped_file is not None:
@@ -400,36 +391,24 @@ def _check_open(log: CommitLog, at: int) -> None:
 
 
 def _without_small(batches: Iterator[pa.RecordBatch], columns: Columns) -> Iterator[pa.RecordBatch]:
-    # The same rows, with batches of few rows put together with the ones after them.
-    capacity, few = columns.out.capacity, columns.out.capacity // _FEW
-    room = columns.out.byte_limit
-    little = min(_JOINED_BYTES, room // _FEW)
+    # The same rows; batches of few rows are joined with the ones after them.
+    capacity, room = columns.out.capacity, columns.out.byte_limit
+    few, little = capacity // _FEW, min(_JOINED_BYTES, room // _FEW)
     held: list[pa.RecordBatch] = []
     rows = size = 0
+
+    def joined() -> pa.RecordBatch:
+        nonlocal held, rows, size
+        found, held, rows, size = held, [], 0, 0
+        return found[0] if len(found) == 1 else columns.pa.concat_batches(found)
+
     for batch in batches:
-        num = batch.num_rows
-        if not held and num >= few:
-            yield batch
-            continue
-        more = 0 if columns.views else batch.nbytes
-        is_small = num < few and more < little
+        num, more = batch.num_rows, 0 if columns.views else batch.nbytes
         if held and (rows + num > capacity or size + more > min(_FEW * little, room)):
-            yield from _put_together(columns, held)
-            rows = size = 0
-            held = []
-        if not held and not is_small:
-            yield batch
-            continue
+            yield joined()
         held.append(batch)
         rows, size = rows + num, size + more
         if rows >= few or size >= little:
-            yield from _put_together(columns, held)
-            rows = size = 0
-            held = []
-    yield from _put_together(columns, held)
-
-
-def _put_together(columns: Columns, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    if len(batches) < 2:
-        return batches
-    return [columns.pa.concat_batches(batches)]
+            yield joined()
+    if held:
+        yield joined()

@@ -1,9 +1,8 @@
-"""Queues in RocksDB, completed from the log: what the database does not have yet, what a kill took from it, what is damaged.
+"""Complete queues in RocksDB from the log, for readers.
 
-Owns opening the database of a store's queues, and which part of the log is gone over for it: from the database's checkpoint to
-the log's end, going on as the log does; where the first or last record of a segment has no unit; where queue offsets have
-gaps; and all of it where the database is damaged.  A broker writes no log of this database and flushes it rarely, so beside a
-live one it may lack everything.  It writes nothing (I7).
+A broker writes no log of this database and flushes it rarely, so next to a running one it may lack everything.  These parts of
+the commit log are scanned: from the database's checkpoint to the log's end, and on as the log grows; where the first or last
+record of a segment has no unit; where queue offsets have gaps; all of it if the database is damaged.  Nothing is written (I7).
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ __all__ = ["Completion", "QueueDatabaseState"]
 
 logger = logging.getLogger(__name__)
 
-# So many records at either end of a segment are looked at for one whose unit tells whether the database has those around it.
+# The records at either end of a segment that are looked up, to find one whose unit shows if the database has those around it.
 _RECORDS_ASKED = 64
-# The last records are looked for in so many bytes, a few at first: the blank at the end is as long as a record at most.
+# The bytes searched for the last records, at first and at most: the blank at the end is as long as a record at most.
 _FIRST_LOOK, _LOOK_BACK = 1 << 16, 1 << 24
-# What both magics of a record begin with.
+# The first bytes of both magics of a record.
 _MAGIC = b"\xda\xa3\x20"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QueueDatabaseState:
-    """Where the queues in RocksDB of a store lie, and what of them came from the log.
+    """The queues in RocksDB of a store, and the parts of them that came from the log.
 
     Attributes
     ----------
     path : str
         The directory of the database.
     queues : int
-        How many queues it has units of.
+        The number of queues that have units there.
     checkpoint : int or None
-        Phy offset up to which records are in it; None where nothing was flushed yet.  What follows comes from the log
+        Phy offset up to which records are in it; None if nothing was flushed yet.  Later units come from the log
         (`MessageStore.undispatched`).
     completed : tuple of (int, int)
-        Phy offsets, begin and end, of what was gone over before the checkpoint: units there were lost, or are damaged.
+        Phy offsets, begin and end, of the ranges scanned before the checkpoint: units there were lost, or are damaged.
     damage : tuple of str
-        What of the database cannot be read.
+        A text for each part of the database that cannot be read.
     """
 
     path: str
@@ -70,9 +69,9 @@ class QueueDatabaseState:
 
 
 class Completion:
-    """The queues in RocksDB of one store that is only read, and how far the log was scanned for them.
+    """The queues in RocksDB of one store that is only read, and the parts of the log that were scanned for them.
 
-    `served` is what of the log follows the database's checkpoint; `ranges` is what else was scanned, because units were missing.
+    `served` is the part after the database's checkpoint; `ranges` are others, where units were missing.
     """
 
     def __init__(self, folders: tuple[str, ...], root: str, commit_log: CommitLog, queues: ConsumeQueueStore):
@@ -82,32 +81,32 @@ class Completion:
         self.commit_log, self.queues = commit_log, queues
         self.served: tuple[int, int] | None = None
         self.ranges: list[tuple[int, int]] = []
+        database: QueueDatabase | None = None
         damage: CorruptionError | None = None
         try:
             closed = closed_folder(folder)
             if closed is not None:
                 raise closed
-            database: QueueDatabase | None = QueueDatabase(folder)
+            database = QueueDatabase(folder)
         except CorruptionError as error:
-            logger.warning("%s: %s; the queues are made from the log", error.path, error.message)
-            database, damage = None, error
+            damage = error
         except OSError as error:
-            if not (queues.read_only and is_unreadable(error)):
+            if not is_unreadable(error):
                 raise
             text = (
                 f"the RocksDB database of the queues cannot be read ({error.strerror or error}): let this user read it, or "
                 "restore it from a copy where the disk fails"
             )
             damage = CorruptionError(text, folder if error.filename is None else os.fsdecode(error.filename))
+        if damage is not None:
             logger.warning("%s: %s; the queues are made from the log", damage.path, damage.message)
-            database = None
         self.begin = self._place(-1 if database is None else database.checkpoint)
         self._done_to = self.begin
         self.source = DatabaseQueues(
             root, folder, database, queues.config, queues.pool, self._log_bounds, self._batch_num, self._complete
         )
         if database is not None and database.log_damage is not None:
-            # An older state, and what followed is in the log.
+            # The database has an older state; the rest is in the log.
             damage = CorruptionError(f"the RocksDB database: {database.log_damage}", folder)
             logger.warning("%s: %s; what it lacks is taken from the log", damage.path, damage.message)
         if damage is not None:
@@ -117,7 +116,7 @@ class Completion:
                 logger.warning(
                     "%s: queue %d of %r is not read: no queue can have this name", folder, queue_id, topic[:80]
                 )
-        # What a record says of further queues was put there by a broker that dispatches to them.
+        # Only brokers that dispatch to further queues write them into records.
         config = dataclasses.replace(queues.config, enable_lmq=True, enable_multi_dispatch=True)
         self._tail = CollectedQueues(root, config, queues.pool, read_only=True)
         self._config = config
@@ -135,7 +134,7 @@ class Completion:
 
     @property
     def state(self) -> QueueDatabaseState:
-        """QueueDatabaseState: as it is now."""
+        """QueueDatabaseState: the present state."""
         database = self.database
         return QueueDatabaseState(
             self.source.path,
@@ -147,11 +146,11 @@ class Completion:
 
     @property
     def damage(self) -> list[CorruptionError]:
-        """list of CorruptionError: what of the database could not be read."""
+        """list of CorruptionError: the parts of the database that could not be read."""
         return self.source.damage
 
     def _log_bounds(self) -> tuple[int, int]:
-        # The log's end may not be known yet, and what lies after it leads nowhere by itself.
+        # The log's end may not be known yet; units of what is after it point to no record.
         offsets = self.commit_log.files.offsets
         return self.commit_log.min_offset, offsets[-1] + self.commit_log.segment_size if offsets else 0
 
@@ -163,7 +162,7 @@ class Completion:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
 
     def _place(self, checkpoint: int) -> int:
-        # A checkpoint is where a record begins, unless it is damaged or the log is another one.
+        # A record begins at a checkpoint, unless that is damaged or of another log.
         log = self.commit_log
         if checkpoint >= log.max_offset:
             return log.max_offset
@@ -179,7 +178,7 @@ class Completion:
     # ------------------------------------------------------------------------------------------------- completing
 
     def catch_up(self, end: int) -> None:
-        """Collect the units of what the log got since; the first time of all after the checkpoint."""
+        """Collect the units of new records up to `end`; the first call collects all after the checkpoint."""
         with self.queues.lock:
             if end <= self._done_to:
                 return
@@ -190,7 +189,7 @@ class Completion:
                 self.source.add(key, units)
             if found:
                 self.served = self.begin, end
-            self._take_in(set(found))
+            self._refresh_queues(set(found))
 
     def _dispatch(self, queues: CollectedQueues, begin: int, end: int) -> None:
         for topic in self.queues.batch_topics:
@@ -205,7 +204,7 @@ class Completion:
     def _complete(self, begin: int | None, end: int | None, *, every_queue: bool = False) -> None:
         """Collect the units between two places before the checkpoint, of queues that the database has; both None = all.
 
-        With `every_queue` also of others: what was lost may be all that a queue had.  Otherwise they are of deleted topics.
+        With `every_queue` also of others, which may have lost all units; otherwise those are of deleted topics.
         """
         with self.queues.lock:
             low, high = self.commit_log.min_offset, self.begin
@@ -213,7 +212,7 @@ class Completion:
             missing = without(*wanted, self.ranges)
             if not missing:
                 return
-            # Noted first: what is read meanwhile may ask for the same.
+            # Set first: reads during the dispatch may ask for the same range.
             self.ranges = joined([*self.ranges, wanted])
             found = CollectedQueues(self._tail.root, self._config, self.queues.pool, read_only=True)
             for place in missing:
@@ -222,10 +221,10 @@ class Completion:
             for key, units in found.collected().items():
                 if database is None or every_queue or key in database.last:
                     self.source.add(key, units)
-            self._take_in(set(found.collected()), whole=True)
+            self._refresh_queues(set(found.collected()), whole=True)
 
-    def _take_in(self, keys: set[tuple[str, int]], *, whole: bool = False) -> None:
-        # Queues that are open go on with what was collected.
+    def _refresh_queues(self, keys: set[tuple[str, int]], *, whole: bool = False) -> None:
+        # Open queues pick up the collected units.
         again = set()
         for queue in self.queues.opened():
             if (queue.topic, queue.queue_id) not in keys:
@@ -242,10 +241,10 @@ class Completion:
     # ------------------------------------------------------------------------------------------------------- holes
 
     def _lost(self) -> list[tuple[int, int]]:
-        """Return where the database lacks units before its checkpoint, by the first and last records of the segments.
+        """Return the ranges before the checkpoint of which the database lacks units, by the ends of the segments.
 
-        A broker that was killed recovers from the start of a segment, and nothing brings back what was before and not flushed:
-        it may be a part of one segment alone.
+        A broker that was killed recovers from the start of a segment; units of records before it that were not flushed are lost.
+        They may be of a part of one segment.
         """
         log, database = self.commit_log, self.database
         if database is None:
@@ -295,11 +294,11 @@ class Completion:
                 at = data.rfind(_MAGIC, 0, at)
             if not left or begin == low:
                 return
-            # The magic, or what is before it, may go over the edge.
+            # The magic, or the bytes before it, may cross the edge.
             pos, size = begin + 8, min(size * 4, _LOOK_BACK)
 
     def _has_unit(self, database: QueueDatabase, messages: Iterable[MessageExt]) -> bool | None:
-        # Whether the first of these that should have a unit has one; None where none of them tells.
+        # True if the first of these that should have a unit has one; None if there is no such record.
         for message in messages:
             last = database.last.get((message.topic, message.queue_id))
             if last is not None and message.queue_offset <= last.queue_offset and is_queued(message.sys_flag):
@@ -312,7 +311,7 @@ class Completion:
 
 
 class _CompletingDispatcher(LogDispatcher):
-    # Dispatches into queues that collect what a database lacks, whose units count as those of the queue.
+    # Dispatches into queues that collect what a database lacks; its units count as units of the queue.
 
     def __init__(self, commit_log: CommitLog, queues: CollectedQueues, source: DatabaseQueues):
         super().__init__(source.root, commit_log, queues, None)

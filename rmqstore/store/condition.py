@@ -41,7 +41,7 @@ class StoreCondition:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Checkpoint: what is known to be on the disk, as read at opening and forced since."""
+        """Checkpoint: the extent of what is on the disk, read at opening and updated by flushes."""
         return self._state.checkpoint
 
     @property
@@ -50,8 +50,8 @@ class StoreCondition:
 
         A broker that died may not have dispatched its newest records, and queues may be lost.  A store that is open
         read-only serves these records by units in memory: it scans the log from where everything surely was on disk, but at
-        most 1 GiB before the newest unit and 1 GiB after it; the rest is `unserved`.  Queues in RocksDB lag also while their
-        broker runs; all of that is served.
+        most 1 GiB before the newest unit and 1 GiB after it; the rest is `unserved`.  Queues in RocksDB also lag while their
+        broker runs; all of their records are served.
         """
         served, left_out = self._state.undispatched.served, self._state.undispatched.left_out
         if served is None or left_out is None:
@@ -62,8 +62,7 @@ class StoreCondition:
     def unserved(self) -> tuple[int, int] | None:
         """tuple of (int, int) or None: the part of `undispatched` that no queue serves.
 
-        Where a queue of an unclosed store cannot be read: the range that may be in no queue.  Where a folder of queues cannot
-        be read: all of the log.
+        If a queue of an unclosed store is unreadable: the range that may be in no queue.  If a folder of queues is: all of the log.
         """
         return self._state.undispatched.left_out
 
@@ -71,7 +70,7 @@ class StoreCondition:
     def lost_log(self) -> tuple[tuple[int, int], ...]:
         """tuple of (int, int): ranges of phy offsets that the log had once and lacks now; empty for a writer.
 
-        A missing segment, or what the checkpoint, the index or queues point to after the end.  Answers lack these messages.
+        A missing segment, or a range after the end to which the checkpoint, the index or queues point.  Answers lack its messages.
         """
         return self._state.lost_log
 
@@ -82,7 +81,7 @@ class StoreCondition:
         return None if completion is None else completion.state
 
     def damaged_files(self) -> list[StoreError]:
-        """list of StoreError: files and folders that are damaged or cannot be read, of queues those that were asked for.
+        """List errors for files and folders that are damaged or unreadable, of queues those that were read.
 
         Files that lack bytes are read as far as they go, damaged index files are skipped.  A store with files that lack bytes
         does not open for writing.
@@ -105,7 +104,7 @@ class StoreCondition:
         Returns
         -------
         StoreStats
-            What is put while it is taken may be in some of its numbers.
+            Messages put during the call may be in some of its numbers.
 
         Raises
         ------
@@ -145,6 +144,6 @@ class StoreCondition:
         Returns
         -------
         (dict, str or None)
-            As for `ConsumerOffsets.list`, empty where nothing can be read; and what cannot be read.
+            The progress like `ConsumerOffsets.list`, empty if nothing can be read; and a text about damage.
         """
         return self._state.progress.list()

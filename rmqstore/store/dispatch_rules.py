@@ -1,8 +1,7 @@
-"""The rules of dispatching (RocketMQ 5.5.0): which units and index entries a record leaves, and whether queues have them already.
+"""The rules of dispatching (RocketMQ 5.5.0): which units a record leaves, and whether queues have them already.
 
-Owns what the core's columns say of that, beyond `RecordColumns.queued`: inner batches, the further queues that records name
-(INNER_MULTI_DISPATCH, light queues), and records of topics that were deleted, or deleted and created again.  Puts, recovery,
-rebuilds, verification and the completion of queues in RocksDB ask here.  It writes nothing.
+They cover what `RecordColumns.queued` does not: inner batches, the further queues that records name (INNER_MULTI_DISPATCH, light
+queues), and records of topics that were deleted, or deleted and created again.  Nothing is written.
 """
 
 from __future__ import annotations
@@ -35,19 +34,18 @@ __all__ = [
     "QueueEnds",
     "QueueLife",
     "UnitRows",
+    "further_places",
     "gone_text",
     "last_beginning",
     "life_of",
     "multi_dispatch_allowed",
-    "multi_dispatch_places",
-    "multi_dispatch_problem",
     "names_further_queue",
     "unit_rows",
     "without_unit",
 ]
 
 _INNER_BATCH = SysFlag.INNER_BATCH.value
-# An int64 has so many digits at most; more of them take Python long to make a number of.
+# The digits of an int64; Python is slow with far longer numbers.
 _DIGITS = 19
 
 
@@ -64,7 +62,7 @@ class UnitRows(NamedTuple):
 
 
 def unit_rows(columns: RecordColumns) -> UnitRows:
-    """Return which rows leave units; where `RecordColumns.queued` says that no row is odd, its first value is all of that."""
+    """Return which rows leave units; if `RecordColumns.queued` finds no odd row, its first value is enough."""
     n = columns.count
     queued = columns.queued()[0].view(np.bool_)
     flagged = queued & ((columns.sys_flag[:n] & _INNER_BATCH) != 0)
@@ -74,12 +72,12 @@ def unit_rows(columns: RecordColumns) -> UnitRows:
 
 
 def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:
-    """frozenset of int: phy offsets of those records among `damage`, a report's, that have no unit because they are misplaced."""
+    """Return the phy offsets of the records in `damage`, a report's, that have no unit because they are misplaced."""
     return frozenset(phy_offset for phy_offset, _, kind in damage if kind in ("BAD_QUEUE_OFFSET", "BAD_TOPIC"))
 
 
 def names_further_queue(message: MessageExt, name: str, number: int | None = None) -> bool:
-    """bool: a record names this further queue, whatever the config says and wherever in it."""
+    """Return True if a record names this further queue, with this queue offset if given, whatever the config."""
     names, numbers = _further_lists(message)
     if name not in names or number is None:
         return name in names
@@ -89,36 +87,28 @@ def names_further_queue(message: MessageExt, name: str, number: int | None = Non
     return _is_place(name, stated) and int(stated) == number
 
 
-def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:
-    """list of (str, int): the further queues that a record names, each with its queue offset there; the queue id is 0."""
-    return [(name, int(number)) for name, number in _named_places(message, config) if _is_place(name, number)]
+def further_places(message: MessageExt, config: StoreConfig) -> tuple[list[tuple[str, int]], str | None]:
+    """Return the further queues that a record names, each with its queue offset there; the queue id is 0.
 
-
-def multi_dispatch_problem(message: MessageExt, config: StoreConfig) -> str | None:
-    """str or None: what is wrong with the further queues that a record names, as the end of a sentence about it."""
-    places = _named_places(message, config)
-    if not places and message.properties.get("INNER_MULTI_QUEUE_OFFSET") and _may_name_queues(message, config):
-        return "names another number of further queues than it has queue offsets for"
-    for name, number in places:
-        if not _is_place(name, number):
-            return f"names the further queue {name[:80]!r} with queue offset {number[:80]!r}, which cannot be"
-    return None
-
-
-def _may_name_queues(message: MessageExt, config: StoreConfig) -> bool:
-    return config.enable_lmq and config.enable_multi_dispatch and multi_dispatch_allowed(message.topic)
-
-
-def _named_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, str]]:
-    # As the record says it; nothing where the two lists do not go together.
-    if not message.properties.get("INNER_MULTI_DISPATCH") or not _may_name_queues(message, config):
-        return []
+    The second value is the end of a sentence about a record that names them wrongly, None for others.
+    """
+    if not (config.enable_lmq and config.enable_multi_dispatch and multi_dispatch_allowed(message.topic)):
+        return [], None
     names, numbers = _further_lists(message)
-    return list(zip(names, numbers, strict=True)) if len(names) == len(numbers) else []
+    if names == [""] or len(names) != len(numbers):
+        return [], None if numbers == [""] else "names another number of further queues than it has queue offsets for"
+    places: list[tuple[str, int]] = []
+    problem = None
+    for name, number in zip(names, numbers):
+        if _is_place(name, number):
+            places.append((name, int(number)))
+        elif problem is None:
+            problem = f"names the further queue {name[:80]!r} with queue offset {number[:80]!r}, which cannot be"
+    return places, problem
 
 
 def _further_lists(message: MessageExt) -> tuple[list[str], list[str]]:
-    # The names of further queues and the queue offsets there; one empty text each where the record says none.
+    # The names of further queues and the queue offsets there; one empty text each if the record names none.
     names, numbers = (message.properties.get(name, "") for name in ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"))
     return names.split(","), numbers.split(",")
 
@@ -128,12 +118,12 @@ def _is_place(name: str, number: str) -> bool:
 
 
 def multi_dispatch_allowed(topic: str) -> bool:
-    """bool: records of `topic` may name further queues (RocketMQ 5.5.0 MultiDispatch)."""
+    """Return True if records of `topic` may name further queues (RocketMQ 5.5.0 MultiDispatch)."""
     return not topic.startswith((RETRY_PREFIX, "rmq_sys_")) and topic != SCHEDULE_TOPIC
 
 
 _FOLDERS = ("consumequeue", "batchconsumequeue")
-# So many topics are named in one sentence.
+# The most topics named in one sentence.
 _NAMED = 8
 
 
@@ -144,14 +134,14 @@ class QueueLife(NamedTuple):
     phy_offset: int
 
     def earlier(self, queue_offsets: np.ndarray, phy_offsets: np.ndarray) -> np.ndarray:
-        """bool array: records of a queue of the same name that was deleted before this one began."""
-        # In one queue both offsets rise together.
+        """Return as an array of bool which records are of a queue of this name that was deleted before."""
+        # In one queue both offsets rise.
         earlier: np.ndarray = (phy_offsets < self.phy_offset) & (queue_offsets >= self.queue_offset)
         return earlier
 
 
 def life_of(commit_log: CommitLog, topic: str, queue_id: int, queue_offset: int, phy_offset: int) -> QueueLife | None:
-    """The life of a queue whose first unit says this; None where it does not point to such a record in the log."""
+    """Return the life of a queue with this first unit; None if the unit does not point to its record in the log."""
     message = commit_log.look_up(phy_offset)
     if message is None or (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, queue_offset):
         return None
@@ -161,7 +151,7 @@ def life_of(commit_log: CommitLog, topic: str, queue_id: int, queue_offset: int,
 def database_life(
     commit_log: CommitLog, database: QueueDatabase, topic: str, queue_id: int, report: Callable[[CorruptionError], None]
 ) -> QueueLife | None:
-    """As `life_of`, of a queue in RocksDB; `report` is told of damage there."""
+    """Return the life of a queue in RocksDB, see `life_of`; `report` takes damage there."""
     try:
         first = database.at_or_after(topic, queue_id, 0)
     except CorruptionError as error:
@@ -185,7 +175,7 @@ def last_beginning(queue_offsets: np.ndarray, nums: np.ndarray, end: int, *, alo
             if alone:
                 begins = row
             continue
-        # A queue offset that is 0 by damage is followed by one that goes on from those before.
+        # After a queue offset that is 0 by damage the next one continues from those before.
         following = int(queue_offsets[row + 1])
         if 0 < following <= max(reached - 1, int(nums[row])):
             begins = row
@@ -193,7 +183,7 @@ def last_beginning(queue_offsets: np.ndarray, nums: np.ndarray, end: int, *, alo
 
 
 class DeletedTopics:
-    """Which topics were deleted, as the broker's settings say."""
+    """The deleted topics, by the broker's settings."""
 
     def __init__(self, root: str, kept: Container[str] = ()):
         self.root = root
@@ -205,7 +195,7 @@ class DeletedTopics:
     def is_deleted(self, topic: str) -> bool:
         """Return True if the broker does not list the topic, and it has no queue.
 
-        False where the settings are missing or cannot be read whole, and for names that brokers do not list.
+        False if the settings are missing or cannot be read whole, and for names that brokers do not list.
         """
         known = self._known.get(topic)
         if known is None:
@@ -226,26 +216,26 @@ class DeletedTopics:
             return False
         for folder in _FOLDERS:
             found = listing(os.path.join(self.root, folder, topic))
-            # One that cannot be listed is there.
+            # A folder that cannot be listed exists.
             if found or (found.error is not None and not is_missing(found.error)):
                 return True
         return False
 
 
 def _listed_topics(root: str) -> frozenset[str] | None:
-    # None unless all of what the broker kept can be read: a backup may be older than a topic.
+    # None unless all of the broker's settings can be read: a backup may be older than a topic.
     with contextlib.suppress(StoreError, OSError):
         from rmqstore.consumer.settings_sources import settings_sources
 
         sources = settings_sources(root, "topics", quiet=True)
         if sources and all(each.readable and not each.findings and not each.path.endswith(".bak") for each in sources):
-            # Every broker lists topics of its own.
+            # Every broker lists topics of its own, so an empty list is damage.
             return frozenset(name for each in sources for name in each.tables.get("topicConfigTable", {})) or None
     return None
 
 
 def gone_text(records: dict[str, int]) -> str:
-    """str: a sentence about records of topics that are gone, given their number by topic."""
+    """Return a sentence about records of deleted topics, whose numbers `records` has by topic."""
     named = [f"{topic} ({records[topic]})" for topic in sorted(records)]
     rest = f" and {len(named) - _NAMED} more topics" if len(named) > _NAMED else ""
     return (
@@ -255,14 +245,14 @@ def gone_text(records: dict[str, int]) -> str:
 
 
 class QueueEnds:
-    """By queue, the file in which the core goes on by itself with its units (`_rows.settle`), for all columns of one pass."""
+    """The file of each queue in which the core continues with its units (`_rows.settle`), for all columns of one pass."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[str, int], FileEnd | None] = {}
         self._tables: dict[TopicTable, tuple[list[str], list[tuple[str, int]]]] = {}
 
     def names(self, table: TopicTable) -> tuple[list[str], list[tuple[str, int]]]:
-        """Return the topics of `table` as text, and its queues as topic and queue id; their files are set in it."""
+        """Return the topics of `table` as text, and its queues as topic and queue id; set their files in `table`."""
         topics, keys = self._tables.setdefault(table, ([], []))
         topics.extend(map(decode_java_utf8, table.topics[len(topics) :]))
         for topic, queue_id in table.queues[len(keys) :]:
@@ -272,7 +262,7 @@ class QueueEnds:
         return topics, keys
 
     def get(self, key: tuple[str, int]) -> FileEnd | None:
-        """Return the file of a queue, None for none."""
+        """Return the file of a queue, None if it has none."""
         return self._ends.get(key)
 
     def set(self, table: TopicTable, number: int, end: FileEnd | None) -> None:
@@ -281,7 +271,7 @@ class QueueEnds:
 
 
 class Agreement:
-    """Whether the queues hold already, exactly, what records leave behind in them; it only reads."""
+    """A read-only check that queues have exactly the units of their records."""
 
     def __init__(
         self,
@@ -292,7 +282,7 @@ class Agreement:
         self.commit_log = commit_log
         self.queues = queues
         self.plain = plain
-        # By queue the queue offset after its last record that was found right, unless the core has its file.
+        # By queue the queue offset after its last record that agreed, unless the core has its file.
         self._ends: dict[tuple[str, int], int] = {}
         self._files = QueueEnds()
         self._deleted = DeletedTopics(queues.root)
@@ -300,7 +290,7 @@ class Agreement:
     def holds(self, columns: RecordColumns) -> bool:
         """Return True if every unit is there, agrees with its record, and follows the one before.
 
-        False also where only a dispatcher can tell: batch queues, records that are in several queues.
+        Also False if only a dispatcher can decide: batch queues, records that are in several queues.
         """
         chosen, odd = columns.queued()
         if odd:
@@ -324,7 +314,7 @@ class Agreement:
         return True
 
     def end(self, key: tuple[str, int]) -> int | None:
-        """Return the queue offset after the last record of a queue that was found right; None for no record."""
+        """Return the queue offset after the last record of a queue that agreed; None for no record."""
         file = self._files.get(key)
         return self._ends.get(key) if file is None else file.following
 
@@ -336,7 +326,7 @@ class Agreement:
         return True
 
     def _of_this_queue(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
-        # Without the records of a topic that was deleted, which need no unit.
+        # Records of a deleted topic need no unit.
         queue = self.queues.find(*key)
         if queue is None:
             return rows[:0] if self._deleted.is_deleted(key[0]) else rows
@@ -348,7 +338,7 @@ class Agreement:
         return of_this
 
     def was_cut(self) -> bool:
-        """bool: a queue has lost units meanwhile that were found right."""
+        """Return True if a queue has lost units since they agreed."""
         for key in self._ends:
             number, end = self.queues.unit_num(*key), self.end(key)
             if number is not None and end is not None and number < end:
@@ -356,7 +346,7 @@ class Agreement:
         return False
 
     def _agrees(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
-        # A queue that has come up before is opened, so that the core has its file.
+        # A queue that came up before is opened, so that the core has its file.
         plain = self.plain.get(key) if key not in self._ends else None
         agrees = None if plain is None else self.queues.plain_agrees(plain, *key, columns, rows)
         if agrees is None:

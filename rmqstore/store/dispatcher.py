@@ -1,6 +1,6 @@
 """Dispatching: from records in the commit log to queue units and index entries.
 
-Owns writing what `dispatch_rules` says that a record leaves.  It is idempotent: units that are there already are compared and,
+It writes the units and entries that `dispatch_rules` derives from a record.  It is idempotent: existing units are compared and,
 where they differ, repaired.  It never appends to the log.
 """
 
@@ -25,10 +25,9 @@ from rmqstore.store.dispatch_rules import (
     DeletedTopics,
     QueueEnds,
     QueueLife,
+    further_places,
     last_beginning,
     life_of,
-    multi_dispatch_places,
-    multi_dispatch_problem,
     unit_rows,
 )
 
@@ -56,14 +55,14 @@ class QueueKindError(CorruptionError):
 
 @dataclass(slots=True)
 class IndexProgress:
-    """How far the index goes: all entries below `phy_offset`, and the first `entry_num` of the record there."""
+    """The end of the index: it has all entries below `phy_offset`, and the first `entry_num` of the record there."""
 
     phy_offset: int = -1
     entry_num: int = 0
 
     @classmethod
     def of(cls, index_service: IndexService) -> IndexProgress:
-        """Read it off the newest entries."""
+        """Find the end by the newest entries."""
         progress = cls()
         for index in index_service.files():
             count = min(index.index_count, index.index_num)
@@ -80,11 +79,11 @@ class IndexProgress:
 
 @dataclass(slots=True)
 class DispatchCounts:
-    """What dispatching did; `first` is the lowest phy offset of a record that got a unit, None before there is one.
+    """The numbers of a dispatch; `first` is the lowest phy offset of a record that got a unit.
 
-    `misplaced` are records with impossible values: phy offset, size, and which.  "BAD_QUEUE_OFFSET", "BAD_TOPIC": it has no unit.
-    "BAD_INNER_NUM": the number of messages of an inner batch, so it counts as one.  "BAD_MULTI_DISPATCH": a further queue or its
-    queue offset there.  `gone` counts by topic the records of topics and queues that were deleted.
+    `misplaced` are records with an impossible value: phy offset, size, and kind.  With "BAD_QUEUE_OFFSET" and "BAD_TOPIC" the
+    record has no unit; with "BAD_INNER_NUM" an inner batch counts as one message; with "BAD_MULTI_DISPATCH" a further queue or
+    its queue offset is impossible.  `gone` counts by topic the records of topics and queues that were deleted.
     """
 
     records: int = 0
@@ -96,17 +95,17 @@ class DispatchCounts:
     gone: dict[str, int] = field(default_factory=dict)
 
     def put(self, units: int, phy_offset: int) -> None:
-        """Count so many units of records from `phy_offset` on."""
+        """Count units of records that begin with the one at `phy_offset`."""
         self.units += units
         if units and (self.first is None or phy_offset < self.first):
             self.first = phy_offset
 
 
 class CommitLogDispatcher:
-    """Writes units and index entries for records of the log; without queues or index service, none of these.
+    """Writes units and index entries for records of the log.
 
-    With `allow_gaps`, places of missing units become pre-fill units instead of a `QueueGapError`; with `repair`, units that
-    differ from their records are written again.
+    With `allow_gaps`, missing units become pre-fill units instead of a `QueueGapError`; with `repair`, units that differ from
+    their records are rewritten.
     """
 
     allow_gaps = False
@@ -117,10 +116,10 @@ class CommitLogDispatcher:
         self.queues = queues
         self.index_service = index_service
         self.progress = IndexProgress()
-        # Where the queues of a topic are simple, a record with a batch's flag gets a simple unit, as in RocketMQ; a rebuild,
-        # which finds out the kind as it goes, wants to know instead.
+        # In simple queues a record with a batch's flag gets a simple unit, as in RocketMQ.  A rebuild, which does not know the
+        # kind beforehand, needs an error instead.
         self.refuse_mixed_topics = False
-        # If given, the only simple queues that records get a unit in by their own topic.
+        # If set, simple queues other than these get no units, except as further queues.
         self.only: frozenset[tuple[str, int]] | None = None
         self.counts = DispatchCounts()
         self._ends = QueueEnds()
@@ -149,8 +148,8 @@ class CommitLogDispatcher:
     def _dispatch_units(self, columns: RecordColumns) -> None:
         assert self.queues is not None
         topics, keys = self._ends.names(columns.topics)
-        # Whole columns are left to the core, here and below: NumPy lets go of the GIL in nearly every call, which a writer
-        # beside a busy thread gets back only milliseconds later.
+        # The core takes whole columns: NumPy releases the GIL in nearly every call, and a writer next to a busy thread gets it
+        # back only milliseconds later.
         simple, odd = columns.queued()
         if odd or self.queues.batch_topics:
             simple = self._dispatch_odd(columns, topics, keys)
@@ -169,11 +168,11 @@ class CommitLogDispatcher:
                 self._ends.set(columns.topics, number, self._file_end(queue, int(columns.queue_offset[rows[-1]]) + 1))
 
     def _file_end(self, queue: AnyConsumeQueue, queue_offset: int) -> FileEnd | None:
-        # Where the core goes on by itself with the records of a queue.
+        # The file in which the core continues with the records of a queue.
         return queue.file_end(queue_offset)
 
     def _queue_for(self, columns: RecordColumns, key: tuple[str, int], rows: np.ndarray) -> AnyConsumeQueue | None:
-        # The queue that these rows belong to, None where the topic, which nothing in a record protects, names none.
+        # None if the topic, which no CRC protects, cannot name a queue.
         assert self.queues is not None
         topic, queue_id = key
         if can_name_queue(topic):
@@ -184,7 +183,7 @@ class CommitLogDispatcher:
         return None
 
     def _dispatch_odd(self, columns: RecordColumns, topics: list[str], keys: list[tuple[str, int]]) -> np.ndarray:
-        # Inner batches and further queues; the mask of the records that get a unit of a simple queue.
+        # Dispatches inner batches and further queues; returns the mask of the records for simple queues.
         assert self.queues is not None
         n = columns.count
         queued, batches, bad_batches, further = unit_rows(columns)
@@ -221,13 +220,13 @@ class CommitLogDispatcher:
     def _put_rows(self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> None:
         assert isinstance(queue, ConsumeQueue)
         if self._follow(queue, columns, rows) and columns.run_length(rows) == len(rows):
-            # As it is unless something was damaged.
+            # The usual case: nothing is damaged.
             self._put_run(queue, columns, rows)
             return
         if queue.agrees(columns, rows):
             return
         rows = self._plausible(queue, columns, rows, columns.queue_offset)
-        # A run ends where the offsets do not go on by one.
+        # A run is a row of offsets that rise by one.
         done = 0
         while done < len(rows):
             run = columns.run_length(rows[done:])
@@ -235,7 +234,7 @@ class CommitLogDispatcher:
             done += run
 
     def _follow(self, queue: ConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> bool:
-        # The rows begin where the queue ends, or are there already.
+        # True if the rows begin within the queue or at its end.
         return 0 <= int(columns.queue_offset[rows[0]]) <= queue.unit_num
 
     def _plausible(
@@ -246,9 +245,9 @@ class CommitLogDispatcher:
         queue_offsets: np.ndarray,
         largest_batch: int = 1,
     ) -> np.ndarray:
-        # Nothing in a record protects its queue offset.  One that is above a later record's, or higher than the log
-        # before it has room for, is damaged; a queue that believed it would be filled up to there.  So is one that is not
-        # above the one before it where the next one is.
+        # No CRC protects a record's queue offset, and a queue would be filled up to a wrong one.  It is damaged if it is
+        # above a later record's, if the log before it has no room for as many records, or if it is not above the one
+        # before it while the next one is.
         offsets = queue_offsets[rows]
         bad = offsets < 0
         if len(rows) > 1 and (offsets[1:] <= offsets[:-1]).any():
@@ -283,19 +282,19 @@ class CommitLogDispatcher:
             )
         there = min(max(queue.unit_num - queue_offset, 0), len(rows))
         if self.repair and there:
-            self._mend(queue, queue_offset, columns, rows[:there])
+            self._repair_units(queue, queue_offset, columns, rows[:there])
         if there < len(rows):
             units = queue.put_units(queue_offset, phy_offsets, sizes, tags_codes, store_timestamps)
             self.counts.put(units, int(phy_offsets[there]))
 
-    def _mend(self, queue: ConsumeQueue, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> None:
+    def _repair_units(self, queue: ConsumeQueue, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> None:
         done = 0
         while done < len(rows):
             number = queue_offset + done
             phy, size, _ = queue.units(number, len(rows) - done)
             count = len(phy)
             if not count:
-                # There is no file for these: they expired with the queue's older files.
+                # These expired with the queue's older files.
                 done += 1
                 continue
             part = rows[done : done + count]
@@ -303,7 +302,7 @@ class CommitLogDispatcher:
             differ[queue.differing_tags(number, columns, part)] = True
             for i in np.flatnonzero(differ).tolist():
                 row = part[i]
-                # A unit of another whole record with the same queue offset was there first, as in a real broker.
+                # The unit of another whole record with the same queue offset stays, as in a broker.
                 other = self.commit_log.look_up(int(phy[i]), int(size[i]))
                 if other is not None and other.queue_offset == number + i and other.topic == queue.topic:
                     if int(phy[i]) != int(columns.phy_offset[row]):
@@ -330,15 +329,15 @@ class CommitLogDispatcher:
         self.counts.put(queue.put(unit, store_timestamp), phy_offset)
 
     def _dispatch_multi(self, columns: RecordColumns, row: int) -> None:
-        # The units of a record in the further queues that it names (RocketMQ's LMQ).
+        # Dispatches a record to the further queues that it names (RocketMQ's LMQ).
         assert self.queues is not None
         phy_offset, size = int(columns.phy_offset[row]), int(columns.size[row])
         tags_code = int(columns.tags_code[row])
         message = self.commit_log.look_up(phy_offset)
         if message is None:
             return
-        problem = multi_dispatch_problem(message, self.queues.config)
-        for name, number in multi_dispatch_places(message, self.queues.config):
+        places, problem = further_places(message, self.queues.config)
+        for name, number in places:
             queue = self.queues.find_or_create(name, 0)
             if not isinstance(queue, ConsumeQueue):
                 continue
@@ -346,7 +345,7 @@ class CommitLogDispatcher:
             last = queue.last_record()
             before = 0 if last is None else last.phy_offset
             if number > queue.unit_num + max((phy_offset - before) // _SMALLEST_RECORD + 1, 0):
-                # As of a record's own queue: what is higher than the log has room for is damaged.
+                # As in `_plausible`.
                 problem = f"says queue offset {number} of {name}/0, which cannot be"
             elif self.repair and number < queue.unit_num:
                 self.counts.units_mended += queue.repair(unit, message.store_timestamp)
@@ -383,7 +382,7 @@ class CommitLogDispatcher:
 
 
 class LogDispatcher(CommitLogDispatcher):
-    """Writes units and index entries for what a log holds, where records may be of topics that were deleted.
+    """Writes units and index entries for the records of a log, of which some may be of deleted topics.
 
     Queues may lack records that the log no longer has, so gaps are allowed.  Call `finish` after the last record.
     """
@@ -399,16 +398,16 @@ class LogDispatcher(CommitLogDispatcher):
         self.deleted_after: dict[str, int] = {}
         # By queue the phy offset before the last record seen, from which the queue may have begun again.
         self._unsure: dict[tuple[str, int], int] = {}
-        # What `finish` dropped.
+        # The queues that `finish` dropped.
         self.dropped: set[tuple[str, int]] = set()
-        # Queues that had no unit before this dispatcher came, by whether that is so.
+        # By queue whether it had no unit before.
         self._is_new: dict[tuple[str, int], bool] = {}
         self._lives: dict[tuple[str, int], QueueLife] = {}
-        # By queue up to which phy offset its records are counted in `counts.gone`; the log may be dispatched twice.
+        # By queue the phy offset up to which `counts.gone` includes its records; the log may be dispatched twice.
         self._counted: dict[tuple[str, int], int] = {}
 
     def finish(self) -> None:
-        """Drop the queues that were rebuilt of a topic that was deleted after their last record."""
+        """Drop queues that this dispatcher created of a topic that was deleted after their last record."""
         assert self.queues is not None or not self._is_new
         for (topic, queue_id), is_new in self._is_new.items():
             queue = None if self.queues is None or not is_new else self.queues.find(topic, queue_id)
@@ -433,7 +432,7 @@ class LogDispatcher(CommitLogDispatcher):
         return queue
 
     def _follow(self, queue: ConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> bool:
-        # What overlaps the queue may be of one that was deleted.
+        # Rows that overlap the queue may be of a deleted one.
         last = queue.last_record()
         row = int(rows[0])
         return int(columns.queue_offset[row]) == queue.unit_num and (
@@ -448,19 +447,8 @@ class LogDispatcher(CommitLogDispatcher):
         queue_offsets: np.ndarray,
         largest_batch: int = 1,
     ) -> np.ndarray:
+        # Only rows of the queue that exists now, or that begins among them.
         nums = np.ones(len(rows), np.int64) if largest_batch == 1 else np.maximum(columns.inner_num[rows], 1)
-        rows = self._of_this_life(queue, columns, rows, queue_offsets, nums)
-        return super()._plausible(queue, columns, rows, queue_offsets, largest_batch) if len(rows) else rows
-
-    def _of_this_life(
-        self,
-        queue: AnyConsumeQueue,
-        columns: RecordColumns,
-        rows: np.ndarray,
-        queue_offsets: np.ndarray,
-        nums: np.ndarray,
-    ) -> np.ndarray:
-        # The rows that belong to the queue that is there now, or that begins among them.
         key = queue.topic, queue.queue_id
         life = self._life(queue)
         if life is not None:
@@ -475,22 +463,21 @@ class LogDispatcher(CommitLogDispatcher):
         goes_on = last_phy_offset < columns.phy_offset[rows[0]]
         begins = last_beginning(queue_offsets[rows], nums, end if goes_on else 0, alone=self._is_new.get(key, False))
         if begins < 0:
-            return rows
+            return super()._plausible(queue, columns, rows, queue_offsets, largest_batch)
         before = int(columns.phy_offset[rows[begins - 1]]) if begins else last_phy_offset
         self._leave_out(key, columns.phy_offset[rows[:begins]])
         if max(end if goes_on else 0, begins) > 1:
-            # One record may say 0 by damage: what it is alone in saying is not held against other queues of the topic.
+            # One record may have 0 by damage: alone it proves nothing about other queues of the topic.
             if begins + 1 < len(rows):
                 self._note_deletion(key[0], before)
             else:
                 self._unsure[key] = before
         if last_phy_offset < columns.phy_offset[rows[begins]]:
             self._begin_again(queue)
-        kept: np.ndarray = rows[begins:]
-        return kept
+        return super()._plausible(queue, columns, rows[begins:], queue_offsets, largest_batch)
 
     def _file_end(self, queue: AnyConsumeQueue, queue_offset: int) -> FileEnd | None:
-        # What follows says whether the queue began again.
+        # The following records show whether the queue began again.
         unsure = (queue.topic, queue.queue_id) in self._unsure
         return super()._file_end(queue, -1 if unsure else queue_offset)
 
@@ -505,7 +492,7 @@ class LogDispatcher(CommitLogDispatcher):
         return life
 
     def _end(self, queue: AnyConsumeQueue) -> tuple[int, int]:
-        # Queue offset after the last unit, and its phy offset.
+        # The queue offset after the last unit, and its phy offset.
         last = queue.last_record()
         return (0, -1) if last is None else (queue.max_queue_offset, last.phy_offset)
 

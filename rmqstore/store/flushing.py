@@ -1,12 +1,11 @@
-"""What is on the disk: flushes of the log, of queues, index and checkpoint, and group commit.
+"""Flush the log, queues, index and checkpoint to the disk, with group commit.
 
-Owns how far everything was forced, and the order: files first, then the checkpoint that speaks for them.  It decides no
-interval and starts no thread.  Invariants:
+Files are forced first, then the checkpoint that covers them.  No interval is decided here, and no thread started.  Invariants:
 
 - With SYNC_FLUSH a put returns after its record is on the disk; puts of many threads share one flush (group commit).
-- Nobody waits for the disk while holding the append lock: what to flush is noted under it and forced outside.
-- After a failed or interrupted flush no more writes are taken: files that were to be forced are not asked for again.
-- A record that is older than what the checkpoint says is put after a flush that allows for it (`is_too_old`).
+- No thread waits for the disk while it holds the append lock: the files to flush are listed under it and forced outside.
+- After a failed or interrupted flush the store refuses writes: its files are not forced again.
+- A record that is older than the checkpoint's times is put after a flush that allows for it (`is_too_old`).
 """
 
 from __future__ import annotations
@@ -34,30 +33,31 @@ class Flushing:
     def __init__(self, state: StoreState):
         self.state = state
         self.flushed_where = self.all_flushed_where = 0
-        # When older index files end, by name, and when segments begin, by offset: what does not change any more, so that
-        # a flush opens no old file again.
+        # The last times of older index files by name, and the first times of segments by offset, which are final: a flush does
+        # not open old files again.
         self._index_ends: dict[str, int] = {}
         self._begun: dict[int, int] = {}
-        # The times for queues and index that the flush that goes on now is going to write.
+        # The times for queues and index that the present flush will write.
         self._times_to_come = (0, 0)
-        # Where the clock was set back: the end of the log then, and the time.
+        # The end of the log when the clock was set back, and the time after that.
         self._set_back: tuple[int, int] | None = None
         self._log_flush_time = self._queue_flush_time = time.monotonic()
         self.renew_locks()
 
     def renew_locks(self) -> None:
-        """Make the locks new, in a forked child."""
+        """Replace the locks, in a forked child."""
         self.lock = threading.Lock()
-        # A `with` takes the lock itself: an interrupt between the two calls of Condition.__exit__ would keep it for ever.
+        # A `with` takes the lock itself: an interrupt between the two calls of Condition.__exit__ would keep it forever.
         self._log_lock = threading.Lock()
         self._log_flushed = threading.Condition(self._log_lock)
-        # Of whoever forces the log now.
+        # The token of the thread that forces the log now.
         self._log_turn: object | None = None
 
     def flush_all(self, queue_pages: int = 0, *, closing: bool = False) -> None:
-        """Force everything to the disk."""
-        # The caller holds the flush lock.  With `queue_pages` queues that grew by less are left for the next time, and the
-        # checkpoint then does not speak for them.
+        """Force everything to the disk; the caller holds the flush lock.
+
+        With `queue_pages` queues that grew by fewer pages wait for the next flush, and the checkpoint does not cover queues.
+        """
         index_files: list[IndexFile] = []
         try:
             with self.state.lock:
@@ -87,10 +87,10 @@ class Flushing:
             raise
 
     def _index_for_java(self, end: int, timestamp: int, closing: bool) -> tuple[int, int, int]:
-        # What the checkpoint may say of queues and index: a phy offset with its time, and up to when index files end.  A
-        # Java store (5.5.0) that finds `abort` deletes every index file that ends after the second time, so that while
-        # the store is open the offset must not go beyond the newest full index file: all keys after it are then indexed
-        # again.  An older file may end later, where the clock was set back since.
+        # Values of the checkpoint for queues and index: a phy offset, its time, and the last time of index files.  A Java store
+        # (5.5.0) that finds `abort` deletes every index file that ends after the second time.  While the store is open, the
+        # offset must therefore be within the newest full index file: all keys after it are then indexed again.  If the clock
+        # was set back, an older file may end later.
         index_service = self.state.index_service
         if index_service is None:
             return end, timestamp, timestamp
@@ -113,8 +113,8 @@ class Flushing:
         return (end, timestamp, timestamp) if closing else (0, 0, 0)
 
     def _allow_for_clock(self) -> None:
-        # A Java store says the time of the newest full index file, which it forced after all others.  Where the clock was set
-        # back an older one ends later; should this process be killed before its first flush, a Java store would delete that.
+        # A Java store writes the time of the newest full index file.  If the clock was set back, an older one ends later; after
+        # a kill of this process before its first flush, a Java store would delete that.
         checkpoint, index_service = self.state.checkpoint, self.state.index_service
         if index_service is None or not checkpoint.index_msg_timestamp:
             return
@@ -125,10 +125,10 @@ class Flushing:
         checkpoint.index_msg_timestamp = max([checkpoint.index_msg_timestamp, *times])
 
     def allow_for_abort(self, end: int) -> None:
-        """Let the checkpoint claim no more of queues and index than that of an open store may, whose log ends at `end`.
+        """Reduce the checkpoint to what an open store with a log up to `end` may claim of queues and index.
 
-        That of a closed store claims that all was dispatched.  If this process is killed before its first flush, a Java store
-        would delete the newest index file, because of `abort`, and begin after the first of its keys.
+        The checkpoint of a closed store claims that all was dispatched.  After a kill of this process before its first flush, a
+        Java store would delete the newest index file, because of `abort`, and begin after the first of its keys.
         """
         checkpoint = self.state.checkpoint
         self._allow_for_clock()
@@ -136,30 +136,30 @@ class Flushing:
         checkpoint.logics_physical_offset = min(checkpoint.logics_physical_offset, reached)
         checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, begin)
         if not reached:
-            # It spoke for a file that is not full.  Without an offset it would speak for that when it is, by its time alone.
+            # It covered a file that is not full.  Without an offset, its time alone would cover that file once it is full.
             checkpoint.index_msg_timestamp = 0
-        # The checkpoint does not speak for these files: nothing of them was forced here.
+        # The checkpoint does not cover these files: none of them was forced here.
         self._index_ends = {}
 
     def is_too_old(self, timestamp: int) -> bool:
-        """True if a crash after a record of this time would make a Java broker lose keys; the caller holds the append lock."""
+        """Check if a crash after a record of this time makes a Java broker lose keys; the caller holds the append lock."""
         index_service, checkpoint = self.state.index_service, self.state.checkpoint
         if index_service is None:
             return False
         begin, latest = self._times_to_come
-        # It would begin with a segment that begins with this record, and not index again what came before.
+        # The broker would begin with a segment that begins with this record, and not index earlier records again.
         if 0 < timestamp <= max(begin, checkpoint.logics_msg_timestamp) - SAFETY_MARGIN:
             return True
-        # It would keep the index file of this record and delete older ones, whose records it then takes for indexed.
+        # The broker would keep the index file of this record and delete older ones, whose records then count as indexed.
         return timestamp <= max(latest, checkpoint.index_msg_timestamp) and self._has_later_index()
 
     def _has_later_index(self) -> bool:
-        # Whether a full index file ends after the checkpoint's time.
+        # True if a full index file ends after the checkpoint's time.
         index_service = self.state.index_service
         assert index_service is not None
         latest = self.state.checkpoint.index_msg_timestamp
         for name in reversed(index_service.names):
-            # What was full at the last flush, before the newest file that was, is among what the checkpoint speaks for.
+            # The checkpoint covers files that were full at the last flush, before the newest of them.
             if name in self._index_ends:
                 break
             index = index_service.file(name)
@@ -175,8 +175,8 @@ class Flushing:
             self.flush_all()
 
     def _times_to_begin_before(self, offset: int) -> list[int]:
-        # A Java store dispatches from the newest segment that begins no later than the checkpoint's time, which after a
-        # clock was set back may lie after what it lacks.  Of each segment after `offset`: the latest time before it.
+        # For each segment after `offset` the latest time before it.  A Java store dispatches from the newest segment that begins
+        # no later than the checkpoint's time; if the clock was set back, that may be after records it lacks.
         log = self.state.commit_log
         begun = {
             base: self._begun.get(base) or log.store_timestamp_at(base) for base in log.files.offsets if base > offset
@@ -186,8 +186,8 @@ class Flushing:
         return [timestamp + SAFETY_MARGIN - 1 for timestamp in self._begun.values()]
 
     def _check_own_files(self) -> None:
-        # A Java broker (5.5.0) recovers before it asks for the lock: when it is then refused, it has deleted the newest index
-        # file and made one of its own.
+        # A Java broker (5.5.0) recovers before it takes the lock: when it is refused, it has already replaced the newest index
+        # file by one of its own.
         last = self.state.commit_log.files.last()
         ours = last is None or not last.mapped or last.is_current()
         if ours and self.state.index_service is not None:
@@ -213,7 +213,7 @@ class Flushing:
             self._end_turn(turn)
 
     def _end_turn(self, turn: object) -> None:
-        # Whoever was interrupted may not have had one.
+        # A thread that was interrupted may not have had its turn.
         if self._log_turn is turn:
             with self._log_lock:
                 self._log_turn = None
@@ -232,9 +232,11 @@ class Flushing:
         self._log_flush_time = time.monotonic()
 
     def wait_until_flushed(self, end: int) -> None:
-        """Return when the log is on the disk up to `end`; whoever comes first forces it for all."""
-        # Group commit: whoever comes first forces what all have appended by then.  The others wake together and find that it
-        # was done, while the first of those that came later forces the next lot.
+        """Return when the log is on the disk up to `end`.
+
+        Group commit: the first thread forces all records appended so far.  The other threads wake together afterwards; the first
+        one whose record came later forces the next group.
+        """
         turn = object()
         try:
             with self._log_lock:
@@ -262,17 +264,15 @@ class Flushing:
         """Flush the log as RocketMQ's FlushRealTimeService does: some pages at once, or all there is after the longer interval."""
         if self.state.poison is None:
             fresh = self.state.commit_log.max_offset - self.flushed_where
-            thorough = (
-                time.monotonic() - self._log_flush_time
-            ) * 1000 >= self.state.config.flush_commit_log_thorough_interval
+            passed = 1000 * (time.monotonic() - self._log_flush_time)
+            thorough = passed >= self.state.config.flush_commit_log_thorough_interval
             if fresh > 0 and (thorough or fresh // _PAGE >= self.state.config.flush_commit_log_least_pages):
                 self.flush_log()
 
     def flush_when_due(self) -> None:
         """Flush as RocketMQ's FlushConsumeQueueService does; the index and the checkpoint join the thorough flush."""
         if self.state.poison is None and self.state.commit_log.max_offset > self.all_flushed_where:
-            thorough = (
-                time.monotonic() - self._queue_flush_time
-            ) * 1000 >= self.state.config.flush_consume_queue_thorough_interval
+            passed = 1000 * (time.monotonic() - self._queue_flush_time)
+            thorough = passed >= self.state.config.flush_consume_queue_thorough_interval
             with self.lock:
                 self.flush_all(0 if thorough else max(self.state.config.flush_consume_queue_least_pages, 1))

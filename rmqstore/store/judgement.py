@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class IndexSurvey:
-    """What is sound in the index files, found without changing them, and the cut that follows from it.
+    """The sound entries of the index files, found without changing them, and the cut after them.
 
-    A file that became full has been flushed, and the checkpoint says so.  All others may lack pages after a crash.  `kept_end` is
-    the phy offset of the last entry that will stay, -1 for none.
+    The checkpoint covers files that were full and flushed; all others may lack pages after a crash.  `kept_end` is the phy offset
+    of the last entry that will stay, -1 for none.
     """
 
     def __init__(self, commit_log: CommitLog, index_service: IndexService, checkpoint: Checkpoint, clean: bool):
@@ -37,7 +37,7 @@ class IndexSurvey:
         self.index_service = index_service
         self.checkpoint = checkpoint
         self.clean = clean
-        # Counts of the files that may lack pages, up to the one at which the index ends; those to set right as well.
+        # Counts of the files that may lack pages, up to the one at which the index ends; and files whose chains need repair.
         self.counts: dict[int, int] = {}
         self.unlinked: set[int] = set()
         self.last = len(index_service.names) - 1
@@ -96,8 +96,7 @@ class IndexSurvey:
         return count, linked
 
     def _is_torn(self, index: IndexFile, number: int) -> bool:
-        # An entry may begin on a page that was written and end on one that was lost; the next one is all zeros then, so
-        # only the last can be like that.
+        # The last entry may begin on a page that was written and end on one that was lost.
         key_hash, phy_offset, time_diff, _ = index.read_entry(number)
         columns = RecordColumns(1)
         for _ in self.commit_log.stretches(phy_offset, phy_offset + 1, columns, check_crc=False, resume=False):
@@ -108,13 +107,13 @@ class IndexSurvey:
             return False
         begin = self.commit_log.store_timestamp_at(index.read_entry(1)[1], behind_end=True)
         if begin < 0:
-            # Retention deleted that record. The header, which may be lost as well, says its time too.
+            # Retention deleted that record.  The header has its time, unless it is lost as well.
             begin = index.header.begin_timestamp
         expected = min(max((int(columns.store_timestamp[0]) - begin) // 1000, 0), 2**31 - 1)
         return begin > 0 and time_diff != expected
 
     def cut(self, end: int) -> tuple[int, int]:
-        """Drop the entries after the last sound one and those of records from `end` on; how many, and how many files."""
+        """Drop entries after the last sound one and those of records at or after `end`; return the numbers of entries and files."""
         names = self.index_service.names
         self._limit(end)
         dropped = sum(max(self._stored(number) - 1, 0) for number in range(self.last + 1, len(names)))
@@ -134,7 +133,7 @@ class IndexSurvey:
         return dropped, len(names) - len(self.index_service.names)
 
     def _limit(self, end: int) -> None:
-        # Go back to the last entry whose record lies before the end of the log.
+        # Go back to the last entry whose record is before the end of the log.
         while self.last >= 0:
             index, count = self._file(self.last), self._count(self.last)
             if count > 1 and index.read_entry(count - 1)[1] >= end:
@@ -165,7 +164,7 @@ class IndexSurvey:
 
 
 FAR = 2**63 - 1
-"""Beyond every phy offset."""
+"""Greater than every phy offset."""
 
 
 @dataclass(slots=True)
@@ -206,12 +205,12 @@ class LogJudge:
         self.index_end = FAR if index is None else index.kept_end
         self.newest_unit_end = newest_unit_end
         self.clean = clean
-        # For whole records after damage, in the segment that was searched last, and where it holds nothing but zeros any more.
+        # The search for whole records after damage, in the segment that was searched last, and the end of the bytes there.
         self._search: _core.RecordSearch | None = None
         self._search_limit = 0
 
     def judge(self, begin: int, marked_end: int, mode: str) -> Judgement:
-        """Judge the log from `begin` on."""
+        """Judge the log, beginning at `begin`."""
         judged = Judgement(begin, begin)
         at = start = begin
         while True:
@@ -252,8 +251,8 @@ class LogJudge:
         return judged
 
     def _read_on(self, at: int, judged: Judgement) -> tuple[int, Verdict | None]:
-        # Reads records from `at` to the first place that holds none; that place and what is there, None after all segments.
-        # As long as no unit is missing they are also compared with the queues.
+        # Reads records from `at` to the first place without one, and returns that place and its verdict; None after the last
+        # segment.  Until a unit is missing, records are also compared with the queues.
         log = self.commit_log
         end = max((base + log.segment_size for base in log.files.offsets), default=at)
         if judged.units_from == FAR:
@@ -263,8 +262,8 @@ class LogJudge:
                         return stretch.begin, stretch.verdict
                     continue
                 judged.note(stretch)
-                # An index that ends within these records may lack the rest of their entries.  Of its last record it lacks some
-                # only after a crash.
+                # An index that ends within these records may lack the rest of their entries; of its last record only after a
+                # crash.
                 if (stretch.last_record if self.clean else stretch.end) > self.index_end:
                     judged.entries_from = min(judged.entries_from, stretch.begin)
                 if not self.agreement.holds(columns):
@@ -281,7 +280,7 @@ class LogJudge:
         return end, None
 
     def _whole_record_after(self, at: int, judged: Judgement, known_end: int) -> int:
-        # The first whole record of this log after the damage, in this segment or a later one; -1 if there is none.
+        # The first whole record of this log after the damage, in this segment or a later one; -1 for none.
         log = self.commit_log
         for base in log.files.offsets:
             if base + log.segment_size <= at:
@@ -297,16 +296,16 @@ class LogJudge:
         return -1
 
     def _belongs(self, offset: int, judged: Judgement, known_end: int) -> bool:
-        # RocketMQ's truncation leaves old records after the end (its issue 10666).  They are older than the last record of
-        # the log and neither units nor the checkpoint's mark lead to them; whatever else is found there is part of this log.
+        # RocketMQ's truncation leaves old records after the end (its issue 10666): they are older than the last record, and
+        # neither units nor the checkpoint point to them.  All other records are part of this log.
         if known_end > offset or judged.last_record < 0:
             return True
         last = self.commit_log.store_timestamp_at(judged.last_record, behind_end=True)
         return self.commit_log.store_timestamp_at(offset, behind_end=True) >= last
 
     def _known_after(self, at: int) -> bool:
-        # Without a whole record after it the end is a torn write, unless an orderly exit left units that point further, or
-        # a later segment holds something.
+        # Without a whole record after it the end is a torn write, unless an orderly exit left units that point further, or a
+        # later segment has bytes.
         if self.clean and self.newest_unit_end > at:
             return True
         files = self.commit_log.files

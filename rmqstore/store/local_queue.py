@@ -1,7 +1,4 @@
-"""A queue of the local store as a source of messages: its units, and the commit log that they point to.
-
-A get scans units as RocketMQ 5.5.0 does (DefaultMessageStore.getMessage).
-"""
+"""A queue of the local store as a source of messages, read as RocketMQ 5.5.0 does (DefaultMessageStore.getMessage)."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ EXAMINED = 16000 // 20
 
 
 class LocalQueue:
-    """A queue and its log."""
+    """A queue and its log; see `QueueSource` for the methods."""
 
     def __init__(self, queue: AnyConsumeQueue, log: CommitLog, damage: DamagePolicy | None = None):
         self.queue, self.log, self.damage = queue, log, damage
@@ -45,15 +42,15 @@ class LocalQueue:
         return self.queue.queue_id
 
     def places(self, begin: int, end: int, step: int = STEP) -> Iterator[Places]:
-        """As every source does; the steps are the queue's own."""
+        """Yield places, see `QueueSource.places`; the queue sets the steps."""
         return self.queue.places(begin, end, self.damage)
 
     def resolved_codes(self, codes: np.ndarray) -> np.ndarray:
-        """As every source does."""
+        """Resolve addresses in the extension, see `QueueSource.resolved_codes`."""
         return self.queue.resolved_codes(codes)
 
     def read(self, selection: Selection, end: int, max_bytes: int) -> Pulled:
-        """As every source does; a get ends with the queue's file, and `end` does not end it."""
+        """Read messages, see `QueueSource.read`; a get ends with the queue's file, not at `end`."""
         if selection.tags is None or (self.queue.ext is None and not self.queue.torn_units()):
             found = self.queue.region_of(selection.begin_queue_offset or 0, max(EXAMINED, selection.max_num or 0))
             if found is not None:
@@ -61,7 +58,7 @@ class LocalQueue:
         return self.walk(selection, max_bytes)
 
     def read_units(self, units: Region, pos: int, num: int, selection: Selection, max_bytes: int) -> Pulled:
-        """Read as `walk` does, of 20-byte units in one file whose tags codes are there: one call a segment."""
+        """Read 20-byte units of one file whose tags codes are known, with one call for each segment."""
         queue_offset = selection.begin_queue_offset or 0
         max_num = min(max(selection.max_num or 0, 0), INT64_MAX)
         log, messages = self.log, []  # type: ignore[var-annotated]
@@ -72,7 +69,7 @@ class LocalQueue:
         while at < num and not full:
             phy_offset = units.get_i64(pos + at * _UNIT_SIZE)
             segment = log.region_of(phy_offset)
-            # What no segment holds is skipped, but not before the unit's limits and tags were compared.
+            # A unit that points to no segment is skipped after its limits and tags were compared.
             region, base, first, last_offset = (units, 0, 0, 0) if segment is None else segment
             done, last, size, full, gone = _read.read_queued(
                 units, pos + at * _UNIT_SIZE, num - at, region, base, first, last_offset,
@@ -94,7 +91,7 @@ class LocalQueue:
         return Pulled(messages, following, "MESSAGE_WAS_REMOVING" if missing else "NO_MATCHED_MESSAGE")
 
     def walk(self, selection: Selection, max_bytes: int) -> Pulled:
-        """Read unit by unit."""
+        """Read unit by unit: any kind of queue."""
         queue_offset, max_num = selection.begin_queue_offset or 0, selection.max_num or 0
         messages: list[MessageExt] = []
         taken = size = 0
@@ -104,7 +101,7 @@ class LocalQueue:
                 break
             examined = True
             following = unit.queue_offset + unit.num
-            # An extension that cannot be read lets pass.
+            # A code that cannot be read passes.
             if selection.tags is not None and not selection.may_have_code(self.queue.tags_code(unit)):
                 continue
             message = self.log.look_up(unit.phy_offset, unit.size)
@@ -120,7 +117,7 @@ class LocalQueue:
         return self._pulled(messages, following, examined, missing)
 
     def find_in_times(self, begin: int, end: int, times: Span, *, newest: bool) -> int | None:
-        """As every source does; what leads to no record has no time."""
+        """Search store times, see `QueueSource.find_in_times`; units that point to no record are skipped."""
         out = ArrowColumns(("store_timestamp",), BLOCK_UNITS)
         passed = ScanProgress(self.log.files)
 
@@ -140,7 +137,7 @@ class LocalQueue:
         return self.queue.times.find(spans, times, times_of, newest=newest)
 
     def report_unread(self, places: Places) -> None:
-        """As every source does; a record before the log's begin is named in a warning if there is no policy."""
+        """Report missing records, see `QueueSource.report_unread`; without a policy, warn of records before the log."""
         phy_offsets, sizes = places.phy_offsets[places.are_real], places.sizes[places.are_real]
         if self.damage is None:
             low = self.log.min_offset
@@ -153,7 +150,7 @@ class LocalQueue:
 
 
 def judge(log: CommitLog, phy_offset: int, size: int) -> Verdict | None:
-    """Return what begins there instead of a record of this size; None where no segment is there."""
+    """Return the verdict on a place without a record of this size; None if no segment holds it."""
     try:
         mapped_file = log.segment(phy_offset)
         base = mapped_file.file_from_offset
@@ -166,7 +163,7 @@ def judge(log: CommitLog, phy_offset: int, size: int) -> Verdict | None:
 def refuse_light_queues(
     commit_log: CommitLog, find: Callable[[str, int], AnyConsumeQueue | None], topics: Iterable[str] | None
 ) -> None:
-    """Raise UnsupportedFormatError where one of `topics` is a light queue: no message has it as its own topic."""
+    """Raise UnsupportedFormatError if one of `topics` is a light queue, which no message has as its own topic."""
     for topic in topics or ():
         queue = find(topic, 0) if is_light_queue(topic) else None
         if queue is None:

@@ -28,6 +28,7 @@ from rmqstore.files.mapped_file import name_of_offset, offset_of_name
 from rmqstore.files.open_file import open_regular, read_at, written_end
 from rmqstore.files.os_errors import is_unreadable
 from rmqstore.rocksdb.database import queue_databases
+from rmqstore.spans import joined
 
 __all__ = ["claimed_end", "end_of_known", "is_named", "lost_ranges", "lost_text", "refuse_loss", "units_outside"]
 
@@ -40,7 +41,7 @@ _FAR = 2**63 - 1
 
 
 class Outside(NamedTuple):
-    """Units or entries of one file that lead outside the log: their number, the first of them, and its phy offset."""
+    """Units or entries of one file that point outside the log: their number, the first of them, and its phy offset."""
 
     num: int
     path: str
@@ -49,10 +50,10 @@ class Outside(NamedTuple):
 
 
 def end_of_known(commit_log: CommitLog, end: int, checkpoint: Checkpoint, clean: bool) -> int:
-    """Return the phy offset from which on units point to what the log had and lost.
+    """Return the phy offset at and after which units point to lost parts of the log.
 
-    Lost power takes the end of the newest segment, and leaves units that point there.  What the checkpoint counts as forced, and
-    a segment that is missing, went otherwise.
+    A loss of power takes the end of the newest segment, and leaves units that point there; that is no lost part.  Missing
+    segments are, and records that the checkpoint counts as forced.
     """
     end = _end_of_bytes(commit_log, end)
     newest = commit_log.last_store_timestamp() or 0
@@ -62,7 +63,7 @@ def end_of_known(commit_log: CommitLog, end: int, checkpoint: Checkpoint, clean:
 
 
 def _end_of_bytes(commit_log: CommitLog, end: int) -> int:
-    # After the last byte behind `end`: damage is there, and is no lost part.
+    # The end of the bytes after `end`: damage is no lost part.
     for base in commit_log.files.offsets:
         begin = max(end - base, 0)
         if begin < commit_log.segment_size:
@@ -72,7 +73,7 @@ def _end_of_bytes(commit_log: CommitLog, end: int) -> int:
 
 
 def claimed_end(root: str, checkpoint: Checkpoint) -> int:
-    """int: the phy offset up to which the log went, as the checkpoint and the newest index file say; ask before the log's end."""
+    """Return the end of the log by the checkpoint and the newest index file; call it before the log's end is searched."""
     end = max(checkpoint.logics_physical_offset, checkpoint.flushed_offset, 0)
     for path in reversed(_files(os.path.join(root, "index"))):
         try:
@@ -88,7 +89,7 @@ def claimed_end(root: str, checkpoint: Checkpoint) -> int:
 
 
 def lost_ranges(commit_log: CommitLog, claimed: int) -> tuple[tuple[int, int], ...]:
-    """tuple of (int, int): begin and end of each part of the log that no segment holds: gaps, and up to `claimed`."""
+    """Return begin and end of each part of the log that no segment holds: gaps, and the part up to `claimed`."""
     size, offsets = commit_log.segment_size, commit_log.files.offsets
     lost = [(low + size, high) for low, high in itertools.pairwise(offsets) if high > low + size]
     end = commit_log.max_offset
@@ -99,7 +100,7 @@ def lost_ranges(commit_log: CommitLog, claimed: int) -> tuple[tuple[int, int], .
 
 
 def is_named(commit_log: CommitLog, begin: int, end: int, paths: set[str | None]) -> bool:
-    """Return True if `paths` has each segment of the phy offsets from `begin` up to but not including `end`."""
+    """Return True if `paths` has each segment of the range from `begin` to `end`."""
     bases = range(begin - begin % commit_log.segment_size, end, commit_log.segment_size)
     # `end` may be any number that a damaged file has.
     return len(bases) <= len(paths) and all(
@@ -108,7 +109,7 @@ def is_named(commit_log: CommitLog, begin: int, end: int, paths: set[str | None]
 
 
 def lost_text(begin: int, end: int) -> str:
-    """str: what to say of one of `lost_ranges`."""
+    """Return the warning about one of `lost_ranges`."""
     return (
         f"the commit log lacks phy offsets {begin} to {end}, which it had: segments are missing, and messages there are not seen. "
         "Mount the disk of the segments, or take them from a backup; rmqstore verify counts what leads there"
@@ -120,7 +121,7 @@ def refuse_loss(
 ) -> None:
     """Raise LostLogError unless `drop_units` is the number of units and entries that point outside the log.
 
-    With `replaced`, files of `kinds` are replaced as a whole; otherwise only what points behind the log is cut.
+    With `replaced`, files of `kinds` are replaced as a whole; otherwise only units that point after the log are cut.
     """
     found = list(units_outside(commit_log, end, kinds, replaced=replaced))
     num = sum(each.num for each in found)
@@ -144,7 +145,7 @@ def refuse_loss(
 
 
 def units_outside(commit_log: CommitLog, end: int, kinds: Iterable[str], *, replaced: bool = True) -> Iterator[Outside]:
-    """Yield for each file of queues and index what leads outside the log, as of `refuse_loss`."""
+    """Yield for each file of queues and index what points outside the log; for `replaced` see `refuse_loss`."""
     kinds = tuple(kinds)
     root = os.path.dirname(commit_log.path)
     runs = _Runs.of(commit_log, end, replaced)
@@ -166,7 +167,7 @@ def _read_by(read: Callable[[], Iterator[Outside]], replaced: bool) -> list[Outs
     try:
         return list(read())
     except OSError as error:
-        # What is not replaced is not lost, and whoever needs the file names it.
+        # Nothing of a file that stays is lost; readers report that it is unreadable.
         if replaced or not is_unreadable(error):
             raise
         return []
@@ -181,14 +182,9 @@ class _Runs:
 
     @classmethod
     def of(cls, commit_log: CommitLog, end: int, replaced: bool) -> _Runs:
-        size, bounds = commit_log.segment_size, list[int]()
-        for base in commit_log.files.offsets:
-            if bounds and bounds[-1] == base:
-                bounds.pop()
-            else:
-                bounds.append(base)
-            bounds.append(base + size)
-        bounds = [bound for bound in bounds if bound < end]
+        size = commit_log.segment_size
+        spans = joined((base, base + size) for base in commit_log.files.offsets)
+        bounds = [bound for span in spans for bound in span if bound < end]
         if len(bounds) % 2:
             bounds.append(end)
         begin = bounds[0] if bounds else 0
@@ -198,11 +194,11 @@ class _Runs:
         return cls(bounds, begin, size)
 
     def number(self, phy_offsets: np.ndarray) -> np.ndarray:
-        # Odd within a range; 0 before the first one.
+        # Odd within a range, 0 before the first.
         return np.searchsorted(self.bounds, phy_offsets, "right")
 
     def outside(self, phy_offsets: np.ndarray, sizes: np.ndarray | None) -> np.ndarray:
-        # Rows that lead outside, in the order of those that do not.  What is before the log was deleted in its time.
+        # Rows that point outside, in the order of those that do not.  Retention deleted what is before the log.
         numbers = self.number(phy_offsets)
         inside = numbers % 2 == 1
         if len(self.bounds):
@@ -210,7 +206,7 @@ class _Runs:
         else:
             outside = phy_offsets >= 0
         if sizes is not None:
-            # No record goes beyond its segment.
+            # No record crosses the end of its segment.
             outside &= (sizes > 0) & (phy_offsets % self.segment_size + sizes <= self.segment_size)
         before = np.maximum.accumulate(np.where(inside, phy_offsets, -1))
         after = np.minimum.accumulate(np.where(inside, phy_offsets, _FAR)[::-1])[::-1]
@@ -222,7 +218,7 @@ def _entry(fd: int, pos: int) -> int:
 
 
 def _files(directory: str) -> list[str]:
-    # The code that replaces what is there reports that it cannot be listed.
+    # The code that replaces the files reports a folder that cannot be listed.
     found = listing(directory, lambda entry: entry.name.isascii() and entry.name.isdigit())
     return [path for path in found.paths if os.path.isfile(path)]
 
@@ -238,7 +234,7 @@ def _of_queue_file(path: str, unit_size: int, runs: _Runs, is_expired: bool) -> 
                 yield Outside(-(-end // unit_size), path, 0, first)
                 return
             if _are_together(runs, first, last):
-                # Units ascend, so that those between them lead there as well.
+                # Units ascend, so that those between them point there as well.
                 return
         yield from _of_bytes(path, read_at(fd, end, 0), unit_size, runs)
     finally:
@@ -246,7 +242,7 @@ def _of_queue_file(path: str, unit_size: int, runs: _Runs, is_expired: bool) -> 
 
 
 def _unit(fd: int, pos: int) -> int | None:
-    # The phy offset of the unit there; None of one that leads to no record.
+    # The phy offset of a unit; None if it points to no record.
     if pos < 0:
         return None
     data = os.pread(fd, 12, pos)
@@ -260,7 +256,7 @@ def _are_together(runs: _Runs, first: int, last: int) -> bool:
 
 
 def _of_bytes(path: str, data: bytes, unit_size: int, runs: _Runs) -> Iterator[Outside]:
-    # The last unit may end in zeros that nobody wrote.
+    # The last unit may end in zeros, which `written_end` leaves out.
     num = -(-len(data) // unit_size)
     layout = np.dtype([("phy", ">i8"), ("size", ">i4"), ("", f"V{unit_size - 12}")])
     units = np.frombuffer(data.ljust(num * unit_size, b"\0"), layout)

@@ -23,6 +23,7 @@ from rmqstore.files.durable import make_directories
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.store_lock import ClosedAtExit, StoreLock
 from rmqstore.message import Message, MessageExt
+from rmqstore.store.async_puts import AsyncPuts
 from rmqstore.store.condition import StoreCondition
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.opening import (
@@ -30,11 +31,12 @@ from rmqstore.store.opening import (
     check_has_store,
     close_forgotten,
     config_to_read,
-    has_store,
+    config_to_write,
     is_swapping,
     older_of,
     recover_state,
     refuse_rocksdb,
+    wait_for_store,
     warn_of_dledger,
     warn_of_swapping,
 )
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from rmqstore.consumer.consumer import Consumer
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.flatfile.flat_store import FlatStore
+    from rmqstore.store.backup import BackupReport
 
 __all__ = ["MessageStore"]
 
@@ -61,7 +64,7 @@ _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # Locks that another thread of the parent held would never be given back here.
+    # Locks held by another thread of the parent are never released here.
     for store in list(_open_stores):
         store._after_fork()
 
@@ -70,7 +73,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, NotCopied):
+class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, ClosedAtExit, NotCopied):
     """An open store. Create it with `MessageStore.open` and close it, preferably with ``with``.
 
     A store that is open for writing and not closed is closed when the program ends, or, if it is garbage-collected before, by
@@ -91,7 +94,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
     database_index : DatabaseIndex
         The index in RocksDB, where a broker keeps one.
     recovery_report : RecoveryReport or None
-        What opening for writing did; None when read-only.
+        The report of the recovery at opening for writing; None when read-only.
     older : Older
         The messages that the log no longer has.
     tiered : FlatStore or None
@@ -106,7 +109,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
     def _take(
         self, path: str, config: StoreConfig, *, read_only: bool, tiered: str | os.PathLike[str] | FlatStore | None
     ) -> None:
-        # What `open` gives to an instance, which is nothing before its parts are loaded.
+        # Makes the parts of an instance for `open`, which loads them.
         state = self._state = StoreState(path, config, read_only=read_only)
         self.path = path
         self.read_only = read_only
@@ -117,9 +120,10 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         self.older = state.older = older_of(state, tiered)
         self.tiered = self.older.flat_store
         state.queue_gets, self._querying = queue_gets(state), Querying(state)
-        # A store that is only read has no use for these, nor for the NumPy in them.
+        # Readers need no writing, nor the NumPy it imports.
         self._writing = None if read_only else Writing(state, self._flushing)
         self._closing = Closing(state, self._flushing)
+        self._begin_async_puts()
 
     def _after_fork(self) -> None:
         self._closing.renew_lock()
@@ -138,6 +142,8 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         create: bool = True,
         recovery: Recovery = "strict",
         drop_units: int = 0,
+        reconfigure: bool = False,
+        wait: float = 0,
         tiered: str | os.PathLike[str] | FlatStore | None = None,
     ) -> MessageStore:
         """Open the store in directory `path`; for writing it is recovered, or created if it does not exist.
@@ -147,15 +153,19 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         path : path
             The store's root (RocketMQ's storePathRootDir).
         config : StoreConfig, optional
-            By default that of the files (`StoreConfig.infer`), RocketMQ's defaults for a new store.
+            By default the options that the store was made with (`StoreConfig.infer`), RocketMQ's defaults for a new store.
         read_only : bool
             Change nothing and lock nothing; works on a broker's store, also while the broker runs.
         create : bool
             With False a path without a store is an error, so that a mistyped one creates nothing.
         recovery : {"strict", "truncate", "skip"}
-            What to do where the log is damaged before whole records, see `rmqstore.store.recovery.recover`.
+            What to do if the log is damaged before whole records, see `rmqstore.store.recovery.recover`.
         drop_units : int
             How many queue units and index entries that point outside the log may be dropped; the error has the number.
+        reconfigure : bool
+            Take over and save a `config` that differs from the saved one; sizes of files that exist cannot change.
+        wait : float
+            Seconds to wait for a writer to make the store (read-only).
         tiered : path, optional
             The broker's tieredStoreFilePath: what the local log no longer has is read from there, by queue, by key and in
             scans, as one store (docs/tiered.md).  Only read-only.
@@ -165,13 +175,13 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         StoreLockedError
             Another process (maybe a broker), or this one, has it open for writing.
         GeometryError
-            Files do not fit the config, or do not belong there.
+            Files do not fit the config, or do not belong there; `config` contradicts the saved options.
         CorruptionError
             The log is damaged in the middle; nothing was changed.
         LostLogError
             Segments are missing that queues or index point to; nothing was changed.
-        StoreError
-            There is no such directory, or ``create=False`` and there is no store.
+        StoreNotFoundError
+            There is no store, and this call creates none (``read_only=True`` or ``create=False``).
         UnsupportedFormatError
             The queues are in RocksDB (storeType=defaultRocksDB), which can only be read; or the commit log is DLedger's
             (enableDLegerCommitLog), of which only what is before it can be read.
@@ -180,9 +190,12 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         """
         if recovery not in RECOVERY_MODES:
             raise ValueError(f"recovery is {recovery!r}; give one of {', '.join(RECOVERY_MODES)}")
-        # Files are opened as they are needed, also after a change of the working directory.
+        # Files are opened later, maybe after a change of the working directory.
         root = os.path.abspath(os.fspath(path))
+        if wait and not read_only:
+            raise ValueError("wait is for read_only=True; a writer creates the store")
         if read_only:
+            wait_for_store(root, wait, tiered)
             check_store_root(root)
             warn_of_swapping(root)
             store = cls.__new__(cls)
@@ -206,8 +219,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
                     "a rebuild was interrupted while it swapped its files in; run the same rebuild again, which finishes it",
                     root,
                 )
-            if config is None:
-                config = StoreConfig.infer(root) if has_store(root) else StoreConfig()
+            config = config_to_write(root, config, reconfigure)
             store = cls.__new__(cls)
             store._take(root, config, read_only=False, tiered=tiered)
             store._closing.store_lock = store_lock
@@ -216,7 +228,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
                 store.recovery_report = recover_state(store._state, store._flushing, recovery, drop_units)
                 _open_stores.add(store)
                 writing = store._for_writing()
-                writing.take_writes()
+                writing.enable_writes()
                 store._closing.upkeep = Upkeep(store._state, store._flushing, writing, store_lock)
                 store._closing.upkeep.start()
                 store._closing.keep()
@@ -242,7 +254,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         try:
             self._closing.close()
         finally:
-            # One that was interrupted is finished by the next call, or at the end of the program.
+            # The next call, or the end of the program, finishes a close that was interrupted.
             if self._closing.done:
                 self._note_closed()
 
@@ -316,9 +328,35 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         Raises
         ------
         StoreChangedError
-            What was seen before is gone: the writer recovered and cut the log, or replaced it.
+            Records that were read before are gone: the writer recovered and cut the log, or replaced it.
         """
         self._state.refresh(uploads=True)
+
+    def backup(self, path: str | os.PathLike[str]) -> BackupReport:
+        """Back up the store into the folder `path`, while it is used; opening that folder restores it.
+
+        Everything put before the call is in the backup.  Full files are hard links where possible.  A later backup into the same
+        folder copies only what changed.
+
+        Parameters
+        ----------
+        path : path
+            A new or empty folder outside the store, or one with an earlier backup.
+
+        Raises
+        ------
+        StoreError
+            The folder contains something else, or is in the store.
+        UnsupportedFormatError
+            The queues are in RocksDB, or the log is DLedger's.
+        DiskFullError, OSError
+        """
+        from rmqstore.store.backup import back_up
+
+        self._state.check_open()
+        if not self.read_only:
+            self.flush()
+        return back_up(self.path, path, self.config)
 
     def delete_expired_files(self) -> RetentionReport:
         """Delete expired files now; a thread does so by itself in the hours of `delete_when`.
@@ -358,11 +396,11 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             Nothing was written.
         OSError
             A file could not be created (the disk is full, …) and nothing was written; or, with SYNC_FLUSH, the message is
-            stored but the disk failed, and the store takes no more writes.
+            stored but the disk failed, and the store refuses writes from then on.
         FlushDiskTimeoutError
             With SYNC_FLUSH: the message is stored, but was not on the disk within `sync_flush_timeout`.
         IndexFileError
-            The message is stored, but a new index file could not be created; the store takes no more writes.
+            The message is stored, but a new index file could not be created; the store refuses writes from then on.
         """
         appender = self._state.appender
         put: PutResult | None = None if appender is None else appender.put(message, queue_id)
@@ -370,7 +408,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
             return put
         writing = self._for_writing()
         put = writing.put([message], queue_id)[0]
-        writing.learn_end(message, queue_id)
+        writing.note_ends(message, queue_id)
         return put
 
     def put_messages(self, messages: Iterable[Message | MessageExt], queue_id: int | Sequence[int] = 0) -> PutResults:
@@ -497,6 +535,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         max_num: int = 32,
         consume_from: Literal["first", "last", "progress"] | Moment = "first",
         timeout: float | None = None,
+        commit: Literal["each", "interval"] = "interval",
         offsets: ConsumerOffsets | None = None,
     ) -> Consumer:
         """Iterate over the messages of a topic from where the group stopped, and wait for new ones.
@@ -514,12 +553,15 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
         max_num : int
             The number of messages to read at once.
         consume_from : {"first", "last", "progress"}, int or datetime
-            Where a group without progress begins: at the oldest message, after the newest, at a store time; or, with
+            The start of a group without progress: at the oldest message, after the newest, at a store time; or, with
             `offsets`, at the group's progress in the store (`consumer_offsets`), which is not changed, or else the oldest.
         timeout : float, optional
             Seconds after which iteration ends if there is no message; 0 = do not wait; by default it waits forever.
+        commit : {"interval", "each"}
+            Write progress to disk every `flush_consumer_offset_interval` ms, or at each message.  After a kill the messages
+            since then come again: those of the interval, or the one that was being processed.
         offsets : ConsumerOffsets, optional
-            Where progress is kept instead of `consumer_offsets`; a reader of a store that another process writes to needs one,
+            The progress to use instead of `consumer_offsets`; a reader of a store that another process writes to needs one,
             opened with ``read_only=False``.  It is persisted every `flush_consumer_offset_interval` ms and at the end.
 
         Raises
@@ -543,5 +585,5 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, ClosedAtExit, N
                 )
             self._state.check_writable()
             self.consumer_offsets.check_writable()
-        wanted = Wanted(chosen, given_tags(tags), whole_number(max_num, "max_num"), consume_from, timeout)
+        wanted = Wanted(chosen, given_tags(tags), whole_number(max_num, "max_num"), consume_from, timeout, commit)
         return Consumer(self, topic, group, wanted, offsets)

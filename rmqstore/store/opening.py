@@ -10,12 +10,21 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.config.places import dledger_folders, without_log
-from rmqstore.errors import OpenReadOnly, Sentence, StoreChangedError, StoreError, UnsupportedFormatError
+from rmqstore.config.saved_options import check_options, load_options, save_options
+from rmqstore.errors import (
+    OpenReadOnly,
+    Sentence,
+    StoreChangedError,
+    StoreError,
+    StoreNotFoundError,
+    UnsupportedFormatError,
+)
 from rmqstore.files.durable import fsync_directory, fsync_tree
 from rmqstore.files.listing import is_empty, listing
 from rmqstore.files.mapped_file import STAGING_PREFIX
@@ -43,16 +52,22 @@ __all__ = [
     "close_forgotten",
     "close_in_order",
     "config_to_read",
+    "config_to_write",
     "has_store",
     "is_swapping",
     "older_of",
     "recover_state",
     "refuse_rocksdb",
+    "saved_config",
+    "wait_for_store",
     "warn_of_dledger",
     "warn_of_swapping",
 ]
 
 logger = logging.getLogger(__name__)
+
+# Seconds between two looks for a store that does not exist yet.
+_POLL = 0.05
 
 REBUILD_DIRECTORY = ".rmqstore-rebuild"
 """The folder of a store in which a rebuild makes new queues and a new index."""
@@ -114,13 +129,40 @@ def has_store(root: str) -> bool:
 
 
 def check_has_store(root: str) -> None:
-    """Raise StoreError if there is no store at `root`; an empty one, which a writer made and put nothing into, is one."""
+    """Raise StoreNotFoundError if there is no store at `root`; an empty one, which a writer made, is a store."""
     check_store_root(root)
     if not has_store(root) and not os.path.exists(os.path.join(root, "checkpoint")):
-        raise StoreError(
+        raise StoreNotFoundError(
             "there is no store in this directory, and create=False makes none; give the folder that holds commitlog/",
             root,
         )
+
+
+def wait_for_store(root: str, seconds: float, tiered: object) -> None:
+    """Return when a reader can open the store at `root`, or after the time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            config_to_read(root, tiered)
+            return
+        except StoreNotFoundError:
+            time.sleep(_POLL)
+
+
+def config_to_write(root: str, config: StoreConfig | None, reconfigure: bool) -> StoreConfig:
+    """Return the config of a store that is opened for writing; that of a new store is saved, see `MessageStore.open`."""
+    if config is None:
+        config = saved_config(root)
+    elif not reconfigure:
+        check_options(root, config)
+    if reconfigure or not (has_store(root) or load_options(root)):
+        save_options(root, config)
+    return config
+
+
+def saved_config(root: str) -> StoreConfig:
+    """Return the config that the store in directory `root` was made with, RocketMQ's defaults for a new store."""
+    return StoreConfig.infer(root) if has_store(root) or load_options(root) else StoreConfig()
 
 
 def config_to_read(root: str, tiered: object) -> StoreConfig:

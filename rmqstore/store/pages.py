@@ -1,9 +1,8 @@
 """Messages a page at a time: of a key, of a topic's time range, of a queue.
 
-Owns the cursors that lead from one page to the next.  A page costs about what it shows, however much lies before it or
-after it; but the first one of a time range reads the times of a topic, which the store remembers.  A search that finds
-little ends after a bounded number of steps and can be gone on with.  Messages are let go one by one, so that a page of large
-messages needs the memory of one.
+A page costs about what it shows, whatever comes before or after it; but the first one of a time range reads the times of a topic,
+which the store remembers.  A search that finds little pauses after a bounded number of steps.  Each message is released before
+the next is read, so that a page of large messages needs the memory of one.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from rmqstore.index.log_index import LogIndex
 from rmqstore.message import MessageExt
 from rmqstore.selection import Selection
 from rmqstore.spans import Span
-from rmqstore.store.querying import LogLook, Querying
+from rmqstore.store.querying import LogSearch, Querying
 
 if TYPE_CHECKING:
     from rmqstore.store.message_store import MessageStore
 
 __all__ = ["BadCursorError", "Page", "current_queue", "key_page", "queue_page", "time_page"]
 
-# Records of index entries, or units, that one page reads before it hands on; entries of other times cost next to nothing.
+# The most records of index entries, or units, that one page reads; entries of other times cost next to nothing.
 _STEPS = 100_000
 _CHAIN_READ = 128
-# Of what the index does not cover so much is gone over for a page.
+# The most bytes of the log scanned for a page because the index does not cover them.
 _LOG_BYTES = 256 << 20
 _UNITS_READ = 64
 
@@ -45,15 +44,15 @@ MakeRow = Callable[[MessageExt], Row]
 
 
 class BadCursorError(ValueError):
-    """A cursor that no page gave out, or that the store has outlived."""
+    """A cursor that is not of a page, or whose place in the store is gone."""
 
 
 @dataclass(slots=True)
 class Page:
-    """Rows, and the cursor of what follows; None at the end.  `stopped`: the search paused before the page was full.
+    """Rows, and the cursor of the next page; None at the end.  `stopped`: the search paused before the page was full.
 
-    `uncovered`: stretches of the log, begin and end in phy offsets, that nobody looked at.  `unread`: queues that cannot be
-    read, each as topic, queue id and error.  `lost`: parts of the log that are lost, as of `MessageStore.lost_log`.
+    `uncovered`: ranges of the log (phy offsets) that were not searched.  `unread`: queues that cannot be read, each as topic,
+    queue id and error.  `lost`: see `MessageStore.lost_log`.
     """
 
     rows: list[Row]
@@ -80,15 +79,15 @@ def key_page(store: MessageStore, selection: Selection, cursor: str | None, make
         page = _key_page(querying, selection, start, make_row)
         page.uncovered, page.lost = (*uncovered, *missed), lost
         if start.last >= 0:
-            # Asked again, the search goes on below the last row that was shown; what was hidden above it can no more be shown.
+            # If `ask` is called again, the search continues below the last row; rows above it that were hidden stay hidden.
             start, missed = _KeyCursor("log0", -1, start.last), ((start.last, store.commit_log.max_offset),)
         return page
 
-    return querying.until_trusted(ask, LogLook(_LOG_BYTES), selection.index_type)
+    return querying.ask_trusted(ask, LogSearch(_LOG_BYTES), selection.index_type)
 
 
 class _KeyCursor(NamedTuple):
-    # The file, the entry to go on with (-1: its newest), and the phy offset of the last row.
+    # The file, the next entry (-1: its newest), and the phy offset of the last row.
     name: str | None
     entry: int
     last: int
@@ -119,7 +118,7 @@ class _PhyStretch(NamedTuple):
 
 
 class _FileStretch(NamedTuple):
-    # A part of a chain of an index file: the entries that it begins and goes on with, and the next file.
+    # A part of a chain of an index file: its first entry, the entry after it, and the next file.
     phy_offsets: list[int]
     file: IndexFile
     key_hash: int
@@ -129,7 +128,7 @@ class _FileStretch(NamedTuple):
     next_name: str | None
 
     def after(self, number: int, last: int) -> _KeyCursor | None:
-        # The cursor of what follows the first entries, after the row at `last`.
+        # The cursor after the first entries of the stretch; the last row is at `last`.
         name, entry = self.file.name, self.end
         if number < len(self.phy_offsets):
             entry = self.begin
@@ -149,7 +148,7 @@ def _key_page(querying: Querying, selection: Selection, start: _KeyCursor, make_
             if message is None or phy_offset in seen:
                 continue
             if len(rows) == selection.max_num:
-                # The next page begins with this entry: everything before it on this stretch was looked at.
+                # The next page begins with this entry.
                 return Page(rows, str(stretch.after(number, last)))
             rows.append(make_row(message))
             seen.add(phy_offset)
@@ -170,13 +169,13 @@ def _stretches(querying: Querying, selection: Selection, start: _KeyCursor) -> I
     if start.name is None or start.name in names:
         return _file_stretches(querying.files, selection, start)
     if start.name.startswith("log") and start.last >= 0:
-        # What the log was searched for is in an index file now.  Rows go down, so the next is below the last that was shown.
+        # These entries are in an index file now.  Offsets fall, so the next row is below the last.
         return _phy_stretches(querying, selection, start.last)
     raise BadCursorError("the index file of this page is gone; start the search again")
 
 
 def _phy_stretches(querying: Querying, selection: Selection, last: int) -> Iterator[_PhyStretch]:
-    # Whatever index has them: the place of the last one that was looked at is all that a cursor needs.
+    # For any index: the cursor is the place of the last candidate.
     found = np.unique(next(querying.source.candidates(SoughtKeys.of(selection))).phy_offsets)
     below = (found[found < last] if last >= 0 else found)[::-1].tolist()
     for first in range(0, len(below), _CHAIN_READ):
@@ -222,7 +221,7 @@ def time_page(
     low, high = selection.times
     last = -1
     for number, (unit, queue_id) in enumerate(walk.units()):
-        if unit.phy_offset == last or not walk.goes_on_at(unit.phy_offset):
+        if unit.phy_offset == last or not walk.continues_at(unit.phy_offset):
             continue
         if len(page.rows) == selection.max_num or number >= _STEPS:
             page.following, page.stopped = str(last) if last >= 0 else None, len(page.rows) < (selection.max_num or 0)
@@ -242,8 +241,8 @@ def time_page(
 
 
 class _TimeWalk:
-    # The units of a topic's queues between the first and the last of the time range, beginning at the cursor's phy offset.
-    # Times between these may fall.
+    # The units of a topic's queues from the first to the last of the time range, beginning at the cursor's phy offset; some
+    # between may have other times.
 
     def __init__(self, store: MessageStore, selection: Selection, behind: int | None, newest_first: bool):
         self.store, self.selection, self.behind, self.newest_first = store, selection, behind, newest_first
@@ -251,16 +250,16 @@ class _TimeWalk:
         self.left_out: dict[int, OSError] = {}
 
     def units(self) -> Iterator[tuple[Unit, int]]:
-        parts = [zip(self._given_out(queue_id), itertools.repeat(queue_id)) for queue_id in self.queue_ids]
+        parts = [zip(self._readable_units(queue_id), itertools.repeat(queue_id)) for queue_id in self.queue_ids]
         return heapq.merge(*parts, key=lambda each: each[0].phy_offset, reverse=self.newest_first)
 
-    def goes_on_at(self, phy_offset: int) -> bool:
+    def continues_at(self, phy_offset: int) -> bool:
         if self.behind is None:
             return True
         return phy_offset < self.behind if self.newest_first else phy_offset > self.behind
 
-    def _given_out(self, queue_id: int) -> Iterator[Unit]:
-        # The units up to a file that cannot be read.
+    def _readable_units(self, queue_id: int) -> Iterator[Unit]:
+        # Ends at a file that cannot be read.
         try:
             yield from self._units_of(queue_id)
         except OSError as error:
@@ -286,11 +285,11 @@ class _TimeWalk:
 
 
 def _first_at(queue: AnyConsumeQueue, low: int, high: int, phy_offset: int) -> int:
-    """int: the first queue offset from `low` on whose record lies at or after `phy_offset`."""
+    """Return the first queue offset from `low` to `high` whose record is at or after `phy_offset`."""
     while low < high:
         middle = (low + high) // 2
         unit = queue.unit(middle)
-        # What has no unit lies before the first one.
+        # Queue offsets without a unit are before the first one.
         if unit is None or unit.phy_offset < phy_offset:
             low = middle + 1
         else:
@@ -322,12 +321,12 @@ def _descending(queue: AnyConsumeQueue, low: int, high: int) -> Iterator[Unit]:
 
 
 def current_queue(store: MessageStore, topic: str, queue_id: int) -> AnyConsumeQueue | None:
-    """Return a queue with what its writer has put up to now; None if there is none."""
+    """Return a queue with all units that its writer has put; None for an unknown queue."""
     return store._state.queue(topic, queue_id)
 
 
 def queue_page(store: MessageStore, selection: Selection, make_row: MakeRow) -> list[Row]:
-    """The units of a queue from the first queue offset on, in order, each with its message where there is one."""
+    """Return the units of a queue in order, each with its message or None, beginning with the selection's first queue offset."""
     topic, queue_id = selection.topic, selection.queue_id
     queue = store.queues.find(topic, queue_id)
     if queue is None:

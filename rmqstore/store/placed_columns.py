@@ -1,7 +1,6 @@
 """Messages at given places as Arrow columns: those of a queue, whatever its kind, and those that keys find.
 
-Owns the one path from `Places` to record batches, which candidates of an index count and in what order, and the columns ``key``
-and ``key_number``.  What a queue lacks is reported by the queue; the index judges entries that point elsewhere.
+A queue reports the records that it lacks; an index judges its entries that point elsewhere.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def queue_batches(parts: Iterable[Part], columns: Columns, selection: Selection)
             batches, unread = read_places(queue, columns, part)
             at += len(part)
             left -= sum(batch.num_rows for batch in batches)
-            # What was read is given before what could not be, which may be an error.
+            # Batches come before the report of unreadable places, which may be an error.
             yield from batches
             if len(unread):
                 queue.report_unread(unread)
@@ -120,13 +119,13 @@ _KEY_ROWS = 32768
 
 
 def query_schema(columns: Iterable[str] | None = None, views: bool = False) -> pa.Schema:
-    """pyarrow.Schema: of what `MessageStore.query_table` gives: ``key`` and ``key_number``, then `scan_schema`."""
+    """Return the schema of `MessageStore.query_table`: ``key`` and ``key_number``, then `scan_schema`."""
     import_pyarrow()
     return _query_schema(chosen_columns(columns), views)
 
 
 class AskedKeys:
-    """The keys of a question as columns, and what is asked about them."""
+    """The keys of a question as columns, and the conditions of its selection."""
 
     def __init__(self, keys: Any, topics: Any, selection: Selection):
         pa = import_pyarrow()
@@ -143,7 +142,7 @@ class AskedKeys:
 
 
 def first_places(log: CommitLog, source: KeySource, sought: SoughtKeys, max_num: int) -> Candidates:
-    """Return where the records are that have the keys, of each key at most `max_num`, each once and in the order of the index."""
+    """Return the places of records with the keys, of each key at most `max_num`, each once and in the order of the index."""
     wanted = np.full(len(sought.hashes), max_num)
     found = Candidates.of([], [])
     for candidates in source.candidates(sought, wanted):
@@ -157,7 +156,7 @@ def first_places(log: CommitLog, source: KeySource, sought: SoughtKeys, max_num:
 
 
 def key_table(log: CommitLog, source: KeySource | None, asked: AskedKeys, options: ColumnOptions) -> pa.Table:
-    """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`."""
+    """Return the messages that keys find, see `MessageStore.query_table`."""
     pa = import_pyarrow()
     sought, key_column, max_num = asked.sought, asked.column, asked.max_num
     low, high = sought.selection.times
@@ -216,7 +215,7 @@ def _query_schema(names: tuple[str, ...], views: bool) -> pa.Schema:
 
 
 def _text_column(pa: Any, texts: Any, what: str) -> Any:
-    # An Arrow array of strings without nulls, its offsets from 0 on.
+    # An Arrow array of strings without nulls, whose offsets begin with 0.
     if isinstance(texts, (pa.Array, pa.ChunkedArray)):
         texts = texts.cast(pa.string())
         if isinstance(texts, pa.ChunkedArray):
@@ -226,13 +225,12 @@ def _text_column(pa: Any, texts: Any, what: str) -> Any:
         items = (texts,) if isinstance(texts, str) else tuple(texts)
         laid_out = text_arrays(items)
         if laid_out is not None:
-            # ASCII, as nearly all texts are; the others are looked at one by one.
+            # ASCII, as nearly all texts are.
             buffers = [None, pa.py_buffer(laid_out[0]), pa.py_buffer(laid_out[1])]
             return pa.Array.from_buffers(pa.string(), len(items), buffers, 0)
-        if set(map(type, items)) - {str}:
-            for item in items:
-                if not isinstance(item, str):
-                    raise TypeError(f"{what} {item!r} is not text: give str")
+        for item in items:
+            if not isinstance(item, str):
+                raise TypeError(f"{what} {item!r} is not text: give str")
         try:
             array = pa.array(items, pa.string())
         except UnicodeEncodeError:
@@ -244,7 +242,7 @@ def _text_column(pa: Any, texts: Any, what: str) -> Any:
 
 
 def text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(int32 array, uint8 array): offsets and bytes of a pyarrow array of strings that begins at its buffers' start."""
+    """Return offsets (int32) and bytes (uint8) of a pyarrow array of strings that begins at its buffers' start."""
     _, offsets, data = array.buffers()
     num = len(array)
     return (

@@ -1,7 +1,7 @@
-"""What has a key, and what is in the log: messages by key, by tag and by id, tables and scans.
+"""Questions about keys and about the log: messages by key, by tag and by id, tables and scans.
 
-Owns the part of `MessageStore` that asks this, which indexes are asked, that they are asked again where one turns out to be
-damaged, and what is searched in the log because no index covers it: `QueryResult.uncovered` is what was not searched.
+An index that turns out to be damaged is asked again without the damaged part.  Records that no index covers are searched in the
+log; `QueryResult.uncovered` has the ranges that were not searched.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LogLook", "LogQuestions", "Querying", "java_times"]
+__all__ = ["LogQuestions", "LogSearch", "Querying", "java_times"]
 
 T = TypeVar("T")
 
@@ -56,42 +56,40 @@ _KEY_KINDS = {
 
 
 class Querying:
-    """Answers queries by key of one store, those that `KeyQuery` leaves to it."""
+    """Answers the queries by key of one store that `KeyQuery` does not answer."""
 
     def __init__(self, state: StoreState):
         self.state = state
         self.path, self.config, self.read_only = state.path, state.config, state.read_only
         self.commit_log, self.index_service = state.commit_log, state.index_service
         self.database = state.database_index
-        # Bound once: every query by key takes it.
-        self._region_of = self.commit_log.region_of
         if self.index_service is not None:
             state.key_query = KeyQuery(
                 self.index_service,
-                self._region_of,
+                self.commit_log.region_of,
                 self.commit_log.crc_check,
                 self.commit_log.files,
                 LOOK_INTERVAL if state.read_only else math.inf,
             )
-            # It knows the local index alone.
+            # It reads only the local index.
             state.key_query.closed = not state.older.one_log
 
-    def query(self, selection: Selection, look: LogLook) -> QueryResult:
-        """Find messages by key, see `MessageStore.query_message`; those of the log first, which are newer."""
+    def query(self, selection: Selection, look: LogSearch) -> QueryResult:
+        """Find messages by key, see `MessageStore.query_message`; those in the log, which are newer, come first."""
         return self.state.older.with_key(self._in_log(selection, look), selection)
 
-    def _in_log(self, selection: Selection, look: LogLook) -> QueryResult:
+    def _in_log(self, selection: Selection, look: LogSearch) -> QueryResult:
         if self.index_service is None:
             return QueryResult(uncovered=self.whole_log())
         low, high = selection.times
         if (selection.max_num or 0) < 0 or low > high:
             return QueryResult()
-        return self.until_trusted(
+        return self.ask_trusted(
             lambda uncovered: self._exactly(selection, (*uncovered, *self.state.lost_log)), look, selection.index_type
         )
 
     def table(
-        self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogLook
+        self, keys: Any, topic: str | Iterable[str], selection: Selection, options: ColumnOptions, look: LogSearch
     ) -> pa.Table:
         """Find the messages of many keys, see `MessageStore.query_table`."""
         asked, older = AskedKeys(keys, topic, selection), self.state.older
@@ -104,36 +102,36 @@ class Querying:
 
         if self.index_service is None:
             return ask()
-        return self.until_trusted(lambda uncovered: ask(), look, selection.index_type)
+        return self.ask_trusted(lambda uncovered: ask(), look, selection.index_type)
 
     @property
     def source(self) -> KeySource:
-        """KeySource: the index as it is now."""
+        """KeySource: the present index."""
         return Merged(self.files, self.database) if self.database.is_used() else self.files
 
     @property
     def files(self) -> LogIndex:
-        """LogIndex: the index files, and what the log has beyond them; only where the store has an index."""
+        """LogIndex: the index files, and the records that only the log has; for a store with an index."""
         assert self.state.log_index is not None
         return self.state.log_index
 
-    def until_trusted(
-        self, ask: Callable[[tuple[tuple[int, int], ...]], T], look: LogLook, index_type: str | None
+    def ask_trusted(
+        self, ask: Callable[[tuple[tuple[int, int], ...]], T], look: LogSearch, index_type: str | None
     ) -> T:
-        """Return the answer of `ask`, which takes the parts of the log that no index covers."""
+        """Return the answer of `ask`, which takes the parts of the log that no index covers; ask again after damage."""
         assert self.index_service is not None
         while True:
-            uncovered = self.look_at_log(look, index_type)
+            uncovered = self.cover_log(look, index_type)
             trusted = self.database.damage
             found = ask(uncovered)
             if not self.index_service.note_damage() and self.database.damage is trusted:
                 if uncovered and self.database.missing is not None:
-                    # What the log alone could not tell would be in the index that cannot be opened.
+                    # The messages may be in the index that cannot be opened.
                     raise self.database.missing
                 return found
 
     def offsets(self, selection: Selection) -> QueryOffsetResult:
-        """What RocketMQ's index service answers, see `MessageStore.query_offsets`."""
+        """Return the answer of RocketMQ's index service, see `MessageStore.query_offsets`."""
         self.state.check_open()
         if self.index_service is None:
             return QueryOffsetResult([], 0, 0)
@@ -144,7 +142,7 @@ class Querying:
         return self.index_service.query_offset(selection.topic, text, selection.max_num or 0, low, high)
 
     def _follow_index(self) -> None:
-        # Entries show as they are put, new files do not.
+        # New entries are seen at once, new files are not.
         index_service, key_query = self.index_service, self.state.key_query
         if not self.read_only or index_service is None or key_query is None:
             return
@@ -161,7 +159,7 @@ class Querying:
             index_service.load()
 
     def _follow_log(self) -> None:
-        # Where no index file takes the next entries, what was put since is in the log alone.
+        # If no index file has room, newer records may be only in the log.
         if not self.read_only or self.index_service is None:
             return
         with contextlib.suppress(FileNotFoundError, OffsetOutOfRangeError):
@@ -198,7 +196,7 @@ class Querying:
             yield log.look_up(phy_offset) if is_taken else None
 
     def _check_has_files(self) -> None:
-        # Where a broker would answer from something else than index files, their answer would lack messages.
+        # If a broker would not answer from index files, their answer would lack messages.
         database = self.database
         by_database = self.index_service is not None and not self.index_service.names
         if by_database and (database.is_used() or database.damage is not None or database.missing is not None):
@@ -213,25 +211,25 @@ class Querying:
         )
 
     def whole_log(self) -> tuple[tuple[int, int], ...]:
-        """tuple of (int, int): the one stretch that is the log, or none."""
+        """Return the whole log as one range; nothing if it is empty."""
         low, high = self.commit_log.min_offset, self.commit_log.max_offset
         return ((low, high),) if low < high else ()
 
-    def look_at_log(self, look: LogLook, index_type: str | None) -> tuple[tuple[int, int], ...]:
-        """Make sure that exact questions are asked of the whole log; the stretches that stay out."""
+    def cover_log(self, look: LogSearch, index_type: str | None) -> tuple[tuple[int, int], ...]:
+        """Cover the whole log for exact questions; return the ranges that are not covered."""
         self._follow_index()
         self._follow_log()
         self.files.cover(*look)
         if self.database.is_used() and self.state.key_query is not None:
-            # It knows the index files alone.
+            # It reads only index files.
             self.state.key_query.closed = True
         if index_type == "T" and not self.config.index_tags:
-            # No entry of a file says anything about tags.
+            # Index files have no entries of tags.
             return tuple(without(self.commit_log.min_offset, self.commit_log.max_offset, self.database.covered()))
         return self.files.uncovered
 
     def like_java(self, selection: Selection) -> QueryResult:
-        """RocketMQ's queryMessage."""
+        """Return the answer of RocketMQ's queryMessage."""
         # RocketMQ 5.5.0 DefaultMessageStore.queryMessage: up to three rounds, each ending before the oldest hit so far.
         low, high = java_times(selection)
         self.state.check_open()
@@ -277,18 +275,18 @@ class Querying:
                 raise
             message, failure = None, error
         if self.read_only and topic is None:
-            # A topic that a writer made since may have it.
+            # A new topic may have it.
             self.state.learn()
             self.state.queues.refresh()
         names = self.state.topics() if topic is None else [topic]
         for name in names:
-            found = self._in_log(Selection((name,), keys=(msg_id,), index_type="U", max_num=1), LogLook())
+            found = self._in_log(Selection((name,), keys=(msg_id,), index_type="U", max_num=1), LogSearch())
             if found:
                 return found[0].phy_offset
         if message is not None:
             return phy_offset
         if topic is None:
-            # It may be of a topic that nobody sees.
+            # It may be of a topic that cannot be read.
             self.state.queues.check_seen()
         searched = f"nor has a message of {f'topic {topic}' if topic is not None else f'{len(names)} topics'} it as producer's id"
         if failure is not None:
@@ -303,15 +301,15 @@ class Querying:
         return phy_offset
 
 
-class LogLook(NamedTuple):
-    """How many bytes of the log that no index covers are searched (None for all), and who is told of the progress."""
+class LogSearch(NamedTuple):
+    """The most bytes of the log that are searched because no index covers them (None: all), and a progress callback."""
 
     max_log_bytes: int | None = DEFAULT_LOG_BYTES
     progress: Callable[[int, int], object] | None = None
 
 
 def java_times(selection: Selection) -> tuple[float, float]:
-    """(float, float): the times of a question as RocketMQ is asked: from 0 on, without an end."""
+    """Return the times of a question to RocketMQ: by default from 0, without an end."""
     low = 0 if selection.begin is None else exact_milliseconds(selection.begin, "begin", up=True)
     return low, INT64_MAX if selection.end is None else exact_milliseconds(selection.end, "end")
 
@@ -341,10 +339,10 @@ class LogQuestions(KeyQuestions):
         index_type: IndexType | None,
         compat: bool,
     ) -> QueryResult:
-        # What `query_message` does not answer at once.
+        # The queries that `KeyQuery` does not answer.
         self._state.check_open()
         selection = of_key(topic, key, max_num, begin, end, index_type)
-        look = LogLook(_offset(max_log_bytes, "max_log_bytes"), progress)
+        look = LogSearch(_offset(max_log_bytes, "max_log_bytes"), progress)
         return self._querying.like_java(selection) if compat else self._querying.query(selection, look)
 
     def query_offsets(
@@ -357,7 +355,7 @@ class LogQuestions(KeyQuestions):
         *,
         index_type: IndexType | None = None,
     ) -> list[int]:
-        """list of int: phy offsets as RocketMQ's index service (5.5.0) answers, newest first, quirks included.
+        """Return the phy offsets that RocketMQ's index service (5.5.0) finds, newest first, quirks included.
 
         Parameters
         ----------
@@ -373,7 +371,7 @@ class LogQuestions(KeyQuestions):
         """
         self._state.check_open()
         for name, moment in (("begin", begin), ("end", end)):
-            # None has no meaning here.
+            # None is refused.
             milliseconds(moment, name)
         return self._querying.offsets(of_key(topic, key, max_num, begin, end, index_type)).phy_offsets
 
@@ -421,10 +419,10 @@ class LogQuestions(KeyQuestions):
             begin=begin, end=end, index_type=index_type, max_num=min(whole_number(max_num, "max_num"), INT64_MAX)
         ).check_times()
         for name, given in (("keys", keys), ("topic", topic)):
-            # What is in an array of Arrow is looked at where it is read.
+            # Values of Arrow arrays are checked when they are read.
             if not isinstance(given, Iterable) or isinstance(given, (bytes, bytearray)):
                 raise TypeError(f"{name} is {shown(given)}; give a text, or several")
-        look = LogLook(_offset(max_log_bytes, "max_log_bytes"), progress)
+        look = LogSearch(_offset(max_log_bytes, "max_log_bytes"), progress)
         return self._querying.table(keys, topic, selection, ColumnOptions(columns, views=views), look)
 
     # ------------------------------------------------------------------------------------------------ what is in the log
@@ -452,7 +450,7 @@ class LogQuestions(KeyQuestions):
         Parameters
         ----------
         topic : str, optional
-            Where a producer's id is looked for; by default in every topic that has a queue, as it is indexed by topic.
+            The topic to search for a producer's id, which is indexed by topic; by default every topic that has a queue.
 
         Raises
         ------
@@ -468,11 +466,10 @@ class LogQuestions(KeyQuestions):
         return self._querying.message_by_id(one_text(msg_id, "msg_id"), topic)
 
     def phy_offset_by_id(self, msg_id: str, topic: str | None = None) -> int:
-        """int: phy offset of the message that `message_by_id` returns, damaged or not; parameters and errors are the same.
+        """Return the phy offset of the message that `message_by_id` returns, damaged or not; parameters and errors are the same.
 
-        Both kinds of id may have 32 hex digits.  A record at the place that an offset message id names must have that id;
-        otherwise the id is looked for as a producer's, and counts as an offset message id again if no message has it (the
-        broker's address may have changed).
+        Both kinds of id may have 32 hex digits.  The record at the place in an offset message id must have that id; otherwise the
+        id is searched as a producer's.  If no message has it, the place counts (the broker's address may have changed).
         """
         self._state.check_open()
         topic = None if topic is None else one_text(topic, "topic")

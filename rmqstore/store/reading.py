@@ -24,7 +24,7 @@ from rmqstore.message._read import QueueGets
 from rmqstore.selection import INT64_MAX, Selection, of_queue, row_num
 from rmqstore.sources import Joined, Part
 from rmqstore.spans import Span
-from rmqstore.store.columns import Columns, table_options
+from rmqstore.store.columns import ColumnOptions, Columns
 from rmqstore.store.local_queue import EXAMINED, LocalQueue
 from rmqstore.store.placed_columns import queue_batches
 from rmqstore.store.results import GetMessageResult, GetMessageStatus
@@ -37,7 +37,7 @@ __all__ = ["QueueQuestions", "get_from", "local_queue"]
 
 MAX_PULL_BYTES = 128 * 1024 * 1024
 MIN_PULL_BYTES = 100
-# A reader beside a writer looks for new messages at these pauses (seconds), longer while nothing comes.
+# The pauses (seconds) of a reader that waits for messages of a writer, longer while none come.
 _SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.5
 
 
@@ -73,7 +73,7 @@ def get_from(queue: Joined, selection: Selection, max_bytes: int | None) -> GetM
 
 
 def queue_gets(state: StoreState) -> QueueGets:
-    """Return the short way of gets, which knows the queues of the log alone."""
+    """Return the compiled gets, which read queues whose messages are all in the log."""
     log = state.commit_log
     gets = QueueGets(
         state.queues, ConsumeQueue, log.files, log.crc_check, GetMessageStatus.FOUND, EXAMINED, MAX_PULL_BYTES, LOOK_INTERVAL,
@@ -98,17 +98,17 @@ class QueueQuestions:
         return self._state.settled(lambda: self._queue(*place).bounds)
 
     def topics(self) -> list[str]:
-        """list of str: topics that have a queue, sorted."""
+        """Return the topics that have a queue, sorted."""
         self._state.check_open()
         return self._state.topics()
 
     def queue_ids(self, topic: str) -> list[int]:
-        """list of int: the queues of `topic`, ascending.
+        """Return the queue ids of `topic`, ascending.
 
         Raises
         ------
         OSError
-            No queue is seen, and a folder that may hold some cannot be read.
+            No queue was found, and a folder that may hold some cannot be read.
         """
         self._state.check_open()
         topic = one_text(topic, "topic")
@@ -118,29 +118,29 @@ class QueueQuestions:
         return found
 
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
-        """int: queue offset of the first message that is still there, 0 for an unknown queue."""
+        """Return the queue offset of the first message that is still there, 0 for an unknown queue."""
         return self._bounds(topic, queue_id)[0]
 
     def max_queue_offset(self, topic: str, queue_id: int = 0) -> int:
-        """int: queue offset of the next message to come, 0 for an unknown queue."""
+        """Return the queue offset of the next message to come, 0 for an unknown queue."""
         return self._bounds(topic, queue_id)[1]
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: Moment, boundary: Boundary = "lower") -> int:
-        """int: queue offset that belongs to a store time.
+        """Return the queue offset that belongs to a store time.
 
         Parameters
         ----------
         timestamp : int or datetime
             ms since epoch, or a `datetime` (aware, or naive as local time).
         boundary : {"lower", "upper"}
-            "lower": the first message stored at or after `timestamp`, the max offset if there is none; "upper": the last one
-            stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).
+            "lower": the first message stored at or after `timestamp`, else the max offset; "upper": the last one stored at or
+            before it, else the min offset (RocketMQ 5.1.1 and later).
 
         Notes
         -----
         Messages are read one by one until one is found, for "lower" from the oldest, for "upper" from the newest: half a
-        second to a second for a GiB of log in memory.  The store remembers the time ranges of what was read, 8192 messages at
-        a time, and skips by these.  Where the clock was set back, messages between two results may have other times.
+        second to a second for a GiB of log in memory.  The store remembers the time range of each 8192 messages that were read,
+        and skips by these.  If the clock was set back, messages between two results may have other times.
 
         Raises
         ------
@@ -221,7 +221,8 @@ class QueueQuestions:
         """
         self._state.check_open()
         selection = of_queue(topic, queue_id, queue_offset, row_num(max_num), tags)
-        options, crc_check = table_options(selection, columns, views), self._state.commit_log.crc_check
+        rows = 8192 if selection.max_num is None else min(max(selection.max_num, 1), 8192)
+        options, crc_check = ColumnOptions(columns, rows, views), self._state.commit_log.crc_check
         place = selection.topic, selection.queue_id
 
         def ask() -> pa.Table:
@@ -289,7 +290,7 @@ class QueueQuestions:
                 state.waiting += 1
             try:
                 while not state.closed:
-                    # Made before the question: what comes after it wakes this one.
+                    # Made before `is_there`, so that a put after it wakes this one.
                     woken = arrived.future(loop)
                     try:
                         if is_there():

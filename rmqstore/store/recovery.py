@@ -190,8 +190,9 @@ class _Recovery:
         self.clean = clean
         looked, self.index = self._look()
         self.newest_unit_end, self.plain = looked
-        # After a crash every queue is going to be opened.
+        # After a crash every queue is going to be opened, by what is known of it.
         self.agreement = Agreement(self.commit_log, self.queues, self.plain if clean else {})
+        self.queues.plain_queues = {} if clean else dict(self.plain)
         self.lacks_older = False
 
     def _look(self) -> tuple[tuple[int, dict[tuple[str, int], PlainQueue]], IndexSurvey | None]:
@@ -251,6 +252,7 @@ class _Recovery:
         """Close the holes of lost messages in the queues, and bring the checkpoint into line."""
         if self.judged.damage:
             _fill_holes(self.queues, self.judged.damage[0][0])
+        self.queues.plain_queues = {}
         self.queues.forget_empty_batch_queues()
         self.checkpoint.confirm_phy_offset = max(self.judged.last_record, 0)
         if report.bytes_cut or report.units_cut or report.index_entries_cut:

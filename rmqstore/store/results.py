@@ -22,7 +22,7 @@ _SHOWN = 10
 
 
 class GetMessageStatus(enum.Enum):
-    """How a get went; RocketMQ's names."""
+    """The status of a get; RocketMQ's names."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -36,7 +36,7 @@ class GetMessageStatus(enum.Enum):
 
 
 class PutResult(NamedTuple):
-    """Where a message went: bytes, ordinals, ms since epoch; `msg_id` is the offset message id."""
+    """The place of a message that was put: bytes, ordinals, ms since epoch; `msg_id` is the offset message id."""
 
     phy_offset: int
     queue_offset: int
@@ -49,10 +49,9 @@ class PutResult(NamedTuple):
 
 
 class PutResults(PlacedRows[PutResult], Sequence[PutResult]):
-    """Where messages went, in their order: a `PutResult` for each, made when it is looked at.
+    """The places of messages that were put, in order: a `PutResult` for each, made on access.
 
-    It equals a list of the same, shows as one, and gives one when it is sliced or something is added to it.  Where a list
-    itself is needed, ``list(puts)`` makes it.
+    It equals, and is shown as, a list of the same; slicing and adding return a list.  ``list(puts)`` makes one.
     """
 
     __slots__ = ()
@@ -63,7 +62,7 @@ class PutResults(PlacedRows[PutResult], Sequence[PutResult]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PutTableResult:
-    """Where the rows of a table went, in the table's order.
+    """The places of the rows of a table that was put, in order.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ _HOUR = 3_600_000  # ms
 
 @dataclass(slots=True)
 class RetentionReport:
-    """How many files one round deleted, and how full the disk is (0 to 1, -1 if the directory is missing)."""
+    """The numbers of files that one round deleted, and the used part of the disk (0 to 1, -1 if the directory is missing)."""
 
     segments: int = 0
     queue_files: int = 0
@@ -38,7 +38,7 @@ class RetentionReport:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """What the used part of the disk (0 to 1; -1 if unknown) requires, by RocketMQ's three ratios.
+    """The used part of the disk (0 to 1; -1 if unknown), judged by RocketMQ's three ratios.
 
     Writes stop above `disk_space_warning_level_ratio`; above `disk_space_clean_forcibly_ratio` segments go at any hour and
     whatever their age, if `clean_file_forcibly_enable`; above `disk_max_used_space_ratio` expired ones go at any hour.
@@ -53,7 +53,7 @@ class DiskSpace:
     def judge(cls, ratio: float, config: StoreConfig, was_full: bool = False) -> DiskSpace:
         """Apply RocketMQ's bounds: warning level 35 to 90 %, forcible 30 to 85 %, maximum 10 to 95 %.
 
-        A disk that was full is so until it is used below the forcible ratio, so that writes do not come and go.
+        A disk that was full stays so until it is used below the forcible ratio, so that writes do not stop and start.
         """
         warning = min(max(config.disk_space_warning_level_ratio, 35), 90) / 100
         forcible = min(max(config.disk_space_clean_forcibly_ratio, 30), 85) / 100
@@ -65,7 +65,7 @@ class DiskSpace:
 def used_ratio(path: str) -> float:
     """Return the used part of the disk below `path`, rounded up to whole percents; -1 if `path` does not exist.
 
-    What only root may use counts as neither used nor free, as in RocketMQ (UtilAll.getDiskPartitionSpaceUsedPercent).
+    Space for root counts as neither used nor free, as in RocketMQ (UtilAll.getDiskPartitionSpaceUsedPercent).
     """
     try:
         status = os.statvfs(path)
@@ -77,7 +77,7 @@ def used_ratio(path: str) -> float:
 
 
 def is_time_to_delete(config: StoreConfig, now: int) -> bool:
-    """bool: the local hour of `now` (ms since epoch) is one of `delete_when`."""
+    """Return True if the local hour of `now` (ms since epoch) is one of `delete_when`."""
     hours = {int(hour) for hour in config.delete_when.split(";") if hour.strip()}
     return time.localtime(now / 1000).tm_hour in hours
 
@@ -90,7 +90,6 @@ def delete_expired_files(
     `manually` ignores the hour; `pause` waits this many ms between two segments, and returns False to end the round.
     """
     commit_log, config, lock = state.commit_log, state.commit_log.config, state.lock
-    # Compared with the time of the last change of each segment.
     now = state.config.clock()
     report = RetentionReport(used_ratio=space.used_ratio)
     force = space.delete_at_once and config.clean_file_forcibly_enable
@@ -102,7 +101,7 @@ def delete_expired_files(
                 commit_log.path,
                 space.used_ratio * 100,
             )
-    # Also what an earlier round, or a process that was killed, did not come to.
+    # Also files that an earlier round, or a process that was killed, left.
     oldest = commit_log.min_offset
     if oldest > 0:
         for queue in state.queues.opened() if not report.segments else list(state.queues):
@@ -127,7 +126,7 @@ def _delete_segments(
             try:
                 age = now - int(os.stat(first.path).st_mtime * 1000)
             except FileNotFoundError:
-                logger.warning("%s was deleted by somebody else", first.path)
+                logger.warning("%s was deleted by another process", first.path)
                 commit_log.files.drop_first().mark_deleted()
                 continue
             if not force and age < config.file_reserved_time * _HOUR:
@@ -137,7 +136,7 @@ def _delete_segments(
         try:
             first.destroy()
         except BaseException:
-            # It is part of the log again, so that nothing that leads into it goes.
+            # It is part of the log again, so that units and entries that point to it stay.
             with lock:
                 commit_log.files.take_back(first)
             raise

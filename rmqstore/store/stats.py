@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsumerStats", "Consumers", "DiskStats", "IndexFileStats", "QueueStats", "StoreStats", "take_stats"]
 
+_Progress = Mapping[tuple[str, str], Mapping[int, int]]
+
 
 class QueueStats(NamedTuple):
     """One consume queue.
@@ -217,7 +219,7 @@ def _numbers(state: StoreState, flushing: Flushing) -> StoreStats:
     known = state.known_numbers
     if known is None or known.low != low:
         known = KnownNumbers(low, -1, {}, {})
-    queues = _queues(state, known.queues, grown=known.high != high or not is_settled)
+    queues = _queues(state, known.queues, progress, grown=known.high != high or not is_settled)
     queue_stats = [queue.stats for queue in queues.found.values()]
     pairs = _pairs(state, queues.found, progress, {} if queues.unread else known.pairs, queues.known_topics)
     state.known_numbers = KnownNumbers(low, high if is_settled else -1, queues.found, pairs)
@@ -289,8 +291,13 @@ class _Queues(NamedTuple):
     dispatched: int
 
 
-def _queues(state: StoreState, known: Mapping[tuple[str, int], _Queue], *, grown: bool) -> _Queues:
+def _queues(
+    state: StoreState, known: Mapping[tuple[str, int], _Queue], progress: _Progress, *, grown: bool
+) -> _Queues:
     low, high = state.commit_log.min_offset, state.commit_log.max_offset
+    of_topic: dict[str, list[Mapping[int, int]]] = {}
+    for (_, topic), offsets in progress.items():
+        of_topic.setdefault(topic, []).append(offsets)
     found, unread, dispatched = {}, [], low
     keys = state.queues.keys()
     changed = {topic for topic, _ in known.keys() - keys}
@@ -306,7 +313,8 @@ def _queues(state: StoreState, known: Mapping[tuple[str, int], _Queue], *, grown
         ):
             changed.add(topic)
             try:
-                queue = _look(state, topic, queue_id, folder)
+                places = {offsets.get(queue_id, -1) for offsets in of_topic.get(topic, ())}
+                queue = _look(state, topic, queue_id, folder, places)
             except OSError as error:
                 state.queues.leave_out(topic, queue_id, error)
                 unread.append((topic, queue_id))
@@ -318,8 +326,10 @@ def _queues(state: StoreState, known: Mapping[tuple[str, int], _Queue], *, grown
     return _Queues(found, {topic for topic, _ in keys} - changed, unread, dispatched)
 
 
-def _look(state: StoreState, topic: str, queue_id: int, folder: tuple[int, int] | None) -> _Queue | None:
-    look = state.queues.look(topic, queue_id, state.commit_log.min_offset)
+def _look(
+    state: StoreState, topic: str, queue_id: int, folder: tuple[int, int] | None, offsets: set[int]
+) -> _Queue | None:
+    look = state.queues.look(topic, queue_id, state.commit_log.min_offset, offsets=offsets)
     if look is None:
         return None
     stats = QueueStats(
@@ -373,20 +383,27 @@ def _index_files(index_service: IndexService) -> list[IndexFileStats]:
 def _pairs(
     state: StoreState,
     queues: Mapping[tuple[str, int], _Queue],
-    progress: Mapping[tuple[str, str], Mapping[int, int]],
+    progress: _Progress,
     known: Mapping[tuple[str, str], _Pair],
     known_topics: set[str],
 ) -> dict[tuple[str, str], _Pair]:
+    kept = {
+        pair: found
+        for pair, found in known.items()
+        if pair[1] in known_topics and progress.get(pair) == found.offsets
+    }
+    if len(kept) == len(progress):
+        return kept
     of_topic: dict[str, dict[int, QueueLook]] = {}
     for (topic, queue_id), queue in queues.items():
         of_topic.setdefault(topic, {})[queue_id] = queue.look
     pairs = {}
     consumers = Consumers(state.queues, state.commit_log)
-    for (group, topic), offsets in sorted(progress.items()):
-        pair = known.get((group, topic))
-        if pair is None or pair.offsets != offsets or topic not in known_topics:
+    for group, topic in sorted(progress):
+        pair = kept.get((group, topic))
+        if pair is None:
             # Also where the group has no offset, as a broker counts.
-            looks, found = of_topic.get(topic, {}), []
+            offsets, looks, found = progress[group, topic], of_topic.get(topic, {}), []
             for queue_id in sorted({*looks, *offsets}):
                 offset = offsets.get(queue_id, -1)
                 end, time = consumers.end_and_time(topic, queue_id, offset, looks.get(queue_id))
@@ -406,7 +423,10 @@ class Consumers:
     def end_and_time(
         self, topic: str, queue_id: int, queue_offset: int, look: QueueLook | None
     ) -> tuple[int | None, int | None]:
-        """Return `max_queue_offset` and `next_store_timestamp` of `ConsumerStats`; `look` is None if the queue cannot be read."""
+        """Return `max_queue_offset` and `next_store_timestamp` of `ConsumerStats`; `look` is None if the queue cannot be read.
+
+        The look should have the unit at this queue offset.
+        """
         if look is None or (queue_offset > 0 and not look.files and not look.max_queue_offset):
             # Of a queue whose folder is all that is left, the end is not known.
             return None, None
@@ -416,14 +436,15 @@ class Consumers:
         if place[2] >= end:
             return end, None
         if place not in self._times:
-            self._times[place] = self._time(place, look.last)
+            self._times[place] = self._time(place, look)
         return end, self._times[place]
 
-    def _time(self, place: tuple[str, int, int], last: Unit | None) -> int | None:
+    def _time(self, place: tuple[str, int, int], look: QueueLook) -> int | None:
+        last, number = look.last, place[2]
         with contextlib.suppress(StoreError, OSError):
-            # Many groups lack the last message alone, whose unit was read.
-            is_last = last is not None and last.queue_offset == place[2]
-            return _time_of(self._commit_log, last if is_last else self._queues.unit(*place))
+            if last is not None and last.queue_offset == number:
+                return _time_of(self._commit_log, last)
+            return _time_of(self._commit_log, look.units[number] if number in look.units else self._queues.unit(*place))
         return None
 
 

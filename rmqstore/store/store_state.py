@@ -55,21 +55,21 @@ logger = logging.getLogger(__name__)
 
 
 class Arrivals(threading.Condition):
-    """A condition that wakes futures of event loops too; as of `threading.Condition` otherwise."""
+    """A `threading.Condition` that also wakes futures of event loops."""
 
     def __init__(self) -> None:
         super().__init__(threading.Lock())
         self._futures: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = {}
 
     def future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """asyncio.Future: done after the next `notify_all`, to be given to `forget`; called in the thread of `loop`."""
+        """Return a future that is done after the next `notify_all`; call it in the thread of `loop`, and `forget` afterwards."""
         made = loop.create_future()
         with self:
             self._futures.setdefault(loop, set()).add(made)
         return made
 
     def forget(self, future: asyncio.Future[None]) -> None:
-        """Wake this one no more."""
+        """Stop waking this future."""
         loop = future.get_loop()
         with self:
             futures = self._futures.get(loop, set())
@@ -83,7 +83,7 @@ class Arrivals(threading.Condition):
         if self._futures:
             woken, self._futures = self._futures, {}
             for loop, futures in woken.items():
-                # A loop that was closed has nobody left who waits.
+                # A closed loop has no tasks that wait.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(_wake, futures)
 
@@ -95,37 +95,37 @@ def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
 
 
 class GroupProgress:
-    """Where the groups of one store stand."""
+    """The progress of the consumer groups of one store."""
 
     def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
         self.path = path
         self.config = config
         self.read_only = read_only
         self._offsets: ConsumerOffsets | None = None
-        # The files of the settings when the file of progress was read.
+        # The state of the config folder when the progress was read from a file.
         self._mark: object = None
-        # What was logged last.
+        # The last warning.
         self._said = ""
         self._pid = os.getpid()
         self.renew_lock()
 
     def renew_lock(self) -> None:
-        """Make the lock new, in a forked child."""
+        """Replace the lock, in a forked child."""
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Read the progress again when it is next asked for."""
+        """Have `offsets` read the progress again."""
         with self._lock:
             self._offsets = self._mark = None
 
     def refresh(self) -> None:
-        """Read the progress again when it is next asked for, unless it was in a file and no file of the settings changed."""
+        """Have `offsets` read the progress again, unless it was in a file and the config folder did not change."""
         with self._lock:
             if self._mark is None or self._mark != self._mark_of_files():
                 self._offsets = self._mark = None
 
     def _mark_of_files(self) -> object:
-        # A broker replaces a file by another.
+        # A broker replaces files.
         try:
             found = [(each.name, each.stat()) for each in listing(os.path.join(self.path, "config")).existing()]
         except OSError:
@@ -139,7 +139,7 @@ class GroupProgress:
             if self._offsets is None:
                 from rmqstore.consumer.settings_sources import offsets_in_databases
 
-                # In doubt the file that was written last is read, and none is written.
+                # In doubt the newest file is read, and none is written.
                 lmq = None if "enable_lmq" in self.config.assumed else self.config.enable_lmq
                 mark = self._mark_of_files()
                 self._offsets = offsets_in_databases(self.path, lmq)
@@ -160,7 +160,7 @@ class GroupProgress:
         if lmq is None:
             offsets.refusal = (
                 "the file of progress that the broker uses is not known: with enableLmq=true it is lmqConsumerOffset.json, "
-                "else consumerOffset.json, and the store does not tell; give enable_lmq=True or False (-o enableLmq=true or "
+                "else consumerOffset.json, and the store does not show which; give enable_lmq=True or False (-o enableLmq=true or "
                 "-o enableLmq=false), as the broker has it"
             )
         second = other_progress_file(path)
@@ -179,7 +179,7 @@ class GroupProgress:
             self._said = text
 
     def list(self) -> tuple[dict[tuple[str, str], dict[int, int]], str | None]:
-        """What `offsets` lists and why it cannot be read, see `MessageStore.consumer_progress`."""
+        """Return the progress of all groups, see `MessageStore.consumer_progress`."""
         try:
             offsets = self.offsets
             findings = offsets.findings
@@ -195,23 +195,23 @@ class GroupProgress:
             return {}, text
 
     def persist(self) -> None:
-        """Write what was committed since, if anybody asked for the offsets."""
+        """Write new commits to the file."""
         offsets = self._offsets
         if offsets is not None and not offsets.read_only:
             offsets.persist()
 
 
 LOOK_INTERVAL = 0.005
-"""A reader beside a writer looks so often (seconds) whether files that have its answer were replaced, or go further."""
+"""Seconds between two checks of a reader for files that a writer replaced or extended."""
 
 _INT64_MAX = 2**63 - 1
 _T = TypeVar("_T")
 
 
 class Older:
-    """What a store has besides its log: nothing.  `rmqstore.store.tiered.Tiered` has what is in tiered storage.
+    """The messages of a store that are not in its log: none; `rmqstore.store.tiered.Tiered` has those in tiered storage.
 
-    With `one_log`, phy offsets are places in the commit log; otherwise each queue of tiered storage counts its own.
+    With `one_log`, phy offsets are places in the commit log; otherwise each queue of tiered storage has its own log.
     """
 
     one_log = True
@@ -222,7 +222,7 @@ class Older:
 
     @property
     def notes(self) -> Sequence[str]:
-        """sequence of str: what is unknown, and what that means."""
+        """sequence of str: sentences about what is unknown."""
         return ()
 
     def keys(self) -> list[tuple[str, int]]:
@@ -230,7 +230,7 @@ class Older:
         return []
 
     def queue(self, topic: str, queue_id: int, local: Joined) -> Joined:
-        """Return `local`, joined with what is before it."""
+        """Return `local`, joined with the messages before it."""
         return local
 
     def spans(self, topic: str, queue_id: int) -> list[Span]:
@@ -238,20 +238,21 @@ class Older:
         return []
 
     def ranges(self, selection: Selection) -> Iterator[FlatRange]:
-        """Yield what of a selection is not in the log, queue by queue; nothing for a range of phy offsets."""
+        """Yield the messages of a selection that are not in the log, queue by queue; none for a range of phy offsets."""
         return iter(())
 
     def scan(self, selection: Selection, options: ColumnOptions, *, use_threads: bool) -> pa.RecordBatchReader:
-        """Return the chosen messages, what is not in the log first."""
-        state = self.state
-        return scan_log(state.commit_log, selection, options, use_threads=use_threads, refresh=state.read_only)
+        """Return the chosen messages; those that are not in the log come first."""
+        if self.state.read_only:
+            self.state.commit_log.refresh()
+        return scan_log(self.state.commit_log, selection, options, use_threads=use_threads)
 
     def with_key(self, local: QueryResult, selection: Selection) -> QueryResult:
-        """Return `local`, what the log has, followed by what it does not have; newest first."""
+        """Return `local`, the messages in the log, followed by others; newest first."""
         return local
 
     def table(self, asked: AskedKeys, options: ColumnOptions, query: Callable[[Selection], QueryResult]) -> pa.Table:
-        """Return the messages that many keys find, of each what `query` returns and what follows it; only of several logs."""
+        """Return the messages of many keys, for each those that `query` finds in the log and the others."""
         raise NotImplementedError
 
     def with_id(self, msg_id: str, topics: Iterable[str]) -> Iterator[MessageExt]:
@@ -259,7 +260,7 @@ class Older:
         return iter(())
 
     def pass_over(self, damage: DamagePolicy) -> None:
-        """Have readings continue after what is unreadable or deleted in the meantime, as `damage` says."""
+        """Have readers continue after unreadable or deleted places, by the rules of `damage`."""
 
     def refresh(self, *, uploads: bool) -> None:
         """Pick up changes; `uploads` asks for those of the last second as well."""
@@ -271,8 +272,8 @@ class Older:
 class StoreState(StateFields):
     """The files of one store, and whether they may be read and written.
 
-    `lock` is the append lock; it is never held while waiting for a flush.  `poison` is the write that failed.  `appender` is None
-    while the store takes no writes.
+    `lock` is the append lock; it is never held while waiting for a flush.  `poison` is the error of a failed write.  `appender` is
+    None while the store refuses writes.
     """
 
     appender: Appender | None
@@ -306,7 +307,7 @@ class StoreState(StateFields):
         self.known_numbers: KnownNumbers | None = None
         self.last_store_timestamp = 0
         self.waiting = 0
-        # When the log was looked at last for queues in RocksDB (`time.monotonic`).
+        # The last refresh of the log for queues in RocksDB (`time.monotonic`).
         self._looked_at = -1.0
         self.sync_flush = config.flush_disk_type == "SYNC_FLUSH"
         self.disk_full = False
@@ -317,7 +318,7 @@ class StoreState(StateFields):
         self.renew_locks()
 
     def renew_locks(self) -> None:
-        """Make all locks new, in a forked child: those that a thread of the parent held would never be given back there."""
+        """Replace all locks, in a forked child, where locks held by another thread of the parent are never released."""
         self.lock = threading.RLock()
         self.arrived = Arrivals()
         self.pool.lock = threading.RLock()
@@ -332,7 +333,7 @@ class StoreState(StateFields):
         self.commit_log.renew_lock()
 
     def after_fork(self) -> None:
-        """Let go, in a forked child, of what the parent prepared and committed: it stays the parent's."""
+        """Forget, in a forked child, the prepared files and commits of the parent."""
         self.appender = None
         self.renew_locks()
         self.progress.forget()
@@ -343,20 +344,20 @@ class StoreState(StateFields):
             self.index_service.prepared.forget()
 
     def load(self) -> None:
-        """Look at the files; read-only, also for what lies beyond the queues."""
+        """Load the files; read-only, also make units for records without one."""
         self.commit_log.load()
         self.queues.load()
         if self.index_service is not None:
             self.index_service.load()
             if not self.read_only:
-                # The next thorough flush forces the file that became full, without holding up the put.
+                # The next thorough flush forces a full file, which does not delay the put.
                 self.index_service.flush_on_roll = False
         try:
             self.checkpoint = Checkpoint.load(self.checkpoint.path, read_only=self.read_only)
         except GeometryError as error:
             if not self.read_only:
                 raise
-            # Whoever only reads asks the files themselves.
+            # A reader uses the files themselves.
             logger.warning("%s: %s", error.path, error.message)
         except OSError as error:
             if not (self.read_only and (is_unreadable(error) or is_not_a_file(error))):
@@ -375,11 +376,11 @@ class StoreState(StateFields):
             for begin, end in self.lost_log:
                 logger.warning("%s: %s", self.commit_log.path, lost_text(begin, end))
             if self.lost_log and self.key_query is not None:
-                # The short way knows no lost part.
+                # `KeyQuery` does not report lost parts.
                 self.key_query.closed = True
 
     def close_files(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self.database_index.close()
         self.commit_log.close()
         self.queues.close()
@@ -393,7 +394,7 @@ class StoreState(StateFields):
             raise StoreClosedError("the store is closed; open it again", self.path)
 
     def check_writable(self) -> None:
-        """Raise where nothing may be written."""
+        """Raise an error if the store refuses writes."""
         self.check_open()
         if self.closing:
             raise StoreClosedError("the store is being closed; open it again", self.path)
@@ -416,15 +417,14 @@ class StoreState(StateFields):
             ) from self.poison
 
     def fail(self, error: BaseException) -> None:
-        """Take no more writes because of `error`."""
-        # From here on nobody knows what is on disk: the system reports a failed write once and may then forget it.
+        """Refuse writes from now on, because of `error`."""
         self.appender = None
         if self.poison is None:
             self.poison = error
-            logger.error("%s takes no more writes: %s", self.path, error if str(error) else type(error).__name__)
+            logger.error("%s refuses writes from now on: %s", self.path, error if str(error) else type(error).__name__)
 
     def refresh(self, *, uploads: bool = False) -> None:
-        """Take in what another process did since, see `MessageStore.refresh`."""
+        """Pick up changes made by other processes, see `MessageStore.refresh`."""
         self.check_open()
         if self.read_only:
             self.learn()
@@ -444,7 +444,7 @@ class StoreState(StateFields):
             self.progress.refresh()
 
     def learn(self) -> None:
-        """Take the sizes of files that came since they were assumed (read-only use)."""
+        """Replace assumed sizes of files by those of files that exist now (read-only use)."""
         config = self._sizes.learn(self.config)
         if config is not self.config:
             self.config = config
@@ -454,12 +454,14 @@ class StoreState(StateFields):
             if self.index_service is not None:
                 self.index_service.config = config
             self.queues.refresh()
-            self.undispatched.look_from_scratch()
+            self.undispatched.invalidate()
             self.undispatched.look()
 
     def queue(self, topic: str, queue_id: int, known_to: int = _INT64_MAX) -> AnyConsumeQueue | None:
-        """The queue, None if there is none."""
-        # A reader beside a writer looks at the files again; where units are known up to `known_to`, not at every call.
+        """Return a queue, None for an unknown one.
+
+        A reader checks for changes by a writer; if the queue has units up to `known_to`, not at every call.
+        """
         if self.undispatched.completion is not None:
             return self._queue_of_database(topic, queue_id)
         queue = self.queues.find(topic, queue_id)
@@ -479,7 +481,7 @@ class StoreState(StateFields):
         return queue
 
     def _queue_of_database(self, topic: str, queue_id: int) -> AnyConsumeQueue | None:
-        # What follows in a database of queues, new queues too, is in the log alone.
+        # Newer units, also of new queues, are only in the log.
         now = time.monotonic()
         if now - self._looked_at >= LOOK_INTERVAL:
             self._looked_at = now
@@ -492,20 +494,20 @@ class StoreState(StateFields):
         return queue
 
     def topics(self) -> list[str]:
-        """list of str: topics that have a queue, sorted."""
+        """Return the topics that have a queue, sorted."""
         return sorted({topic for topic, _ in self.keys()})
 
     def keys(self) -> list[tuple[str, int]]:
-        """list of (str, int): topic and queue id of every queue, sorted; those of tiered storage too."""
+        """Return topic and queue id of every queue, sorted; also of those in tiered storage."""
         local, older = self.queues.keys(), self.older.keys()
         return sorted({*local, *older}) if older else local
 
     def bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
-        """(int, int): first queue offset of `queue` that is still there, and the one to come; 0 and 0 for None."""
+        """Return the first queue offset of `queue` that is still there, and the one to come; 0 and 0 for None."""
         return (0, 0) if queue is None else queue.bounds(self.commit_log.min_offset)
 
     def damaged_files(self) -> list[StoreError]:
-        """List what is damaged or cannot be read, see `MessageStore.damaged_files`."""
+        """Return errors for damaged and unreadable files, see `MessageStore.damaged_files`."""
         log, queues = self.commit_log, self.queues
         listed = [log.files, *(queue.files for queue in queues.opened())]
         found: list[StoreError] = [problem for files in listed for problem in files.damaged()]
@@ -535,10 +537,9 @@ class StoreState(StateFields):
         return found
 
     def settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
-        """What `ask` answers, asked again where a file goes meanwhile."""
+        """Call `ask`, retrying when retention deletes a file it needs."""
         return ask_again(lambda: ask(*arguments), lambda: self.refresh(uploads=True))
 
     def checkpoint_now(self) -> Checkpoint:
-        """The checkpoint as it is on disk now."""
-        # A reader looks again; what cannot be one, or be read, says nothing, as at the opening.
+        """Return the checkpoint as it is on disk now; zeros if it cannot be read."""
         return Checkpoint.load_or_zeros(self.checkpoint.path) if self.read_only else self.checkpoint

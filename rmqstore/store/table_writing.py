@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
 from rmqstore._rows import ListColumn, NumberColumn, RowBatch, TableRows, TextColumn
-from rmqstore.arguments import milliseconds
+from rmqstore.arguments import milliseconds, plain_text
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import Message, SysFlag, host_to_bytes
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.results import PutResult, PutTableResult
-from rmqstore.store.writing import NEW_QUEUE, Writing
+from rmqstore.store.writing import NEW_QUEUE, V6_BITS, Writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,32 +25,32 @@ TABLE_COLUMNS = (
     "topic", "queue_id", "keys", "tags", "body", "properties", "flag", "born_timestamp", "store_timestamp", "born_host",
     "store_host", "sys_flag", "reconsume_times", "prepared_transaction_offset",
 )  # fmt: skip
-"""Columns that say something about the messages to put, named as in a scan."""
+"""Columns of the messages to put, named as in a scan."""
 
 IGNORED_COLUMNS = ("queue_offset", "phy_offset", "size", "msg_id", "unique_key", "corrupt", "key", "key_number")
-"""Columns of a scan that the store gives again, or that others hold already."""
+"""Columns of a scan that the store sets itself, or whose values other columns have."""
 
 LONE_KEY = (
-    "column 'key' is not stored: it is the key that a query asked for, and stands beside 'key_number' and 'keys' or 'properties'. "
+    "column 'key' is not stored: it is the key that a query asked for, next to 'key_number' and 'keys' or 'properties'. "
     "A message's keys are the column 'keys': rename 'key', or drop it"
 )
 
 
 def lone_key(names: Collection[str]) -> bool:
-    """bool: there is a column ``key`` whose text would not be stored: no query gave it, or nothing else holds the keys."""
+    """Return True for a column ``key`` whose text would not be stored: no query made it, or no other column has the keys."""
     return "key" in names and not ("key_number" in names and ("keys" in names or "properties" in names))
 
 
 _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset")
-# Whoever put a scanned table back would otherwise say of plain bodies that they are compressed.
+_TIMES = ("born_timestamp", "store_timestamp")
+# A scanned table has plain bodies next to the flags of compressed ones.
 _COMPRESSION_BITS = (SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK).value
-_V6_BITS = (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value
 
 
 def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: bool, max_rows: int) -> list[TablePart]:
     """Cut a table into parts of at most `max_rows` rows whose columns have the types that the core reads.
 
-    `literals` are columns with one value for all rows.  InvalidMessageError and TypeError name the column that cannot be put.
+    `literals` are values for all rows, by column.  InvalidMessageError and TypeError name the column that cannot be put.
     """
     pa = import_pyarrow()
     if isinstance(table, pa.RecordBatch):
@@ -59,14 +59,14 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
         if not hasattr(table, "__arrow_c_stream__") and not hasattr(table, "__arrow_c_array__"):
             raise TypeError(f"{type(table).__name__} is not an Arrow table; give a pyarrow.Table or a RecordBatch")
         table = pa.table(table)
-    given = {name: value for name, value in literals.items() if value is not None}
+    given = {name: _literal(name, value) for name, value in literals.items() if value is not None}
     names = table.column_names
     for name in names:
         if names.count(name) > 1 or name in given:
             raise InvalidMessageError(f"column {name!r} is given twice; give it once, in the table or by itself")
         if name not in TABLE_COLUMNS and name not in IGNORED_COLUMNS and name != "body_stored":
             raise InvalidMessageError(
-                f"column {name!r} is none that a message has; drop it, or put it into the properties. Known are "
+                f"column {name!r} is not one that a message has; drop it, or put it into the properties. Known are "
                 f"{', '.join(TABLE_COLUMNS)}"
             )
     if lone_key(names):
@@ -81,25 +81,50 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
         raise InvalidMessageError(f"row {marked} is marked as corrupt; leave such rows out, or drop the column")
     columns = [name for name in names if name in TABLE_COLUMNS and (keep_timestamps or name != "store_timestamp")]
     stored_bodies = "body_stored" in names
-    if stored_bodies and "body" not in columns:
-        columns.append("body")
-    source = {name: table.column("body_stored" if stored_bodies and name == "body" else name) for name in columns}
+    source = {name: table.column(name) for name in columns}
+    if stored_bodies:
+        source["body"] = table.column("body_stored")
+    # Without another column this one has the number of rows.
+    source.setdefault("body", pa.chunked_array([pa.nulls(table.num_rows)]))
     typed = pa.table({name: _checked(pa, name, column, _typed) for name, column in source.items()})
-    # A table without a column that counts has rows all the same.
-    if not columns:
-        return [
-            TablePart({}, given, min(max_rows, table.num_rows - first), keep_timestamps, stored_bodies)
-            for first in range(0, table.num_rows, max_rows)
-        ]
     return [
-        TablePart(dict(zip(columns, batch.columns, strict=True)), given, batch.num_rows, keep_timestamps, stored_bodies)
+        TablePart(dict(zip(source, batch.columns, strict=True)), given, batch.num_rows, stored_bodies)
         for batch in typed.to_batches(max_chunksize=max_rows)
         if batch.num_rows
     ]
 
 
+def _literal(name: str, value: Any) -> Any:
+    # A value for all rows: a text, a list of keys, a list of pairs of properties, or an int.
+    if name in ("topic", "tags"):
+        return _checked_text(name, value)
+    if name == "keys":
+        keys = [key for key in value.split(" ") if key] if isinstance(value, str) else value
+        return [_checked_text(name, key) for key in keys]
+    if name == "properties":
+        pairs = [(each, text) for each, text in value.items() if text is not None]
+        return [(_checked_text(name, each), _checked_text(name, text)) for each, text in pairs]
+    if isinstance(value, datetime.datetime):
+        value = milliseconds(value, name)
+    if not isinstance(value, (int, np.integer)):
+        raise InvalidMessageError(f"{name} is {value!r}; give an int")
+    if not -(2**63) <= value < 2**63:
+        raise InvalidMessageError(f"{name} is {value}; give an int of 64 bits")
+    return int(value)
+
+
+def _checked_text(name: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise InvalidMessageError(f"{name} is {text!r}; give text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessageError(f"{name} is {text!r}, which UTF-8 cannot hold; replace the lone surrogate") from None
+    return plain_text(text)
+
+
 def _checked(pa: Any, name: str, column: pa.ChunkedArray, call: Callable[[Any, str, Any], Any]) -> Any:
-    # What `call` makes of a column; Arrow's own errors name no column.
+    # Arrow's own errors name no column.
     try:
         return call(pa, name, column)
     except pa.ArrowInvalid as error:
@@ -117,60 +142,47 @@ def _wrong_type(name: str, column: pa.ChunkedArray) -> TypeError:
 
 def _typed(pa: Any, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     # One of the few types that `TablePart` hands to the core.
-    types = pa.types
-    if types.is_dictionary(column.type):
-        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
-    kind = column.type
+    types, kind = pa.types, column.type
+    if types.is_dictionary(kind):
+        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], kind.value_type)
+        kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
         kind = column.type
-    if types.is_null(kind):
-        return column
-
-    def fits(*checks: Any) -> bool:
-        return any(check(kind) for check in checks)
-
-    if name in _NUMBERS and fits(types.is_integer):
-        return column.cast(pa.int64())
-    if name in ("born_timestamp", "store_timestamp"):
-        if fits(types.is_timestamp):
-            # A part of a millisecond is cut off; seconds beyond what 64 bits hold of them are refused.
-            safe = kind.unit == "s"
-            return column.cast(pa.timestamp("ms", kind.tz), safe=safe).cast(pa.int64())
-        if fits(types.is_integer):
-            return column.cast(pa.int64())
-    if name in ("topic", "tags", "born_host", "store_host", "keys"):
-        if fits(types.is_string, types.is_large_string):
-            return column
-        if fits(types.is_string_view):
-            return column.cast(pa.large_string())
-    if name == "body":
-        if fits(types.is_binary, types.is_large_binary, types.is_string, types.is_large_string):
-            return column
-        if fits(types.is_binary_view, types.is_fixed_size_binary):
-            return column.cast(pa.large_binary())
-        if fits(types.is_string_view):
-            return column.cast(pa.large_string())
 
     def is_text(each: pa.DataType) -> bool:
         return bool(types.is_string(each) or types.is_large_string(each))
 
-    if name == "keys" and fits(types.is_list, types.is_large_list) and is_text(kind.value_type):
+    if types.is_null(kind):
         return column
-    if name == "keys" and fits(types.is_list, types.is_large_list, types.is_fixed_size_list):
-        return column.cast(pa.large_list(pa.large_string()))
-    if name == "keys" and fits(types.is_list_view, types.is_large_list_view):
-        # Arrow's own cast (26.0) gives offsets that fall.
-        return pa.chunked_array([_list_of_view(pa, chunk) for chunk in column.chunks], pa.large_list(pa.large_string()))
-    if name == "properties":
-        if fits(types.is_map) and is_text(kind.key_type) and is_text(kind.item_type):
+    if name in _NUMBERS or name in _TIMES:
+        if types.is_integer(kind):
+            return column.cast("int64")
+        if name in _TIMES and types.is_timestamp(kind):
+            # A part of a millisecond is cut off; seconds beyond what 64 bits hold of them are refused.
+            return column.cast(pa.timestamp("ms", kind.tz), safe=kind.unit == "s").cast("int64")
+    elif name == "properties":
+        if types.is_map(kind) and is_text(kind.key_type) and is_text(kind.item_type):
             return column
-        if fits(types.is_map):
+        if types.is_map(kind):
             return column.cast(pa.map_(pa.large_string(), pa.large_string()))
-        if fits(types.is_struct):
-            # What pandas makes of dicts.
+        if types.is_struct(kind):
+            # Pandas makes structs of dicts.
             rows = [None if row is None else list(row.items()) for row in column.to_pylist()]
             return pa.chunked_array([pa.array(rows, pa.map_(pa.large_string(), pa.large_string()))])
+    elif is_text(kind) or (name == "body" and (types.is_binary(kind) or types.is_large_binary(kind))):
+        return column
+    elif types.is_string_view(kind):
+        return column.cast("large_string")
+    elif name == "body" and (types.is_binary_view(kind) or types.is_fixed_size_binary(kind)):
+        return column.cast("large_binary")
+    elif name == "keys":
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            is_read = not types.is_fixed_size_list(kind) and is_text(kind.value_type)
+            return column if is_read else column.cast(pa.large_list(pa.large_string()))
+        if types.is_list_view(kind) or types.is_large_list_view(kind):
+            # Arrow's own cast (26.0) gives offsets that fall.
+            return pa.chunked_array([pa.array(column.to_pylist(), pa.large_list(pa.large_string()))])
     raise _wrong_type(name, column)
 
 
@@ -180,44 +192,28 @@ def _first_true(pa: Any, name: str, column: pa.ChunkedArray) -> int:
     return int(pc.index(column.cast("bool"), True).as_py())
 
 
-def _list_of_view(pa: Any, chunk: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
-    lengths = pc.list_value_length(chunk).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
-    texts = pc.list_flatten(chunk).cast(pa.large_string())
-    return pa.LargeListArray.from_arrays(offsets, texts, mask=chunk.is_null())
-
-
 class TablePart:
     """Some rows of a table that is to be put."""
 
-    def __init__(
-        self,
-        columns: dict[str, pa.Array],
-        literals: Mapping[str, Any],
-        num: int,
-        keep_timestamps: bool,
-        stored_bodies: bool,
-    ):
+    def __init__(self, columns: dict[str, pa.Array], literals: dict[str, Any], num: int, stored_bodies: bool):
         self.columns = columns
         self.literals = literals
         self.num = num
         self.plain = True
-        self._keep_timestamps = keep_timestamps
         self._stored_bodies = stored_bodies
 
     # ------------------------------------------------------------------------------------------------- for the core
 
     def rows(self) -> TableRows:
-        """The part as the core reads it."""
+        """Return the part as the core reads it."""
         hosts: list[bytes] = []
         born_host, store_host = self._hosts("born_host", hosts), self._hosts("store_host", hosts)
-        keys = self.columns.get("keys")
-        properties = self.columns.get("properties")
-        names, values = self._literal_properties()
+        keys, properties = self.columns.get("keys"), self.columns.get("properties")
+        pairs = self.literals.get("properties", ())
+        names = ListColumn(_text_list([name for name, _ in pairs]), num=len(pairs))
+        values = _text_list([value for _, value in pairs])
         if properties is not None and properties.type.num_fields:
-            names, values = _map_columns(properties)
+            names, values = _list_column(properties, properties.keys), _text_column(properties.items)
         return TableRows(
             self.num,
             topic=self._texts("topic"),
@@ -226,12 +222,7 @@ class TablePart:
             keys=self._keys(keys),
             properties=names,
             values=values,
-            queue_id=self._numbers("queue_id"),
-            flag=self._numbers("flag"),
-            sys_flag=self._numbers("sys_flag"),
-            reconsume_times=self._numbers("reconsume_times"),
-            prepared_transaction_offset=self._numbers("prepared_transaction_offset"),
-            born_timestamp=self._numbers("born_timestamp"),
+            **{name: self._numbers(name) for name in (*_NUMBERS, "born_timestamp")},
             hosts=hosts,
             born_host=born_host,
             store_host=store_host,
@@ -239,63 +230,35 @@ class TablePart:
         )
 
     def _texts(self, name: str) -> TextColumn:
-        column = self.columns.get(name)
-        if column is not None:
-            return _text_column(column)
         literal = self.literals.get(name)
-        if literal is None:
-            return TextColumn()
-        return TextColumn(data=literal if isinstance(literal, bytes) else _encoded(name, literal))
+        return _text_column(self.columns.get(name)) if literal is None else TextColumn(data=literal.encode())
 
     def _keys(self, column: pa.Array | None) -> ListColumn:
-        if column is None:
-            literal = self.literals.get("keys")
-            if literal is None:
-                return ListColumn(TextColumn())
-            keys = [key for key in literal.split(" ") if key] if isinstance(literal, str) else list(literal)
-            return ListColumn(_text_list("keys", keys), num=len(keys))
-        if str(column.type) == "null":
-            return ListColumn(TextColumn())
-        validity, first = _validity(column)
+        if column is None or str(column.type) == "null":
+            keys = self.literals.get("keys", ())
+            return ListColumn(_text_list(keys), num=len(keys))
         if hasattr(column, "values"):
-            return ListColumn(_text_column(column.values), _offsets(column), validity, first)
+            return _list_column(column, column.values)
         # One text a row is the whole of its keys.
-        return ListColumn(_text_column(column), np.arange(self.num + 1, dtype=np.int64), validity, first)
-
-    def _literal_properties(self) -> tuple[ListColumn, TextColumn]:
-        literal = {name: value for name, value in (self.literals.get("properties") or {}).items() if value is not None}
-        names, values = _text_list("properties", literal.keys()), _text_list("properties", literal.values())
-        return ListColumn(names, num=len(literal)), values
+        return ListColumn(_text_column(column), np.arange(self.num + 1, dtype=np.int64), *_validity(column))
 
     def _numbers(self, name: str) -> NumberColumn:
         column = self.columns.get(name)
         if column is None:
             literal = self.literals.get(name)
-            if literal is None:
-                return NumberColumn(given=False)
-            if not isinstance(literal, (int, np.integer)):
-                raise InvalidMessageError(f"{name} is {literal!r}; give an int")
-            if not -(2**63) <= literal < 2**63:
-                raise InvalidMessageError(f"{name} is {literal}; give an int of 64 bits")
-            return NumberColumn(self._flags(name, int(literal)))
+            return NumberColumn(given=False) if literal is None else NumberColumn(literal)
         numbers, valid = _number_column(column, self.num)
         return NumberColumn(self._flags(name, numbers), valid)
 
     def _flags(self, name: str, numbers: Any) -> Any:
         if name != "sys_flag":
             return numbers
-        # The kinds of the hosts follow from the hosts.
-        return numbers & ~(_V6_BITS if self._stored_bodies else _V6_BITS | _COMPRESSION_BITS)
+        # The hosts set the bits of their kinds.
+        return numbers & ~(V6_BITS if self._stored_bodies else V6_BITS | _COMPRESSION_BITS)
 
     def _hosts(self, name: str, hosts: list[bytes]) -> NumberColumn:
         column = self.columns.get(name)
-        if column is None:
-            literal = self.literals.get(name)
-            if literal is None:
-                return NumberColumn(given=False)
-            hosts.append(host_to_bytes(literal))
-            return NumberColumn(len(hosts) - 1)
-        if not hasattr(column, "dictionary_encode") or str(column.type) == "null":
+        if column is None or str(column.type) == "null":
             return NumberColumn(given=False)
         # The same few hosts come with every message.
         encoded = column.dictionary_encode()
@@ -305,8 +268,8 @@ class TablePart:
         return NumberColumn(places, valid)
 
     def store_timestamps(self) -> np.ndarray:
-        """int64 array: store times in ms since epoch, one a row, or none if the store gives them."""
-        if not self._keep_timestamps:
+        """Return the store times (int64, ms since epoch), one a row; none if the clock sets them."""
+        if "store_timestamp" not in self.columns:
             return np.empty(0, np.int64)
         times, valid = _number_column(self.columns["store_timestamp"], self.num)
         if valid is not None:
@@ -316,7 +279,7 @@ class TablePart:
     # --------------------------------------------------------------------------------------------------- single rows
 
     def validate(self) -> None:
-        """Look at every offset and text; Arrow itself, which reads single rows, does not survive unsound ones."""
+        """Check every offset and text: Arrow does not survive unsound ones when it reads single rows."""
         for name, column in self.columns.items():
             try:
                 column.validate(full=True)
@@ -328,19 +291,16 @@ class TablePart:
         return self.literals.get(name) if column is None else column[i].as_py()
 
     def queue_id(self, i: int) -> int:
-        """int: the queue of row `i`, 0 where none is given."""
-        value = self._value("queue_id", i)
-        return 0 if value is None else value
+        """Return the queue of row `i`, 0 where none is given."""
+        return self._value("queue_id", i) or 0
 
     def topic(self, i: int) -> Any:
-        """str: the topic of row `i`."""
+        """Return the topic of row `i`."""
         return self._value("topic", i)
 
     def message(self, i: int) -> Message:
-        """Row `i` as a message; errors as of `Message`, and InvalidMessageError for a property that is given twice."""
+        """Return row `i` as a message; errors as for `Message`, and InvalidMessageError for a property that is given twice."""
         pairs = self._value("properties", i) or []
-        if isinstance(pairs, Mapping):
-            pairs = list(pairs.items())
         properties = {name: value for name, value in pairs if value is not None}
         if len(properties) < sum(value is not None for _, value in pairs):
             raise InvalidMessageError("a property is given twice: give it once")
@@ -359,34 +319,15 @@ class TablePart:
             **numbers,
         )
 
-    def messages(self) -> Iterator[Message]:
-        """Every row as a message."""
-        for i in range(self.num):
-            yield self.message(i)
-
-
-def _encoded(name: str, text: Any) -> bytes:
-    if not isinstance(text, str):
-        raise InvalidMessageError(f"{name} is {text!r}; give text")
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InvalidMessageError(f"{name} is {text!r}, which UTF-8 cannot hold; replace the lone surrogate") from None
-
-
-def _text_list(name: str, texts: Iterable[str]) -> TextColumn:
-    pieces = [_encoded(name, text) for text in texts]
-    return TextColumn(np.cumsum([0, *map(len, pieces)], dtype=np.int64), b"".join(pieces))
-
 
 def _validity(column: pa.Array) -> tuple[np.ndarray | None, int]:
     bitmap = column.buffers()[0] if column.null_count else None
     return (None if bitmap is None else np.frombuffer(bitmap, np.uint8)), column.offset
 
 
-def _text_column(column: pa.Array) -> TextColumn:
-    buffers = column.buffers()
-    if len(buffers) < 3 or buffers[1] is None or not len(column):
+def _text_column(column: pa.Array | None) -> TextColumn:
+    buffers: Any = () if column is None else column.buffers()
+    if column is None or len(buffers) < 3 or buffers[1] is None or not len(column):
         # A column of the null type, or one without a row.
         return TextColumn()
     wide = str(column.type).startswith("large_")
@@ -396,13 +337,14 @@ def _text_column(column: pa.Array) -> TextColumn:
     return TextColumn(offsets, data, validity, first)
 
 
-def _offsets(column: pa.Array) -> np.ndarray:
-    return np.ascontiguousarray(column.offsets.to_numpy(), dtype=np.int64)
+def _text_list(texts: Sequence[str]) -> TextColumn:
+    pieces = [text.encode() for text in texts]
+    return TextColumn(np.cumsum([0, *map(len, pieces)], dtype=np.int64), b"".join(pieces))
 
 
-def _map_columns(column: pa.Array) -> tuple[ListColumn, TextColumn]:
-    validity, first = _validity(column)
-    return ListColumn(_text_column(column.keys), _offsets(column), validity, first), _text_column(column.items)
+def _list_column(column: pa.Array, texts: pa.Array) -> ListColumn:
+    offsets = np.ascontiguousarray(column.offsets.to_numpy(), dtype=np.int64)
+    return ListColumn(_text_column(texts), offsets, *_validity(column))
 
 
 def _number_column(column: pa.Array, num: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -414,9 +356,9 @@ def _number_column(column: pa.Array, num: int) -> tuple[np.ndarray, np.ndarray |
     return column.fill_null(0).to_numpy(zero_copy_only=False), column.is_valid().to_numpy(zero_copy_only=False)
 
 
-# What `RowBatch` says of a row of an array whose offsets lead outside.
+# The reason of `RowBatch` for a row of an array whose offsets point outside.
 _UNSOUND = -3
-# Rows of a table that are put at once: their layout stays in the processor's cache, and other writers get their turn.
+# The rows put at once: their layout stays in the processor's cache, and other writers get their turn.
 _TABLE_ROWS = 8192
 
 
@@ -428,11 +370,6 @@ class TableWriting:
 
     @staticmethod
     def _parts(table: Any, literals: dict[str, Any], keep_timestamps: bool) -> list[TablePart]:
-        keys, born = literals.get("keys"), literals.get("born_timestamp")
-        if keys is not None and not isinstance(keys, str):
-            literals = {**literals, "keys": list(keys)}
-        if isinstance(born, datetime.datetime):
-            literals = {**literals, "born_timestamp": int(milliseconds(born, "born_timestamp"))}
         return table_parts(table, literals, keep_timestamps=keep_timestamps, max_rows=_TABLE_ROWS)
 
     def put(self, table: Any, literals: dict[str, Any], *, keep_timestamps: bool) -> PutTableResult:
@@ -456,7 +393,7 @@ class TableWriting:
         return result
 
     def _allow_for_times(self, parts: list[TablePart]) -> None:
-        # None of them lies before the first: `_check_parts`.
+        # `_check_parts` refuses times that fall.
         for times in (part.store_timestamps() for part in parts):
             if len(times):
                 with self.state.lock:
@@ -466,7 +403,7 @@ class TableWriting:
                 return
 
     def check(self, table: Any, literals: dict[str, Any], *, keep_timestamps: bool) -> int:
-        """Look whether `put` would take the rows, and how many there are, see `MessageStore.check_table`."""
+        """Check the rows and return their number, see `MessageStore.check_table`."""
         self.state.check_writable()
         parts = self._parts(table, literals, keep_timestamps)
         with self.state.lock if keep_timestamps else contextlib.nullcontext():
@@ -474,14 +411,14 @@ class TableWriting:
         return sum(part.num for part in parts)
 
     def _check_parts(self, parts: list[TablePart], rows: bool) -> None:
-        # Raises for what cannot be put; the rows are looked at one by one unless putting them does that.
+        # With `rows` every row is checked; otherwise putting them does that.
         first = 0
         last = self.state.last_store_timestamp
         for part in parts:
             times = part.store_timestamps()
             if len(times) and (times[0] < last or (times[1:] < times[:-1]).any()):
                 raise InvalidMessageError(
-                    f"store timestamps fall among rows {first} to {first + part.num}, or lie before the store's last "
+                    f"store timestamps fall among rows {first} to {first + part.num}, or are before the store's last "
                     f"message ({last}); sort the table by store_timestamp"
                 )
             last = int(times[-1]) if len(times) else last
@@ -490,7 +427,7 @@ class TableWriting:
             first += part.num
 
     def _check_part(self, part: TablePart, first: int) -> None:
-        # Raises for the first row that cannot be put, and notes whether the core takes them all.
+        # Raises for the first row that cannot be put; sets `part.plain` if the core takes all rows.
         rows = self.writing.rows
         at = 0
         if rows is not None:
@@ -505,12 +442,12 @@ class TableWriting:
         for i in range(at, part.num):
             try:
                 message = part.message(i)
-                self.writing.long_way.prepare(message, part.queue_id(i), append_crc=True)
+                self.writing.long_way.prepare(message, part.queue_id(i))
             except InvalidMessageError as error:
                 raise InvalidMessageError(f"row {first + i}: {error.message}", error.path) from None
 
     def _take_part(self, rows: RowBatch, part: TablePart, first: int) -> int:
-        # The number of the row that the core does not take, or how many there are.
+        # Returns the number of the first row that the core does not take; the number of rows if it takes all.
         table = part.rows()
         at, why = rows.take_columns(table, 0)
         while why == NEW_QUEUE:
@@ -528,28 +465,19 @@ class TableWriting:
             raise InvalidMessageError(f"row {first + at}: an Arrow array leads outside itself; validate the table")
         return at
 
-    def _put_part(self, part: TablePart, first: int, now: int | None = None) -> tuple[np.ndarray, ...]:
+    def _put_part(self, part: TablePart, first: int) -> tuple[np.ndarray, ...]:
         rows = self.writing.rows
         times = part.store_timestamps()
-        too_old = False
         if part.plain and rows is not None:
-            with self.state.lock:
-                self.writing.check_takes_writes()
+            with self.writing.at(0 if len(times) else None) as now:
                 try:
                     if self._take_part(rows, part, first) == part.num:
-                        if now is None:
-                            now = 0 if len(times) else self.writing.now()
-                        too_old = not len(times) and self.writing.flushing.is_too_old(now)
-                        if not too_old:
-                            self.writing.append_rows(rows, now, times)
-                            return rows.columns()
+                        self.writing.append_rows(rows, now, times)
+                        return rows.columns()
                 finally:
                     rows.clear()
-            if too_old and now is not None:
-                self.writing.flushing.allow_for(now)
-                return self._put_part(part, first, now)
             self._check_part(part, first)
-        messages, queue_ids = list(part.messages()), [part.queue_id(i) for i in range(part.num)]
+        messages, queue_ids = [part.message(i) for i in range(part.num)], [part.queue_id(i) for i in range(part.num)]
         if len(times):
             puts: Sequence[PutResult] = [
                 self.writing.put([message], queue_id, now=time)[0]

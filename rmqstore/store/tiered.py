@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FlatScan", "Tiered", "in_log", "key_rows_table"]
 
-# Units that one thread decodes at a time, about so many bytes of records at most, and how many threads decode at most.
+# The most units and about the most bytes of records that one thread decodes at a time, and the most threads.
 _STRETCH_UNITS = 32768
 _STRETCH_BYTES = 16 * 1024 * 1024
 _THREADS = 4
@@ -53,8 +53,10 @@ class FlatScan:
 
     def __init__(self, selection: Selection, options: ColumnOptions, crc_check: int, check_open: Callable[[], object]):
         self.selection, self.options, self.crc_check, self.check_open = selection, options, crc_check, check_open
-        self._passed = _Passed()
-        # Errors of the arguments come at once.
+        # Stretches whose pages are still to be released, each as queue, begin and end; and their bytes.
+        self._passed: list[tuple[FlatQueue, int, int]] = []
+        self._passed_size = 0
+        # Errors of the arguments are raised at once.
         self._spare = [self._columns()]
 
     def _columns(self) -> Columns:
@@ -68,7 +70,7 @@ class FlatScan:
     def _batches(self, ranges: Iterable[FlatRange], use_threads: bool) -> Iterator[pa.RecordBatch]:
         stretches = (each for part in ranges for each in _stretches(part))
         thread_num = min(usable_cpus(), _THREADS) if use_threads else 1
-        # The first stretch is decoded before there is any thread: small storages, and callers that want one batch, need none.
+        # The first stretch is decoded before any thread starts: small storages, and callers that want one batch, need none.
         for stretch in stretches if thread_num < 2 else itertools.islice(stretches, 1):
             (columns,) = self._spare
             yield from self._given(stretch, columns, self._decoded(stretch, columns))
@@ -105,7 +107,7 @@ class FlatScan:
         return read_places(queue, columns, chosen(queue, places, self.selection))
 
     def _given(self, stretch: _Stretch, columns: Columns, decoded: _Decoded) -> Iterator[pa.RecordBatch]:
-        # What was read is given before what could not be, which may end the scan.
+        # Batches come before the report of unreadable places, which may end the scan.
         batches, unread = decoded
         batches.reverse()
         while batches:
@@ -113,28 +115,18 @@ class FlatScan:
             yield batches.pop()
         stretch[0].report_unread(unread)
         if not columns.views:
-            self._passed.add(stretch)
+            self._release(*stretch)
 
-
-class _Passed:
-    """Lets go of the pages of what was given, so that a long scan keeps a constant working set."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.parts: list[tuple[FlatQueue, int, int]] = []
-
-    def add(self, stretch: _Stretch) -> None:
-        """Say that nothing of `stretch` is needed any more."""
-        queue, places = stretch
+    def _release(self, queue: FlatQueue, places: Places) -> None:
+        # Releases the pages of many stretches at once, so that a long scan keeps a constant working set.
         begin, end = int(places.phy_offsets.min()), int((places.phy_offsets + places.sizes).max())
-        if end <= begin:
-            return
-        self.parts.append((queue, begin, end))
-        self.size += end - begin
-        if self.size >= SCAN_WINDOW:
-            for queue, first, last in self.parts:
+        if end > begin:
+            self._passed.append((queue, begin, end))
+            self._passed_size += end - begin
+        if self._passed_size >= SCAN_WINDOW:
+            for queue, first, last in self._passed:
                 queue.log.release_pages(first, last)
-            self.parts, self.size = [], 0
+            self._passed, self._passed_size = [], 0
 
 
 def _stretches(part: FlatRange) -> Iterator[_Stretch]:
@@ -237,11 +229,11 @@ class Tiered(Older):
         return Joined(parts, flat.report_gap)
 
     def _spans(self, queue: FlatQueue, *, tell: bool = False) -> list[Span]:
-        # The queue offsets that are read from tiered storage; with `tell`, those that neither has are reported.
+        # The queue offsets to read from tiered storage; with `tell`, reports offsets that neither has.
         local = self._local_queue(queue)
         low, high = self.state.bounds(local)
         begin, end = queue.min_queue_offset, queue.max_queue_offset
-        if not _are_believed(self.state.commit_log, queue, local):
+        if not _are_trusted(self.state.commit_log, queue, local):
             return without(begin, end, [])
         if tell and begin < end < low:
             queue.report_gap(end, low)
@@ -251,11 +243,11 @@ class Tiered(Older):
         local = self.state.queue(queue.topic, queue.queue_id)
         low, high = self.state.bounds(local)
         if queue.max_queue_offset < low:
-            # The broker uploaded more before it deleted that from its log.
+            # The broker uploaded these before it deleted them from its log.
             self.flat_store.refresh()
         if low >= high and self.state.undispatched.left_out is not None:
             raise StoreError(
-                f"queue {queue.topic}/{queue.queue_id} has no units beside the log, so nobody knows what is in both; "
+                f"queue {queue.topic}/{queue.queue_id} has no units next to the log, so it is unknown which messages are in both; "
                 "rebuild them first: rmqstore rebuild --what consumequeue",
                 self.state.path,
             )
@@ -271,7 +263,7 @@ class Tiered(Older):
         if selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
             return
         if not selection.by_queue:
-            yield from self._besides_log(selection)
+            yield from self._not_in_log(selection)
             return
         low = selection.begin_queue_offset or 0
         high = INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
@@ -280,12 +272,12 @@ class Tiered(Older):
                 if max(begin, low) < min(end, high):
                     yield FlatRange(queue, max(begin, low), min(end, high))
 
-    def _besides_log(self, selection: Selection) -> Iterator[FlatRange]:
-        # What a scan of the local log does not give.
+    def _not_in_log(self, selection: Selection) -> Iterator[FlatRange]:
+        # The messages that a scan of the local log lacks.
         pairs = [(part.queue, self._local_queue(part.queue)) for part in self.flat_store.ranges(selection)]
         for (queue, local), spans in zip(pairs, in_log(self.state.commit_log, pairs)):
             begin, end = queue.min_queue_offset, queue.max_queue_offset
-            # A local queue whose messages are all gone still says where it ended.
+            # A local queue whose messages are all gone still shows where it ended.
             low = spans[0][0] if spans else self.state.bounds(local)[0]
             if end < low:
                 queue.report_gap(end, low)
@@ -295,10 +287,10 @@ class Tiered(Older):
         """See `Older`."""
         log = self.state.commit_log
         self.state.refresh()
-        # What only tiered storage has is settled now: what the local log loses in the meantime is missing from both.
+        # The ranges are settled now: messages that the local log loses during the scan are in neither.
         ranges = list(self.ranges(selection))
         older = FlatScan(selection, options, log.crc_check, self.state.check_open).read(ranges, use_threads=use_threads)
-        local = scan_log(log, selection, options, use_threads=use_threads, refresh=False)
+        local = scan_log(log, selection, options, use_threads=use_threads)
         import pyarrow
 
         return pyarrow.RecordBatchReader.from_batches(older.schema, itertools.chain(older, local))
@@ -336,8 +328,8 @@ class Tiered(Older):
 # ------------------------------------------------------------------------------------------------- what the log has as well
 
 
-def _are_believed(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> bool:
-    """bool: the units of a local queue lead to its messages where they begin, and where they or tiered storage end."""
+def _are_trusted(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> bool:
+    """Return True if the units of a local queue point to its messages where they begin, and where they or tiered storage end."""
     low, high = _bounds(log, local)
     if local is None or low >= high:
         return True
@@ -348,14 +340,14 @@ def _are_believed(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None
 def in_log(log: CommitLog, queues: Sequence[tuple[FlatQueue, AnyConsumeQueue | None]]) -> list[list[Span]]:
     """Return for each queue of tiered storage the queue offsets that a scan of the local log reads, ascending and apart.
 
-    Where units leave doubt, the log is scanned once for all queues.
+    If units are in doubt, the log is scanned once for all queues.
     """
     found: list[list[Span]] = []
     doubted: dict[tuple[bytes, int], list[Span]] = {}
     until = log.min_offset
     for flat, local in queues:
         spans: list[Span] = []
-        place = _doubted_to(log, flat, local)
+        place = _uncertain_to(log, flat, local)
         if place > log.min_offset:
             doubted[encode_java_utf8(flat.topic), flat.queue_id] = spans
             until = max(until, place)
@@ -363,7 +355,7 @@ def in_log(log: CommitLog, queues: Sequence[tuple[FlatQueue, AnyConsumeQueue | N
             spans.append(_bounds(log, local))
         found.append(spans)
     if doubted:
-        _go_over(log, until, doubted)
+        _scan_for(log, until, doubted)
     return [joined(spans) for spans in found]
 
 
@@ -372,7 +364,7 @@ def _bounds(log: CommitLog, local: AnyConsumeQueue | None) -> Span:
 
 
 def _message_of(log: CommitLog, local: AnyConsumeQueue, queue_offset: int) -> MessageExt | None:
-    # The message that a unit leads to; None where that is no message, or another one.
+    # The message of a unit; None if the unit points to no message, or to another one.
     unit = local.unit(queue_offset)
     message = None if unit is None else log.look_up(unit.phy_offset, unit.size)
     if unit is None or message is None or not message.check_queue(local.topic, local.queue_id, unit.queue_offset):
@@ -380,22 +372,22 @@ def _message_of(log: CommitLog, local: AnyConsumeQueue, queue_offset: int) -> Me
     return message
 
 
-def _doubted_to(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> int:
-    # Up to which phy offset nobody knows what the log has of the queue: the log's begin where all is certain, its end
-    # where the units say nothing.
+def _uncertain_to(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> int:
+    # The phy offset up to which units do not show what the log has of the queue: the log's begin if all is certain, its end if
+    # nothing is.
     begin, end = log.min_offset, log.max_offset
     if begin >= end:
         return begin
     if not _is_whole(log):
-        # Units lead into segments that are gone.
+        # Units point to segments that are gone.
         return end
     low, high = _bounds(log, local)
     if local is None or low >= high:
         return begin if _is_before(log, flat, flat.max_queue_offset - 1) else end
     first = _message_of(log, local, low)
-    if first is None or high < flat.max_queue_offset or not _are_believed(log, flat, local):
+    if first is None or high < flat.max_queue_offset or not _are_trusted(log, flat, local):
         return end
-    # Where units are gone or zero the log may have messages in front of the first unit that is left.
+    # If units are gone or zero, the log may have messages before the first unit that is left.
     known = flat.max_queue_offset >= low and _is_before(log, flat, low - 1)
     return begin if known or low <= flat.min_queue_offset else first.phy_offset
 
@@ -406,17 +398,17 @@ def _is_whole(log: CommitLog) -> bool:
 
 
 def _is_before(log: CommitLog, flat: FlatQueue, queue_offset: int) -> bool:
-    # Whether this message of tiered storage was stored before all that the log has; in doubt it was not.
+    # True if this message of tiered storage was surely stored before all that the log has.
     if queue_offset < flat.min_queue_offset:
         return True
     try:
         return 0 <= flat.store_timestamp_of(queue_offset) < log.store_timestamp_at(log.min_offset)
     except OffsetOutOfRangeError:
-        return False  # Its broker deleted it meanwhile.
+        return False  # Its broker deleted it.
 
 
-def _go_over(log: CommitLog, until: int, wanted: dict[tuple[bytes, int], list[Span]]) -> None:
-    # A record whose CRC is wrong is given by a scan too, marked; prepared and rolled back transactions are in no queue.
+def _scan_for(log: CommitLog, until: int, wanted: dict[tuple[bytes, int], list[Span]]) -> None:
+    # A scan also returns records with a wrong CRC, marked; prepared and rolled back transactions are in no queue.
     for stretch, columns in log.scans(log.min_offset, until, check_crc=False, keys=False):
         if stretch.verdict is not Verdict.RECORD:
             continue

@@ -1,7 +1,7 @@
 """Serve readers the end of the log that no queue on disk points to, as after a kill of its broker.
 
-Units are made in memory by the rules of recovery; nothing is written (I7).  A store that is open for writing dispatches this
-itself.  `completion` does the same for queues in RocksDB, which a running broker flushes rarely.
+Units are made in memory by the rules of recovery; nothing is written (I7).  Writers dispatch this part themselves.  `completion`
+does the same for queues in RocksDB.
 """
 
 from __future__ import annotations
@@ -34,20 +34,19 @@ __all__ = ["MAX_UNDISPATCHED", "Undispatched"]
 
 logger = logging.getLogger(__name__)
 
-# So many bytes of the log are gone over for it, on either side of where the newest unit of any queue leads: more than a broker
-# leaves, unless its queues are gone.
+# The bytes of the log scanned before and after the newest unit of any queue: more than a broker leaves, unless queues are lost.
 MAX_UNDISPATCHED = 1 << 30
-# A reader beside a writer looks so often (seconds) whether that one is gone and left anything.
+# Seconds between two checks of a reader for a writer that ended and left undispatched records.
 _LOOK_INTERVAL = 1.0
-# A writer on another machine, or in a container, cannot be seen; so long (seconds) after the log grew one is taken to live.
+# Seconds after the log grew during which a writer is assumed: one on another machine, or in a container, cannot be seen.
 _QUIET = 5.0
 
 
 class Undispatched:
-    """What the queues of a store that is only read lack at their end, in memory.
+    """The units in memory that queues of a store that is only read lack on disk.
 
-    `served` are the phy offsets of what queues on disk lack and memory has; `left_out` of what may be in no queue, because there
-    is more than `MAX_UNDISPATCHED`, or because a queue or a folder of queues cannot be read.
+    `served` is the range of the log (phy offsets) whose units are in memory; `left_out` the range that may be in no queue, because
+    it is longer than `MAX_UNDISPATCHED`, or because a queue or a folder of queues cannot be read.
     """
 
     def __init__(self, root: str, commit_log: CommitLog, queues: ConsumeQueueStore):
@@ -59,13 +58,13 @@ class Undispatched:
         self.completion: Completion | None = None
         self._looked = False
         self._mark: tuple[int, int] | None = None
-        # The ends of the log for which this was done, and that was seen last.
+        # The end of the log up to which units were made, and the end seen last.
         self._done_to = self._seen_to = -1
         self._looked_at = self._grew_at = -math.inf
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Look for it; nothing happens unless the log went on since this was last called, or somebody else had the store."""
+        """Make units for new records; does nothing unless the log grew since the last call, or a writer had the store."""
         with self._lock:
             if not self._looked:
                 folders = queue_databases(self.root)
@@ -81,19 +80,19 @@ class Undispatched:
             else:
                 self._look(abort_mark(self.root), self.commit_log.max_offset, time.monotonic())
 
-    def look_from_scratch(self) -> None:
-        """Have the next `look` serve again what queues lack, as all of them are opened again."""
+    def invalidate(self) -> None:
+        """Have the next `look` make all units again, as all queues are opened again."""
         with self._lock:
             self.served = None
             self._done_to, self._looked_at = -1, -math.inf
 
     def renew_lock(self) -> None:
-        """Give up the lock that another thread of a parent process may have held at a fork."""
+        """Replace the lock, which another thread of the parent process may have held at a fork."""
         self._lock = threading.Lock()
 
     def _look(self, mark: tuple[int, int] | None, end: int, now: float) -> None:
         if 0 <= self._seen_to != end:
-            # Somebody writes, whether he can be seen or not, and dispatches what he wrote.
+            # A writer is running, and dispatches its records.
             self._grew_at = now
         self._seen_to = end
         if mark == self._mark and self._done_to == end:
@@ -105,11 +104,11 @@ class Undispatched:
             self.queues.forget_memory()
         self.served = self.left_out = None
         self._mark, self._done_to = mark, end
-        # Whoever closed in order has dispatched all.
+        # A writer that closed the store has dispatched all.
         if end <= self.commit_log.min_offset or (mark is None and self.queues.keys() and not self.queues.unseen):
             return
         if self.queues.unseen:
-            # Any record may be in a queue that this user does not see.
+            # Any record may be in a queue that this user cannot read.
             self.left_out = self.commit_log.min_offset, end
             return
         if now - self._grew_at < _QUIET or is_held(self.root):
@@ -120,12 +119,12 @@ class Undispatched:
             except (CorruptionError, GeometryError) as error:
                 self._leave_out(end, error)
             except OSError as error:
-                if not (self.queues.read_only and is_unreadable(error)):
+                if not is_unreadable(error):
                     raise
                 self._leave_out(end, error)
 
     def is_current(self) -> bool:
-        """bool: nobody opened the store for writing since `look`; always so where nothing is served."""
+        """Return True if no writer opened the store since `look`, or if nothing is served."""
         return self.served is None or self.completion is not None or abort_mark(self.root) == self._mark
 
     def _serve(self, end: int) -> None:
@@ -141,7 +140,7 @@ class Undispatched:
                     dispatcher.dispatch_columns(columns)
             dispatcher.finish()
         if dispatcher.counts.first is None:
-            # They were asked for and lack nothing: as they are on disk they are seen to grow.
+            # The queues lack nothing: those on disk are seen to grow.
             self.queues.forget_memory()
         else:
             begin = dispatcher.counts.first
@@ -155,12 +154,12 @@ class Undispatched:
             )  # fmt: skip
 
     def _surely_dispatched(self) -> int:
-        # Up to here queues had everything before the crash, as far as the log is there.
+        # The phy offset up to which queues had everything before the crash.
         checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
         return max(dispatched_before_crash(self.commit_log, checkpoint), self.commit_log.min_offset)
 
     def _leave_out(self, end: int, error: StoreError | OSError) -> None:
-        # One damaged queue stops nobody who reads the log or the other queues.
+        # The log and the other queues can be read in spite of one damaged queue.
         self.queues.forget_memory()
         begin = min(self._surely_dispatched(), end)
         self.left_out = begin, end
@@ -170,8 +169,8 @@ class Undispatched:
         )  # fmt: skip
 
     def _first_missing(self, newest: int, plain: Mapping[tuple[str, int], PlainQueue]) -> int:
-        # Where a queue may lack something that is older than the newest unit of another: many messages that are put together
-        # are dispatched queue by queue, and a system that loses power has forced one queue's file and not yet the other's.
+        # A queue may lack units that are older than the newest unit of another: many messages put at once are dispatched queue by
+        # queue, and at a loss of power one queue's file may be on disk and another's not.
         begin = max(self._surely_dispatched(), newest - MAX_UNDISPATCHED)
         agreement = Agreement(self.commit_log, self.queues, plain)
         for stretch, columns in self.commit_log.scans(begin, newest, check_crc=False, keys=False):

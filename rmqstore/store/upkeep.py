@@ -330,7 +330,7 @@ class Upkeep:
             if self.state.commit_log.segment_size >= _PREPARE_FROM_SIZE and log.offsets and not log.prepared:
                 used = self.state.commit_log.max_offset - log.offsets[-1]
                 if used >= self.state.commit_log.segment_size * _PREPARE_AT:
-                    log.prepared.prepare()
+                    log.prepared.prepare(self.state.commit_log.space(1))
             if (
                 index_service is not None
                 and self.state.config.index_file_size >= _PREPARE_FROM_SIZE
@@ -360,7 +360,7 @@ class Upkeep:
         if space.full != self.state.disk_full:
             with self.state.lock:
                 self.state.disk_full = space.full
-                self.writing.take_writes()
+                self.writing.enable_writes()
             if space.full:
                 logger.error(
                     "%s takes no writes: its disk is used to %d %%; free space, or raise disk_space_warning_level_ratio",

@@ -1,17 +1,14 @@
-"""Putting messages: one, or many rows.
+"""Put messages: one, or many rows.
 
 A message is **plain** if the core takes it whole (`RowBatch`): exactly a `Message` (no subclass), with a topic, keys, tags and
 properties that need no rule beyond their lengths and characters, no transaction, no inner batch, no further queues, no delay
-level, and a queue that is known.  There are two ways to put: one plain message in one call of the core (`Appender`), and rows
-(`RowBatch`).  Rows of plain messages and of tables are checked by the core; every other message is checked by the rules of
-`rmqstore.store.writing`, which has the errors.  All rows are written and dispatched by `_append`.
-
-Owns the choice between these, what they share (the append lock, the clock, room made before anything is written, the wait for
-the disk), and what a failure means.  Invariants:
+level, and a queue that is known.  One plain message is put by one call of the core (`Appender`).  Rows of plain messages and of
+tables are checked by the core, every other message by `LongWay`, which has the errors; `Writing._append` writes and dispatches
+all of them.  Invariants:
 
 - A message is dispatched to its queue and the index before the put returns, so what was put can be read at once.
 - Files are made before anything is written, so that a full disk is an error that changes nothing.
-- After a failed write no more writes are taken, nor after one that was interrupted (Ctrl-C) once a byte may be written.
+- After a failed write the store refuses writes; also after one that was interrupted (Ctrl-C) once a byte may be written.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ from rmqstore.arguments import plain_text
 from rmqstore.config import system_clock
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.errors import DiskFullError, InvalidMessageError
-from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
     MAX_RETRY_TOPIC_LENGTH,
@@ -54,7 +50,7 @@ from rmqstore.store.flushing import Flushing
 from rmqstore.store.results import PutResult, PutResults
 from rmqstore.store.store_state import StoreState
 
-__all__ = ["NEW_QUEUE", "LongWay", "Prepared", "Writing", "next_offset"]
+__all__ = ["NEW_QUEUE", "V6_BITS", "LongWay", "Prepared", "Writing", "next_offset"]
 
 
 @dataclass(slots=True)
@@ -74,7 +70,7 @@ class Prepared:
 
 
 class LongWay:
-    """What a message needs that is not plain, step by step; the caller holds the append lock from `place` on."""
+    """The steps that put a message that is not plain; callers of `place` hold the append lock."""
 
     def __init__(self, state: StoreState):
         self.config = state.config
@@ -84,28 +80,23 @@ class LongWay:
 
     def checked_batch(self, messages: list[Message | MessageExt]) -> list[Message]:
         """Return the messages to put, or raise InvalidMessageError where they cannot be one classic batch."""
-        for given in messages:
-            if not isinstance(given, (Message, MessageExt)):
-                raise InvalidMessageError(f"messages holds a {type(given).__name__}, which is not a Message")
         batch = [_to_put(given) for given in messages]
         if len({message.topic for message in batch}) > 1:
             raise InvalidMessageError("the messages of a batch must be of one topic; use put_messages")
         for message in batch:
-            if message.delay_level > 0:
-                raise InvalidMessageError("a delayed message cannot be part of a batch; use put_messages")
-            if message.topic.startswith(RETRY_PREFIX):
-                raise InvalidMessageError("retry topics take no batches; use put_messages")
-            if message.sys_flag & SysFlag.TRANSACTION_MASK.value:
-                raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")
-            if message.sys_flag & SysFlag.INNER_BATCH.value:
-                raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
+            for is_refused, what in (
+                (message.delay_level > 0, "a delayed message"),
+                (message.topic.startswith(RETRY_PREFIX), "a message of a retry topic"),
+                (message.sys_flag & SysFlag.TRANSACTION_MASK.value, "a transactional message"),
+                (message.sys_flag & SysFlag.INNER_BATCH.value, "an inner batch"),
+            ):
+                if is_refused:
+                    raise InvalidMessageError(f"{what} cannot be part of a batch; use put_messages")
         return batch
 
-    def prepare(self, given: Message | MessageExt, queue_id: int, *, append_crc: bool) -> Prepared:
+    def prepare(self, given: Message | MessageExt, queue_id: int) -> Prepared:
         """Check a message and take it apart."""
         message = _to_put(given)
-        message.validate()
-        message = _with_plain_texts(message)
         if not isinstance(queue_id, (int, np.integer)) or not 0 <= queue_id <= 2**31 - 1:
             raise InvalidMessageError(f"queue_id is {queue_id!r}; give an int from 0 to 2**31 - 1")
         if len(message.body) > self.config.max_message_size:
@@ -120,7 +111,7 @@ class LongWay:
             properties = {name: value for name, value in properties.items() if name != "__CRC32#"}
         inner_num = self._inner_num(message)
         if inner_num is not None:
-            # The value is set when the place is known; a given one keeps its place in the text.
+            # `place` sets the value; a property that is given keeps its place in the text.
             properties = properties if "INNER_BASE" in properties else {"INNER_BASE": "", **properties}
         names: list[str] = []
         if (
@@ -172,7 +163,7 @@ class LongWay:
         return int(text)
 
     def host(self, host: str) -> bytes:
-        """A host as records hold it."""
+        """Return a host as records hold it."""
         found = self.hosts.get(host)
         if found is None:
             found = host_to_bytes(host)
@@ -191,27 +182,32 @@ class LongWay:
         number = id(self) // 16 % 2**32
         return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
 
-    def place(self, prepared: list[Prepared], now: int) -> list[tuple[Any, ...]]:
-        """Give every message its queue offset; the rows for `RowBatch.take_prepared`.  Nothing is written yet."""
-        following: dict[tuple[str, int], int] = {}
+    def place(self, prepared: list[Prepared], now: int) -> tuple[list[tuple[Any, ...]], dict[tuple[str, int], int]]:
+        """Give every message its queue offset, without writing anything.
 
-        def take(topic: str, queue_id: int, num: int) -> int:
+        Returns the rows for `RowBatch.take_prepared`, and the number of units of each queue, by topic and queue id.
+        """
+        following: dict[tuple[str, int], int] = {}
+        units: dict[tuple[str, int], int] = {}
+
+        def take(topic: str, queue_id: int, num: int, has_unit: bool) -> int:
             key = (topic, queue_id)
-            if key not in following:
-                following[key] = next_offset(self.queues, topic, queue_id)
-            offset = following[key]
+            offset = following[key] if key in following else next_offset(self.queues, topic, queue_id)
             following[key] = offset + num
+            if has_unit:
+                units[key] = units.get(key, 0) + 1
             return offset
 
         rows = []
         for each in prepared:
-            message = each.message
-            offset = take(message.topic, each.queue_id, each.inner_num) if is_queued(message.sys_flag) else 0
+            message, queued = each.message, is_queued(each.message.sys_flag)
+            offset = take(message.topic, each.queue_id, each.inner_num, True) if queued else 0
             properties = each.properties
             if message.sys_flag & SysFlag.INNER_BATCH.value:
                 properties = {**properties, "INNER_BASE": str(offset)}
             if each.dispatch_names:
-                numbers = ",".join(str(take(name, 0, 1)) for name in each.dispatch_names)
+                names = each.dispatch_names
+                numbers = ",".join(str(take(name, 0, 1, queued and "/" not in name)) for name in names)
                 properties = {**properties, "INNER_MULTI_QUEUE_OFFSET": numbers}
             text = properties_to_bytes(properties)
             size = len(text) + (_core.RecordLayout.PROP_CRC_SIZE if self.config.enabled_append_prop_crc else 0)
@@ -228,17 +224,7 @@ class LongWay:
                     offset, now if born is None else born, now, message.prepared_transaction_offset,
                 )
             )  # fmt: skip
-        return rows
-
-    def units(self, prepared: list[Prepared]) -> dict[tuple[str, int], int]:
-        """Return how many units the messages leave in each queue, by topic and queue id."""
-        wanted: dict[tuple[str, int], int] = {}
-        for each in prepared:
-            if is_queued(each.message.sys_flag):
-                lights = [(name, 0) for name in each.dispatch_names if name and "/" not in name]
-                for key in [(each.message.topic, each.queue_id), *lights]:
-                    wanted[key] = wanted.get(key, 0) + 1
-        return wanted
+        return rows, units
 
 
 def next_offset(queues: ConsumeQueueStore, topic: str, queue_id: int) -> int:
@@ -247,48 +233,40 @@ def next_offset(queues: ConsumeQueueStore, topic: str, queue_id: int) -> int:
     return 0 if queue is None else queue.max_queue_offset
 
 
-def _with_plain_texts(message: Message) -> Message:
-    # The core finds out only after the record is written.
-    properties = message.properties
-    if all(type(text) is str for text in (message.topic, *properties, *properties.values())):
-        return message
-    return Message(
-        plain_text(message.topic),
-        message.body,
-        properties={plain_text(name): plain_text(value) for name, value in properties.items()},
-        flag=message.flag,
-        born_timestamp=message.born_timestamp,
-        born_host=message.born_host,
-        sys_flag=message.sys_flag,
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-        store_host=message.store_host,
+def _to_put(given: Message | MessageExt) -> Message:
+    # A valid message of plain texts, as the core would find out about others only after the record is written; one that was
+    # read as it was sent.
+    if isinstance(given, MessageExt):
+        body, store_host, sys_flag = given.body_stored, None, given.sys_flag & ~V6_BITS
+    elif isinstance(given, Message):
+        given.validate()
+        properties = given.properties
+        if all(type(text) is str for text in (given.topic, *properties, *properties.values())):
+            return given
+        body, store_host, sys_flag = given.body, given.store_host, given.sys_flag
+    else:
+        raise InvalidMessageError(f"messages holds a {type(given).__name__}, which is not a Message")
+    message = Message(
+        plain_text(given.topic),
+        body,
+        properties={plain_text(name): plain_text(value) for name, value in given.properties.items()},
+        flag=given.flag,
+        born_timestamp=given.born_timestamp,
+        born_host=given.born_host,
+        sys_flag=sys_flag,
+        reconsume_times=given.reconsume_times,
+        prepared_transaction_offset=given.prepared_transaction_offset,
+        store_host=store_host,
     )
-
-
-def _to_put(message: Message | MessageExt) -> Message:
-    if isinstance(message, Message):
-        return message
-    if not isinstance(message, MessageExt):
-        raise InvalidMessageError(f"{type(message).__name__} is not a Message")
-    # A message that was read is put again as it was sent.
-    return Message(
-        message.topic,
-        message.body_stored,
-        properties=message.properties,
-        flag=message.flag,
-        born_timestamp=message.born_timestamp,
-        born_host=message.born_host,
-        sys_flag=message.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value,
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-    )
+    message.validate()
+    return message
 
 
 NEW_QUEUE = -2
-"""What `RowBatch` says of a row that it does not take: its topic or queue is new to it."""
+"""The reason of `RowBatch` for a row that it does not take: its topic or queue is new to it."""
 
 _INT64_MAX = 2**63 - 1
+V6_BITS = (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value
 _NO_TIMESTAMPS = array("q")
 
 
@@ -308,9 +286,9 @@ class Writing:
         self.rows: RowBatch | None = None
         self._one: Appender | None = None
 
-    def take_writes(self) -> None:
-        """Let plain messages through the core, unless the store takes no writes now."""
-        # Where keys are to be generated every message goes the long way.
+    def enable_writes(self) -> None:
+        """Enable the appender of the core, unless the store refuses writes now."""
+        # The core generates no unique keys.
         if self.rows is None and not self.config.generate_unique_key:
             config = self.config
             self.rows = self._batch()
@@ -368,15 +346,13 @@ class Writing:
             if plain is not None:
                 return plain
         queue_ids: list[int] = given if isinstance(given, list) else [given] * len(messages)
-        prepared = [
-            self.long_way.prepare(message, each, append_crc=not together)
-            for message, each in zip(messages, queue_ids, strict=True)
-        ]
-        with self._at(now) as now:
+        prepared = [self.long_way.prepare(message, each) for message, each in zip(messages, queue_ids, strict=True)]
+        with self.at(now) as now:
             rows = self._prepared
             try:
-                rows.take_prepared(self.long_way.place(prepared, now))
-                end = self._append(rows, self.long_way.units(prepared), now, together=together)
+                laid_out, units = self.long_way.place(prepared, now)
+                rows.take_prepared(laid_out)
+                end = self._append(rows, units, now, together=together)
                 placed = PutResults.of(rows.placed(), PutResult, rows.count)
             finally:
                 rows.clear()
@@ -388,28 +364,26 @@ class Writing:
         return self.put(self.long_way.checked_batch(messages), queue_id, together=True)
 
     @contextlib.contextmanager
-    def _at(self, now: int | None) -> Iterator[int]:
-        # Holds the append lock, with the store time: `now` if given, by a caller who holds that lock already and has
-        # asked before.  Nobody who holds it waits for the disk.
+    def at(self, now: int | None = None) -> Iterator[int]:
+        """Hold the append lock, and return the store time: `now` if given, by a caller who has the lock already."""
         given = now is not None
         while True:
             with self.state.lock:
-                self.check_takes_writes()
+                self.check_accepts_writes()
                 now = self.now() if now is None else now
                 if given or not self.flushing.is_too_old(now):
                     yield now
                     return
+            # The lock is not held while waiting for the disk.
             self.flushing.allow_for(now)
 
     def _put_plain(
-        self, messages: list[Message] | list[Message | MessageExt], queue_ids: int | list[int], now: int | None = None
+        self, messages: list[Message] | list[Message | MessageExt], queue_ids: int | list[int]
     ) -> PutResults | None:
         # None if any of them is not plain; nothing is written then.
         rows = self.rows
-        assert rows is not None
-        results: PutResults | None = None
-        with self.state.lock:
-            self.check_takes_writes()
+        assert rows is not None and self._one is not None
+        with self.at() as now:
             try:
                 at, why = rows.take_messages(messages, queue_ids, 0, Message)
                 while why == NEW_QUEUE:
@@ -419,16 +393,12 @@ class Writing:
                     self.queue_number(message.topic, queue_ids if isinstance(queue_ids, int) else queue_ids[at])
                     at, why = rows.take_messages(messages, queue_ids, at, Message)
                 if why:
+                    self._one.asked = now
                     return None
-                now = self.now() if now is None else now
-                if not self.flushing.is_too_old(now):
-                    end = self.append_rows(rows, now, _NO_TIMESTAMPS)
-                    results = PutResults.of(rows.placed(), PutResult, rows.count)
+                end = self.append_rows(rows, now, _NO_TIMESTAMPS)
+                results = PutResults.of(rows.placed(), PutResult, rows.count)
             finally:
                 rows.clear()
-        if results is None:
-            self.flushing.allow_for(now)
-            return self._put_plain(messages, queue_ids, now)
         self.after_put(end, messages)
         return results
 
@@ -448,8 +418,8 @@ class Writing:
     def _append(
         self, rows: RowBatch, units: Mapping[tuple[str, int], int], last: int, *, together: bool = False
     ) -> int:
-        # Writes numbered rows, their units and their index entries; the end of the log then.  `units` is how many each queue
-        # gets, `last` the store time of the last row.
+        # Writes numbered rows, their units and their index entries, and returns the end of the log.  `units` are numbers by
+        # queue; `last` is the store time of the last row.
         self._make_room(units)
         before = self.commit_log.max_offset
         try:
@@ -458,8 +428,8 @@ class Writing:
             for columns in self._columns_of(rows, end):
                 self.dispatcher.dispatch_columns(columns)
         except BaseException as error:
-            # These errors mean that nothing was written, where the log still ends at `before`.  What was interrupted may have
-            # left bytes after that end, which the next record need not cover.
+            # If the log still ends at `before`, these errors mean that nothing was written.  An interrupt may have left bytes
+            # after that end, which the next record need not cover.
             if isinstance(error, (OSError, InvalidMessageError)) and self.commit_log.max_offset == before:
                 self._forget(units)
             else:
@@ -468,7 +438,7 @@ class Writing:
         return end
 
     def _columns_of(self, rows: RowBatch, end: int) -> Iterator[RecordColumns]:
-        # The rows as a scan of the log finds them, which those that are not plain need.
+        # Rows that are not plain are scanned in the log.
         if rows.prepared:
             first = int(rows.columns()[0][0])
             for _ in self.commit_log.stretches(first, end, self.columns, check_crc=False, resume=False):
@@ -480,7 +450,6 @@ class Writing:
             yield self.columns
 
     def _make_room(self, units: Mapping[tuple[str, int], int]) -> None:
-        # Files are made before anything is written, so that a full disk is an error that changes nothing.
         try:
             for (topic, queue_id), count in units.items():
                 self.queues.find_or_create(topic, queue_id).make_room(count)
@@ -491,29 +460,29 @@ class Writing:
             raise
 
     def _forget(self, units: Iterable[tuple[str, int]]) -> None:
-        # A queue is there from its first message on.
+        # A queue without a message does not exist.
         for topic, queue_id in units:
             self.queues.forget(topic, queue_id)
 
-    def learn_end(self, message: Message | MessageExt, queue_id: int) -> None:
-        """Tell the core where a message went that took the long way: the next one of its queue need not."""
+    def note_ends(self, message: Message | MessageExt, queue_id: int) -> None:
+        """Show the core the ends of the files after a put that it did not do: it may do the next one."""
         appender = self.state.appender
         if appender is None or type(message) is not Message:
             return
         with self.state.lock:
-            log_end = _end_of(self.commit_log.files)
-            if log_end is None:
-                return
-            index = None if self.index_service is None else self.index_service.newest()
-            appender.learn(log_end, index)
+            last = self.commit_log.files.last()
+            if last is not None:
+                last.region  # noqa: B018  (mapped now, and marked as used)
+                index = None if self.index_service is None else self.index_service.newest()
+                appender.learn(FileEnd(self.commit_log.files, last), index)
 
     def queue_number(self, topic: str, queue_id: int) -> int:
-        """int: the number of a queue among `columns`."""
+        """Return the number of a queue among `columns`."""
         topics = self.columns.topics
         return topics.add_queue(topics.add(topic.encode()), queue_id)
 
     def now(self) -> int:
-        """The store time, ms since epoch; what the short way has asked for already, where it left a put to another."""
+        """Return the store time (ms since epoch): the one that `Appender` asked for, if it left a put to this class."""
         if self._one is not None and self._one.asked is not None:
             now, self._one.asked = self._one.asked, None
             return now
@@ -522,7 +491,7 @@ class Writing:
             raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; correct config.clock")
         return now
 
-    def check_takes_writes(self) -> None:
+    def check_accepts_writes(self) -> None:
         """Raise where nothing may be written now."""
         self.state.check_writable()
         if self.state.disk_full:
@@ -533,17 +502,9 @@ class Writing:
             )
 
     def after_put(self, end: int, messages: Iterable[Message | MessageExt]) -> None:
-        """Wake who waits for messages, and wait for the disk where that was asked for; without the append lock."""
+        """Wake readers that wait for messages; with SYNC_FLUSH wait for the disk.  Callers do not hold the append lock."""
         if self.state.waiting:
             with self.state.arrived:
                 self.state.arrived.notify_all()
         if self.state.sync_flush and any(message.properties.get("WAIT", "true") == "true" for message in messages):
             self.flushing.wait_until_flushed(end)
-
-
-def _end_of(stream: MappedFileQueue) -> FileEnd | None:
-    last = stream.last()
-    if last is None:
-        return None
-    last.region  # noqa: B018  (mapped now, and marked as used)
-    return FileEnd(stream, last)

@@ -1,10 +1,8 @@
 """The three files of a broker's timer: config/timercheck, timerlog/ and timerwheel, or a snapshot of it.
 
-Owns their layouts, the search for units that fire at or after a time, and the choice among several wheels.  It reads files in
-pieces, never maps them, and trusts no number in them: a damaged unit is a problem, and the rest is read.  A wheel lags behind
-the timer log, by a second in the file and by ten in snapshots, so it is what the log is compared with, not the truth. Owns the
-rule which units wait, too: the timer log is the truth, and a unit waits if its slot fires at or after the checkpoint's last
-read time.  Chains and wheel are what the log is compared with.
+A unit of the timer log is pending if its slot fires at or after the checkpoint's last read time.  Chains and wheel are only
+compared with the log: a wheel lags behind it, by a second in the file and by ten in snapshots.  Files are read in pieces and never
+mapped.  No number in them is trusted: a damaged unit is a problem, and the rest is read.
 """
 
 from __future__ import annotations
@@ -35,23 +33,23 @@ STORED = np.dtype(
         ("phy_offset", ">i8"), ("record_size", ">i4"), ("topic_hash", ">i4"), ("reserved", ">i8"),
     ]
 )  # fmt: skip
-"""A unit as it lies on the disk."""
+"""A unit on disk."""
 UNIT = np.dtype(
     [
         ("position", "i8"), ("prev", "i8"), ("magic", "i4"), ("time", "i8"), ("phy_offset", "i8"),
         ("record_size", "i4"), ("topic_hash", "i4"),
     ]
 )  # fmt: skip
-"""A unit as it is handed out: its position in the timer log, that of the unit before it in its slot (-1 = none), the
-magic, when its slot fires (ms since epoch), phy offset and size of its record, Java's hash of the real topic."""
+"""A unit in memory: its position in the timer log, the position of the one before it in its slot (-1 for none), the magic, the time
+at which its slot fires (ms since epoch), phy offset and size of its record, Java's hash of the real topic."""
 
-# Units that are read at once, and damaged units that are told one by one.
+# Units that are read at once, and damaged units that are reported one by one.
 _PIECE = 1 << 18
 _TOLD = 20
 
 
 class _Piece(NamedTuple):
-    # Units of one file as they are stored, with their positions in the timer log, in which the file begins at `base`.
+    # Units of one file as they are stored, with their positions in the timer log; the file begins at position `base`.
     path: str
     base: int
     positions: np.ndarray
@@ -61,8 +59,7 @@ class _Piece(NamedTuple):
 class TimerLog:
     """The files of ``timerlog/``, in the order of their positions.
 
-    - `problems`: what was found damaged so far; the rest is read all the same.
-    - `last`: the last unit, of type `UNIT`, as soon as `units` came over it.
+    `problems` is the damage found so far; the rest is read anyway.  `last` is the last unit (`UNIT`), once `units` has read it.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -78,7 +75,7 @@ class TimerLog:
                 if not entry.is_file():
                     self._tell("this is not a regular file where one of the timer log is expected", entry.path, 0)
                     continue
-                # A broker deletes the oldest file meanwhile.
+                # The broker may delete the oldest file.
                 with contextlib.suppress(FileNotFoundError):
                     base, size = int(entry.name), entry.stat().st_size
                     if base + size < 1 << 63:
@@ -91,7 +88,7 @@ class TimerLog:
                 self._tell(f"the file ends at {base + size} and the next one begins at {following}", path, size)
 
     def __bool__(self) -> bool:
-        """bool: there is a file."""
+        """Return True if there is a file."""
         return bool(self._files)
 
     @property
@@ -100,7 +97,7 @@ class TimerLog:
         return self._files[-1][0] + self._files[-1][2] if self._files else 0
 
     def units(self, from_time: int) -> np.ndarray:
-        """Array of `UNIT`: those that fire at or after `from_time` (ms since epoch), in the order of positions."""
+        """Return the units that fire at or after `from_time` (ms since epoch), by position, as an array of `UNIT`."""
         found = []
         for number, (base, path, size) in enumerate(self._files):
             if size < UNIT_SIZE:
@@ -118,12 +115,11 @@ class TimerLog:
         zeros_from: int | None = None
         with open(path, "rb") as file:
             at = 0
-            # What was never written at the end is not read: it may be more than anybody has the time for.
+            # A hole at the end of the file may be huge, and is not read.
             written = written_extents(file.fileno(), 0, size)
             if written is not None:
                 rest = min(rest, -(-written[-1][1] // UNIT_SIZE) if written else 0)
             never_written = rest < size // UNIT_SIZE
-            # Asking moved it.
             file.seek(0)
             while rest:
                 stored = np.fromfile(file, STORED, min(rest, _PIECE))
@@ -136,7 +132,7 @@ class TimerLog:
                 at += UNIT_SIZE * len(stored)
                 used = np.flatnonzero(there)
                 if len(used):
-                    # Zeros in front of a unit are units that were lost.
+                    # Zeros before a unit are lost units.
                     gaps = np.flatnonzero(~there[: used[-1]])
                     if zeros_from is not None or len(gaps):
                         first = zeros_from if zeros_from is not None else int(positions[gaps[0]])
@@ -160,7 +156,7 @@ class TimerLog:
         return found
 
     def _taken(self, piece: _Piece, there: np.ndarray, from_time: int) -> list[np.ndarray]:
-        # The units of a piece that fire late enough, after all of those that are there were checked.
+        # Check all units of a piece, and return those that fire late enough.
         if not there.any():
             return []
         path, base, positions, stored = piece
@@ -208,8 +204,8 @@ def _shown(unit: np.void) -> str:
 
 _STORED_SLOT = np.dtype([("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("number", ">i4"), ("magic", ">i4")])
 SLOT = np.dtype([("index", "i8"), ("time", "i8"), ("first", "i8"), ("last", "i8"), ("number", "i4"), ("magic", "i4")])
-"""A slot as it is handed out: its index in the wheel, its time in units of the precision, the first and the last
-position in the timer log, messages less recalls, magic."""
+"""A slot in memory: its index in the wheel, its time in units of the precision, its first and last position in the timer log, the
+number of messages minus the number of recalls, magic."""
 
 # Slots that are read at once.
 _SLOTS_READ = 1 << 17
@@ -217,10 +213,7 @@ _NAME = "timerwheel"
 
 
 class TimerWheel:
-    """The used slots of a wheel.
-
-    - `slots`: those that are not all zero, in the order of the file.
-    """
+    """The used slots of a wheel: `slots` has those that are not all zero, in the order of the file."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
@@ -231,7 +224,7 @@ class TimerWheel:
             if not size or size % _STORED_SLOT.itemsize:
                 raise CorruptionError(f"a time wheel of {size} bytes: slots have {_STORED_SLOT.itemsize}", self.path, 0)
             self.slot_num = size // _STORED_SLOT.itemsize
-            # Nearly all of a wheel is zeros, most of which were never written.
+            # Most of a wheel is zeros that were never written.
             for begin, end in written_extents(file.fileno(), 0, size) or ((0, size),):
                 at, last = max(at, begin // _STORED_SLOT.itemsize), -(-end // _STORED_SLOT.itemsize)
                 file.seek(at * _STORED_SLOT.itemsize)
@@ -247,17 +240,15 @@ class TimerWheel:
 
     @property
     def end(self) -> int:
-        """int: the last position in the timer log that a slot leads to, -1 without any."""
+        """int: the last position in the timer log that a slot points to, -1 for none."""
         return int(self.slots["last"].max(initial=-1))
 
     @classmethod
     def newest(cls, root: str | os.PathLike[str]) -> tuple[TimerWheel | None, list[CorruptionError]]:
-        """The wheel of the store at `root` that counts, and what is wrong with others.
+        """Return the newest wheel of the store at `root`, None if none can be read, and the problems of the others.
 
-        With ``timerWheelSnapshotFlush`` a broker leaves ``timerwheel`` zero and writes ``timerwheel.<position>``, of
-        which the largest position counts; the one that leads furthest into the timer log is taken.
-
-        - Returns (TimerWheel or None, list of CorruptionError): None where there is no wheel that can be read.
+        With ``timerWheelSnapshotFlush`` a broker leaves ``timerwheel`` zero and writes ``timerwheel.<position>``, of which the
+        largest position counts; the one that points furthest into the timer log is the newest.
         """
         root = os.fspath(root)
         problems: list[CorruptionError] = []
@@ -292,8 +283,8 @@ def _read(path: str, problems: list[CorruptionError]) -> TimerWheel | None:
 _FIELDS = struct.Struct(">7q")
 # No broker says that it fired what is due in the year 2248.
 _LATEST = 1 << 43
-# Every precision that a broker takes (timerPrecisionMs: 100, 200, 500, 1000) is a multiple of it, so that all its times
-# are.
+# The precisions that a broker takes (timerPrecisionMs); all its times are multiples of the smallest one.
+_PRECISIONS = (1000, 500, 200, 100)
 TIME_UNIT = 100
 
 
@@ -301,11 +292,10 @@ TIME_UNIT = 100
 class TimerCheckpoint:
     """The fields of ``config/timercheck``.
 
-    - `last_read_time`: everything that fires before it has fired, ms since epoch.
-    - `last_timer_log_flush_pos`: how far the timer log was on the disk, bytes.
-    - `last_timer_queue_offset`, `master_timer_queue_offset`: the queue offset of ``rmq_sys_wheel_timer`` that is taken in next,
-      here and at the master.
-    - `state_version`, `timestamp`, `counter`: the data version; `timestamp` in ms since epoch.
+    Everything that fires before `last_read_time` (ms since epoch) has fired.  The timer log was on disk up to byte
+    `last_timer_log_flush_pos`.  `last_timer_queue_offset` and `master_timer_queue_offset` are the queue offsets of
+    ``rmq_sys_wheel_timer`` that are read next, here and at the master.  `state_version`, `timestamp` (ms since epoch) and
+    `counter` are the data version.
     """
 
     last_read_time: int
@@ -318,12 +308,12 @@ class TimerCheckpoint:
 
     @property
     def taken_in(self) -> int:
-        """int: the queue offset up to which both this broker and its master took records in."""
+        """int: the queue offset up to which both this broker and its master have read."""
         return min(self.last_timer_queue_offset, self.master_timer_queue_offset)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TimerCheckpoint | None:
-        """TimerCheckpoint or None: of the file at `path`; None where there is none."""
+        """Return the checkpoint in the file at `path`; None without a file."""
         path = os.fspath(path)
         try:
             with open(open_regular(path), "rb") as file:
@@ -348,13 +338,11 @@ class TimerCheckpoint:
 
 @dataclass
 class WaitingUnits:
-    """What the files of a timer say about what waits.
+    """The pending units of the files of a timer.
 
-    - `last_unit`: the last unit of the timer log, waiting or not.
-    - `wheel`: the file of the wheel that was compared.
-    - `present`: there is a timer log, a wheel or a checkpoint at all.
-    - `problems`: files and places that cannot be read, or cannot be right.
-    - `notes`: what differs without anything being lost.
+    `last_unit` is the last unit of the timer log, pending or not; `wheel` the file of the wheel that was compared.  `present` is
+    True if there is a timer log, a wheel or a checkpoint.  `problems` are files and places that cannot be read, or cannot be
+    right; `notes` are differences without a loss.
     """
 
     units: np.ndarray
@@ -367,10 +355,9 @@ class WaitingUnits:
 
 
 def waiting_units(root: str | os.PathLike[str], from_time: int | None = None) -> WaitingUnits:
-    """The units that wait in the timer files of the store at `root`.
+    """Return the units in the timer files of the store at `root` that fire at or after `from_time` (ms since epoch).
 
-    - `from_time`: units fire at or after it (ms since epoch); by default the checkpoint's last read time, 0 without a
-      checkpoint.
+    The default of `from_time` is the checkpoint's last read time, 0 without a checkpoint.
     """
     root = os.fspath(root)
     found = WaitingUnits(np.empty(0, UNIT))
@@ -408,11 +395,11 @@ def waiting_units(root: str | os.PathLike[str], from_time: int | None = None) ->
 
 
 class _Slots:
-    """Units put together by the time at which their slot fires, each slot in the order of positions."""
+    """Units, given in the order of positions, grouped by the time at which their slot fires; each slot by position."""
 
     def __init__(self, units: np.ndarray):
-        # They come in the order of positions.
-        order = np.argsort(units["time"], kind="stable")
+        self.positions = units["position"]
+        self.order = order = np.argsort(units["time"], kind="stable")
         self.units = units[order]
         times = self.units["time"]
         self.is_first = np.ones(len(units), bool)
@@ -423,7 +410,7 @@ class _Slots:
 
 
 def _check_chains(slots: _Slots, log: TimerLog) -> None:
-    # Each unit leads to the one before it in its slot, the first to none.
+    # Each unit points to the one before it in its slot, the first to none.
     units = slots.units
     expected = np.full(len(units), -1, np.int64)
     expected[1:] = units["position"][:-1]
@@ -448,23 +435,13 @@ def _check_wheel(slots: _Slots, wheel: TimerWheel, from_time: int, found: Waitin
     precision = _precision(slots, used)
     live = used[used["time"] * precision >= from_time]
     place = np.searchsorted(slots.times, live["time"] * precision)
-    known = (
-        (place < len(slots.times))
-        & (slots.times[np.minimum(place, max(len(slots.times) - 1, 0))] == live["time"] * precision)
-        if len(slots.times)
-        else np.zeros(len(live), bool)
-    )
+    known = np.isin(live["time"] * precision, slots.times)
     for slot in live[~known][: _TOLD + 1]:
-        told.append(
-            (
-                f"the slot of {int(slot['time']) * precision} leads to units from {int(slot['first'])} to "
-                f"{int(slot['last'])}, and the timer log holds none that fires then",
-                int(slot["index"]),
-            )
-        )
+        what = f"the slot of {int(slot['time']) * precision} leads to units from {int(slot['first'])} to {int(slot['last'])}"
+        told.append((f"{what}, and the timer log holds none that fires then", int(slot["index"])))
     live, place = live[known], place[known]
     _check_slots(slots, live, place, told, found)
-    # A slot that the wheel does not have is newer than the wheel, or lost.
+    # Slots that are missing in the wheel are newer than the wheel, or lost.
     without = np.ones(len(slots.times), bool)
     without[place] = False
     first = slots.units["position"][slots.starts[without]]
@@ -481,18 +458,13 @@ def _check_wheel(slots: _Slots, wheel: TimerWheel, from_time: int, found: Waitin
 
 
 def _precision(slots: _Slots, used: np.ndarray) -> int:
-    # Slots count in it, and no file names it: what most of the slots agree with.  A broker takes these four.
-    best, agreeing = 1000, -1
-    for precision in (1000, 500, 200, 100):
-        number = int(np.isin(used["time"] * precision, slots.times).sum())
-        if number > agreeing:
-            best, agreeing = precision, number
-    if agreeing <= 0 and len(used):
-        # Nothing waits in them: times in them are of our days by one of the four.
-        best = max(
-            (1000, 500, 200, 100), key=lambda precision: -abs(int(used["time"].max()) * precision - 1_800_000_000_000)
-        )
-    return best
+    # The unit of the slots' times, which no file contains: the one that most slots agree with.
+    agreeing = {each: int(np.isin(used["time"] * each, slots.times).sum()) for each in _PRECISIONS}
+    if any(agreeing.values()) or not len(used):
+        return max(_PRECISIONS, key=lambda each: agreeing[each])
+    # No slot has a pending unit: the one by which the newest time is nearest to the present.
+    newest = int(used["time"].max())
+    return min(_PRECISIONS, key=lambda each: abs(newest * each - 1_800_000_000_000))
 
 
 def _check_slots(
@@ -502,18 +474,17 @@ def _check_slots(
         return
     units = slots.units
     starts, ends = slots.starts[place], slots.ends[place]
-    # The last unit of each slot that the wheel knows of; units after it are newer than the wheel.
-    last_place = _places_in(units["position"], starts, ends, live["last"])
-    led = last_place >= 0
+    # The last unit of each slot that is in the wheel; later units are newer than the wheel.
+    rank = np.empty(len(units), np.int64)
+    rank[slots.order] = np.arange(len(units))
+    found_at = np.minimum(np.searchsorted(slots.positions, live["last"]), len(units) - 1)
+    last_place = rank[found_at]
+    led = (slots.positions[found_at] == live["last"]) & (last_place >= starts) & (last_place < ends)
     wrong = ~led | (units["position"][starts] != live["first"]) | (live["magic"] != 0)
     for slot in live[wrong][: _TOLD + 1]:
-        told.append(
-            (
-                f"the slot of the time {int(slot['time'])} leads from {int(slot['first'])} to {int(slot['last'])}, "
-                f"magic {int(slot['magic'])}, which the timer log does not agree with",
-                int(slot["index"]),
-            )
-        )
+        what = f"the slot of the time {int(slot['time'])} leads from {int(slot['first'])} to {int(slot['last'])}"
+        what += f", magic {int(slot['magic'])}, which the timer log does not agree with"
+        told.append((what, int(slot["index"])))
     worth = np.where((units["magic"] & MAGIC_DELETE) != 0, -1, 1)
     total = np.concatenate([[0], np.cumsum(worth)])
     number = total[np.where(led, last_place + 1, starts)] - total[starts]
@@ -524,17 +495,3 @@ def _check_slots(
             f"{np.count_nonzero(differs)} slots of the time wheel count otherwise than the timer log (the first "
             f"{int(slot['number'])} instead of {counted}), as after a recovery of the broker; the timer log counts here"
         )
-
-
-def _places_in(positions: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    # Where each wanted position stands between its start and end, -1 where it does not.  Positions ascend in each
-    # stretch.
-    low, high = starts.copy(), ends.copy()
-    while (low < high).any():
-        middle = (low + high) // 2
-        open_ = low < high
-        below = open_ & (positions[np.minimum(middle, len(positions) - 1)] < wanted)
-        low = np.where(below, middle + 1, low)
-        high = np.where(open_ & ~below, middle, high)
-    there = (low < ends) & (positions[np.minimum(low, len(positions) - 1)] == wanted)
-    return np.where(there, low, -1)

@@ -35,7 +35,7 @@ from rmqstore.rocksdb.index import keys_of_message
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = [*options_of(SMALL), "-o", "index_tags=true", "-o", "message_delay_level=1s 5s"]
-HONEST = "nothing repairs"
+HONEST = "cannot be repaired"
 # What a kind is called where it is no constant of the call.
 _CALLS = ("Finding", "finding_of", "_tell", "_Run")
 
@@ -498,9 +498,9 @@ def follow(root: Path, advice: str, found: list[dict]) -> None:
     """Do what is advised to somebody who has no backup."""
     for finding in found:
         path = Path(finding["path"])
-        if ("move the file away" in advice or "move strays away" in advice) and path.is_file():
+        if ("move the file away" in advice or "move foreign files away" in advice) and path.is_file():
             path.rename(root.parent / "moved away")
-        elif "move away the folder that the finding names" in advice:
+        elif "move away the folder that the broker does not use" in advice:
             path.rename(root.parent / "moved away")
     again = [["rebuild", str(root), "--what", "index", *OPTIONS]] if "run the same rebuild again" in advice else []
     for command in [*again, *commands_of(root, advice)]:
@@ -542,7 +542,7 @@ def test_what_is_advised_can_be_done(name, request, tmp_path, monkeypatch):
     assert kind in found, found
     assert "docs/formats.md" not in advice[kind]
     if case.library:
-        assert "install what is missing" in advice[kind] and all("install" in each["detail"] for each in found[kind])
+        assert "install the library" in advice[kind] and all("install" in each["detail"] for each in found[kind])
         monkeypatch.undo()
     if "from a backup" in advice[kind]:
         shutil.copytree(root.parent, tmp_path / "again")
@@ -557,7 +557,7 @@ def test_what_is_advised_can_be_done(name, request, tmp_path, monkeypatch):
         shutil.rmtree(root.parent)
         (tmp_path / "again").rename(root.parent)
         restore(root.parent, base.home, advice[kind], found[kind])
-        if "strays" not in advice[kind]:
+        if "foreign files" not in advice[kind]:
             assert kind not in findings(root, options)[0]
 
 

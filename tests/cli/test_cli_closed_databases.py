@@ -143,6 +143,6 @@ def test_the_console_of_a_store_with_a_closed_database(store):
                 answer = asked.get(address)
                 assert answer.status_code == 200 and "Errno" not in answer.text, (folder, address, answer.text)
             assert "has no index file" not in asked.get("/index").text
-            assert "There is no entry with" not in asked.get("/message/1653857").text
+            assert "No entry with" not in asked.get("/message/1653857").text
             found = asked.get("/api/messages?topic=Orders&key=CUST-7").json()
             assert found["complete"] and len(found["messages"]) == 7

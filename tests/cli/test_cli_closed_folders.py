@@ -202,7 +202,7 @@ def test_an_option_below_a_closed_folder_is_not_said_to_name_nothing(store, tmp_
     if name:
         path.write_text("")
     done, said = ask(folder.parent if above else folder, "", 0, *(each.format(store=store, path=path) for each in command))
-    assert done.exit_code == 3 and f"Permission denied [{path}" in said and "Run the command as a user who may" in said
+    assert done.exit_code == 3 and f"Permission denied [{path}" in said and "Run the command as a user with access" in said
 
 
 def test_an_option_that_names_nothing_is_wrong_usage(store, tmp_path):
@@ -215,8 +215,8 @@ def test_an_option_that_names_nothing_is_wrong_usage(store, tmp_path):
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_advice_for_a_closed_folder_is_to_open_it(store, ask, folder, mode):
     done, _ = ask(store, folder, mode, "verify", store, *SIZES)
-    advice = done.stdout.partition("what to do next")[2]
-    assert "file: let this user read it (chmod, chown), then verify again" in advice and "rmqstore rebuild" not in advice
+    advice = done.stdout.partition("next steps")[2]
+    assert "file: give this user read access (chmod, chown), then verify again" in advice and "rmqstore rebuild" not in advice
 
 
 def test_advice_names_no_pipe_that_is_gone_by_then(store):

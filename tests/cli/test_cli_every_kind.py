@@ -1,4 +1,4 @@
-"""What holds for every command on every kind of store, wherever it is damaged.
+"""Rules for every command on every kind of store, wherever it is damaged.
 
 A command ends with an exit code of the table and without a traceback; reading changes no byte; what `verify` calls clean
 is read whole; `verify` blames no file that has nothing to do with the one that was damaged.

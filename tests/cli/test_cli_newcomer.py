@@ -1,4 +1,4 @@
-"""What a newcomer meets: no arguments, wrong paths, wrong words, completion; each answer says what to do."""
+"""The first minutes: no arguments, wrong paths, wrong words, completion; each answer says what to do."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_every_command_says_what_a_wrong_path_is(command, golden_copy, vhost, tm
     queue = next(path for path in Path("store/consumequeue").glob("*/0"))
     words, options = (command[:2], command[2:]) if command[0] == "offsets" else (command[:1], command[1:])
     for path, sentence, advice in (
-        ("store/commitlog", "a part of a store", "root: store\n"),
-        (segment, "a file of a store", "root: store\n"),
-        (queue, "a part of a store", "root: store\n"),
-        ("store/index", "a part of a store", "root: store\n"),
-        (".", "not a store, but one lies below", "./store"),
+        ("store/commitlog", "a folder inside a store", "root of the store: store\n"),
+        (segment, "a file inside a store", "root of the store: store\n"),
+        (queue, "a folder inside a store", "root of the store: store\n"),
+        ("store/index", "a folder inside a store", "root of the store: store\n"),
+        (".", "not a store, but contains one", "./store"),
         ("empty", "is empty", "commitlog/"),
-        ("other", "no RocketMQ store", "storePathRootDir"),
-        ("other/notes.txt", "a file and no directory", "commitlog/"),
+        ("other", "not a RocketMQ store", "storePathRootDir"),
+        ("other/notes.txt", "not a directory", "commitlog/"),
         ("no/such", "no such directory", "commitlog/"),
         (vhost, "RabbitMQ", "rmqstore rabbitmq info"),
         ("x" + HOSTILE.replace("/", ""), "no such directory", "commitlog/"),
@@ -132,7 +132,7 @@ def test_words_that_are_no_command(broker, tmp_path, monkeypatch):
         (["inof"], "Did you mean info?"),
         (["topic"], "Did you mean topics?"),
         (["offsets", "sett"], "Did you mean set?"),
-        ([str(broker)], "A path comes after the command"),
+        ([str(broker)], "Give the path after the command"),
         (["x" + HOSTILE], "--help"),
     ):
         result = run(*words)
@@ -145,7 +145,7 @@ def test_a_second_path_is_told_where_output_goes(broker, command):
     result = run(*command.split(), broker, "out.parquet")
     told = result.stderr
     assert result.exit_code == 2
-    hint = "What is to be written is named by --output"
+    hint = "Give the output file with --output"
     assert "unexpected extra argument (out.parquet)" in told and told.count(hint) == (command != "info")
 
 
@@ -155,7 +155,7 @@ def test_a_topic_that_is_not_there_is_said_with_those_that_are(broker):
     ):  # fmt: skip
         result = run(*arguments)
         assert (result.exit_code, result.stdout) == (1, "") and "did you mean Orders?" in result.stderr, arguments
-    assert "the topic has: 0, 1, 2, 3" in run("get", broker, "Orders", 7).stderr
+    assert "the topic has queues: 0, 1, 2, 3" in run("get", broker, "Orders", 7).stderr
     assert "did you mean" not in run("query", broker, "Orders", "k").stderr
 
 
@@ -167,13 +167,13 @@ def test_output_that_cannot_be_written(broker, command):
     ran = subprocess.run(
         ["bash", "-c", shell], env=environment(), capture_output=True, text=True, timeout=240, check=True
     )
-    assert ran.stdout == "3\n" and "No space left on device, where the output goes" in ran.stderr
+    assert ran.stdout == "3\n" and "No space left on device: the output cannot be written" in ran.stderr
     assert "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr
 
 
 def test_a_quota_is_a_full_disk():
     told = of_error(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
-    assert told.message.endswith("where the output goes") and told.hint.startswith("Make room")
+    assert told.message.endswith("the output cannot be written") and told.hint.startswith("Free space")
 
 
 def test_findings_that_cannot_be_written_are_not_findings(golden_copy):

@@ -1,4 +1,4 @@
-"""What an operator asks at three in the morning: keys without a topic, times and days, one-line formats, near names.
+"""An operator's questions: keys without a topic, times and days, one-line formats, near names.
 
 Owns the promises about what people type and read; that tables fit a terminal is in test_cli_terminal.py, that one file
 alone can be read in tests/offline/test_single_file.py.
@@ -215,7 +215,7 @@ def test_without_an_index_the_log_answers_and_says_what_it_left_out(tmp_path):
     result = run("query", path, "--key", "k0", "--max-log-bytes", 5000, "--json", *options)
     (said,) = json_lines(result)
     assert result.exit_code == 1 and said["complete"] is False and said["uncovered"][0][0] == 0
-    assert "in what was searched" in result.stderr
+    assert "in the part of the log that was searched" in result.stderr
 
 
 def test_an_id_of_either_kind_is_one_question(broker):
@@ -270,7 +270,7 @@ def test_a_format_gives_a_line_for_each_message(broker):
         assert run(*command, "--format", r"%t/%p %o\n").stdout.splitlines() == lines
         assert len(run(*command, "--format", r"%t\n%o").stdout.splitlines()) == 6
     assert run("query", broker, "--phy-offset", 0, "--format", r"100%% \x41\\").stdout == "100% A\\\n"
-    for wrong, sentence in (("%t %y", "%y is not a part"), ("%", "single %"), (r"\q", "not an escape"), (r"\x4", "not an escape")):
+    for wrong, sentence in (("%t %y", "unknown %y"), ("%", "% at the end"), (r"\q", "unknown escape"), (r"\x4", "unknown escape")):
         result = run("query", broker, "--phy-offset", 0, "--format", wrong)
         assert (result.exit_code, result.stdout) == (2, "") and sentence in result.stderr, result.stderr
 
@@ -339,7 +339,7 @@ def test_lag_that_nobody_knows_is_no_number(golden_copy):
         "waiting_since": first["store_timestamp"], "kind": "",
     }  # fmt: skip
     text = run("offsets", "show", copy, "--group", "G-billing").stdout
-    assert "2501 and unknown" in text and re.search(r"Gone +0 +7 +- +unknown", text)
+    assert "2501 + unknown" in text and re.search(r"Gone +0 +7 +- +unknown", text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -353,9 +353,9 @@ def test_near_names_are_offered_wherever_a_name_is_asked_for(broker, tmp_path):
         (["dump", broker, "--what", "queue", "--topic", "Oders"], 1, "did you mean Orders?"),
         (["topics", broker, "Oders"], 1, "did you mean Orders?"),
         (["pending", broker, "--topic", "Remindrs"], 1, "did you mean Reminders?"),
-        (["get", broker, "Orders", 7], 1, "the topic has: 0, 1, 2, 3"),
-        (["tail", broker, "Orders", "--queue", 7], 1, "the topic has: 0, 1, 2, 3"),
-        (["dump", broker, "--what", "queue", "--topic", "Orders", "--queue", 7], 1, "the topic has: 0, 1, 2, 3"),
+        (["get", broker, "Orders", 7], 1, "the topic has queues: 0, 1, 2, 3"),
+        (["tail", broker, "Orders", "--queue", 7], 1, "the topic has queues: 0, 1, 2, 3"),
+        (["dump", broker, "--what", "queue", "--topic", "Orders", "--queue", 7], 1, "the topic has queues: 0, 1, 2, 3"),
         (["offsets", "show", broker, "--group", "G-biling"], 1, "did you mean G-billing?"),
         (["offsets", "show", broker, "--group", "G-billing", "--topic", "Oders"], 1, "did you mean Orders?"),
         (["offsets", "show", broker, "--topic", "Oders"], 1, "did you mean Orders?"),
@@ -413,11 +413,11 @@ def test_messages_name_what_can_be_typed(golden_copy, tmp_path):
     assert "(no magic number of a record)" in run("verify", copy, *DELAYS).stdout
     with MessageStore.open(copy, recovery="skip"):
         text = said("rebuild", copy, "--yes", *DELAYS)
-        assert "commands that only read work all the same" in text
+        assert "read-only commands still work" in text
         reset = said("offsets", "set", copy, "--group", "g", "--topic", "Orders", "--latest")
-        assert "commands that only read" in reset
+        assert "read-only commands" in reset
     (copy / "commitlog" / "00000000000000000000").write_bytes(bytes(100))
-    assert "rmqstore recover --mode skip passes over" in said("recover", copy, *DELAYS)
+    assert "rmqstore recover --mode skip skips the lost part" in said("recover", copy, *DELAYS)
     assert "--config" in said("info", copy, "-o", "mappedFileSizeCommitLog=4096")
     said("get", copy, "Orders", 0, "--begin-queue-offset", 99_999)
     said("get", copy, "Orders", 99)
@@ -427,13 +427,13 @@ def test_messages_name_what_can_be_typed(golden_copy, tmp_path):
 def test_every_remedy_is_spelled_for_python_and_for_the_command_line():
     kinds = {kind.__name__ for kind in errors.Remedy.__subclasses__()}
     for remedy, python, shell in (
-        (errors.ChooseRecovery(), 'recovery="skip" to go on', "rmqstore recover --mode skip goes on"),
+        (errors.ChooseRecovery(), 'recovery="skip" to go on', "rmqstore recover --mode skip keeps"),
         (errors.Recover("skip"), "recovery='skip'", "rmqstore recover --mode skip"),
         (errors.GiveOptions(("a_b='1s 2s'", "c=1")), "config=StoreConfig.infer(path, a_b='1s 2s', c=1)", "-o a_b='1s 2s' -o c=1"),
         (errors.GiveOptions(("a=...", "b=..."), infer=False), "a=... and b=...", "-o a=... -o b=..."),
         (errors.UseBrokerConf(), "StoreConfig.from_properties('broker.conf')", "--config broker.conf"),
-        (errors.InferConfig(), "StoreConfig.infer(path)", "without -o and --config"),
-        (errors.OpenReadOnly("the store"), ", or open the store with read_only=True", "; commands that only read work all"),
+        (errors.InferConfig(), "StoreConfig.infer(path)", "omit -o and --config"),
+        (errors.OpenReadOnly("the store"), ", or open the store with read_only=True", "; read-only commands still work"),
         (errors.DropUnits(3, recovery=True), "MessageStore.open(path, drop_units=3)", "rmqstore recover --drop-units 3"),
         (errors.DropUnits(3, recovery=False), "drop_units=3", "--drop-units 3"),
         (errors.DeclareQueue(), "declared=True", "--declared"),
@@ -546,8 +546,8 @@ def test_a_rebuild_says_which_damaged_message_keeps_its_place(tmp_path):
         file.seek(first % 4096 + 88)
         file.write(b"X")
     done = run("rebuild", path, *GEOMETRY, "--what", "consumequeue", "--yes")
-    assert f"the message of {second - first} bytes at phy offset {first} is damaged and keeps its place" in done.stdout
-    assert "nothing was built of" not in done.stdout and "12 queue units" in done.stdout
+    assert f"the message of {second - first} bytes at phy offset {first} is damaged, and keeps its queue offset" in done.stdout
+    assert "skipped" not in done.stdout and "12 queue units" in done.stdout
 
 
 def test_an_import_says_whose_delay_levels_it_took(broker, tmp_path):
@@ -555,12 +555,12 @@ def test_an_import_says_whose_delay_levels_it_took(broker, tmp_path):
     assert run("export", broker, "-O", everything, "--topic", "SCHEDULE_TOPIC_XXXX", *DELAYS).exit_code == 0
     sizes = [f"-o{name}={value}" for name, value in SMALL.items()] + ["-omapped_file_size_commit_log=1048576"]
     done = run("import", tmp_path / "assumed", everything, "--keep-timestamps", *sizes)
-    assert done.exit_code == 0 and "message_delay_level" in done.stderr and "which nobody gave" in done.stderr
+    assert done.exit_code == 0 and "message_delay_level" in done.stderr and "due by the default levels" in done.stderr
     done = run("import", tmp_path / "given", everything, "--keep-timestamps", *sizes, *DELAYS)
     assert done.exit_code == 0 and "message_delay_level" not in done.stderr
 
 
 def test_verify_does_not_say_that_it_compared_what_it_did_not(broker):
     done = run("verify", broker)
-    assert "when delayed messages are due is not compared" in " ".join(done.stderr.split())
+    assert "due times of delayed messages are not checked" in " ".join(done.stderr.split())
     assert "not compared" not in run("verify", broker, *DELAYS).stderr

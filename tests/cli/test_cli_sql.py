@@ -113,7 +113,7 @@ def test_an_output_is_whole_or_not_there(store, tmp_path):
     assert run("sql", store, "select topic from queues", "-O", target, "--force").exit_code == 0
     assert polars.read_parquet(target).columns == ["topic"]
     inside = run("sql", store, "select topic from queues", "-O", store / "a.parquet")
-    assert inside.exit_code == 3 and "lies in the store" in inside.stderr
+    assert inside.exit_code == 3 and "is in the store" in inside.stderr
     # No row is an answer too.
     assert run("sql", store, "select topic from queues where topic = ''", "-O", target, "--force").exit_code == 0
     assert polars.read_parquet(target).shape == (0, 1)

@@ -1,4 +1,4 @@
-"""What people stumbled over in the ten-minute walk: exit codes on damage, what comes next, what is lost before it is lost.
+"""The ten-minute walk: exit codes on damage, next steps, warnings before data is lost.
 
 Owns small stores with damage at known places, and what a command says about it; what it finds is in the tests of each room.
 """
@@ -87,12 +87,12 @@ def test_get_says_which_message_cannot_be_read_at_all(store):
     result = run("get", path, "Orders", 0, *GEOMETRY)
     assert result.exit_code == 1 and result.stdout.count("phy ") == 11
     assert (
-        f"1 queue offset of Orders/0 leads to no whole message: queue offset 3 (phy offset {puts[3].phy_offset}); "
+        f"1 unit of Orders/0 points to missing or damaged messages: queue offset 3 (phy offset {puts[3].phy_offset}); "
         f"next: rmqstore verify {path}" in result.stderr
     )
     spoil_magic(path, puts[10])
     result = run("get", path, "Orders", 0, *GEOMETRY)
-    assert "2 queue offsets of Orders/0 lead to no whole message: queue offset 3, 10 (phy" in result.stderr
+    assert "2 units of Orders/0 point to missing or damaged messages: queue offset 3, 10 (phy" in result.stderr
     # With tags, one that has others is not missed.
     assert run("get", path, "Orders", 0, "--tags", "US", "--max-num", 4, *GEOMETRY).exit_code == 0
     assert run("get", path, "Orders", 0, "--tags", "EU", *GEOMETRY).exit_code == 1
@@ -120,11 +120,11 @@ def test_query_says_where_the_log_cannot_be_read(store):
     result = run("query", path, "Orders", "ALL", *GEOMETRY)
     assert result.exit_code == 1 and result.stdout.count("phy ") == 11
     size, place = puts[3].size, puts[3].phy_offset
-    assert f"{size} bytes of the log at phy offset {place} cannot be read, and may hold more; next:" in result.stderr
+    assert f"{size} bytes of the log at phy offset {place} cannot be read and may contain more messages; next:" in result.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What verify found, and what comes next
+# Findings of verify, and next steps
 
 
 def test_units_in_a_row_are_one_finding(store):
@@ -192,13 +192,13 @@ def test_verify_says_what_comes_next(store, monkeypatch):
     shutil.rmtree(path / "index")
     (path / "checkpoint").write_bytes(b"x" * 20)
     result = run("verify", path, *GEOMETRY)
-    told = result.stdout.split("what to do next\n")[1].splitlines()
+    told = result.stdout.split("next steps\n")[1].splitlines()
     options = " ".join(each.replace("-o", "-o ", 1) for each in GEOMETRY)
     recover, rebuild = f"rmqstore recover '{path}' {options}", f"rmqstore rebuild '{path}' {options}"
     assert [line.strip() for line in told] == [
-        f"file: move strays away, take a short or missing segment from a backup or a slave; then {recover}",
-        f"bad_body_crc: take the segment from a backup or a slave; without one nothing repairs it: rmqstore export '{path}' "
-        f"{options} --corrupt skip takes out what is whole, {recover} --mode skip goes on after it",
+        f"file: move foreign files away, restore a short or missing segment from a backup or a slave; then {recover}",
+        f"bad_body_crc: restore the segment from a backup or a slave; without one it cannot be repaired: rmqstore export '{path}' "
+        f"{options} --corrupt skip exports the undamaged messages, {recover} --mode skip keeps those after the damage",
         f"bad_checkpoint: move the file away, then {recover}",
         f"bad_unit: {rebuild} --what consumequeue",
         f"missing_index: {rebuild} --what index",
@@ -226,7 +226,7 @@ def test_every_kind_of_finding_has_a_next_step():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a recovery would lose
+# Losses of a recovery
 
 
 def files_of(path):
@@ -313,7 +313,7 @@ def test_advice_about_a_short_file_is_of_its_kind(store):
     os.truncate(path / "commitlog" / ("0" * 20), 4000)
     result = run("recover", path, *GEOMETRY)
     assert result.exit_code == 3 and "truncate -s 4096 FILE" in result.stderr
-    assert "what it lost is then damage that rmqstore recover --mode skip" in result.stderr
+    assert "rmqstore recover --mode skip skips the lost part" in result.stderr
     assert "consumequeue" not in result.stderr
 
 

@@ -54,7 +54,7 @@ def records_of(root: str) -> list[oracle.Record]:
 
 
 def hide_record(root: str, outer: oracle.Record, copied: oracle.Record) -> None:
-    """Let the body of `outer` hold a whole record that says that it lies there."""
+    """Put a whole record, with the right phy offset, into the body of `outer`."""
     at = outer.phy_offset + outer.raw.index(outer.body, 80) + 8
     inner = copied.raw[:28] + at.to_bytes(8, "big") + copied.raw[36:]
     body = outer.body[:8] + inner + outer.body[8 + len(inner) :]
@@ -187,7 +187,7 @@ def test_a_scan_may_begin_and_end_anywhere(copy, monkeypatch):
 
 
 def test_a_scan_ends_within_damage(copy, monkeypatch):
-    # The next whole record lies behind the end, where no piece begins.
+    # The next whole record is after the end, where no piece begins.
     hurt = records_of(copy)[3::40]
     damaged(copy, "magic")
     log = log_of(copy)

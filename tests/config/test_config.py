@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import rmqstore.config.store_config
 from rmqstore._core import index_key_hash
 from rmqstore.config import StoreConfig, infer, parse_java_properties, system_clock
-from rmqstore.errors import GeometryError, StoreError
+from rmqstore.errors import GeometryError, StoreNotFoundError
 
 # ------------------------------------------------------------------------------------------------ fields and checks
 
@@ -222,8 +222,11 @@ def store(golden_store, tmp_path):
 
 
 def test_infer_missing_and_empty_stores(tmp_path):
-    with pytest.raises(StoreError, match="no store directory"):
+    with pytest.raises(StoreNotFoundError, match="no store directory"):
         StoreConfig.infer(tmp_path / "none")
+    with pytest.raises(StoreNotFoundError, match="no store in this directory"):
+        StoreConfig.infer(tmp_path)
+    (tmp_path / "config").mkdir()
     with pytest.raises(GeometryError, match="mapped_file_size_commit_log"):
         StoreConfig.infer(tmp_path)
     config = StoreConfig.infer(tmp_path, mapped_file_size_commit_log=4096)

@@ -1,4 +1,4 @@
-"""A store of DLedger mode: its log is named and not read, and nothing is written beside it."""
+"""A store of DLedger mode: its log is named and not read, and nothing is written next to it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_store_that_has_only_dledger_is_not_said_to_be_none(mixed, command, on
     before = tree(mixed)
     for more in ([], SIZES):
         done = run(command, mixed, *more)
-        # verify tells of it as of every other thing that is wrong.
+        # verify reports it like every other problem.
         assert done.exit_code == 3 or (command == "verify" and done.exit_code == 1), done.output
         assert f"{mixed / 'dledger-n0'}" in done.output and "DLedger's" in done.output
     done = run("settings", mixed)

@@ -138,7 +138,7 @@ class Writer:
 
 @dataclass
 class LoadReport:
-    """What the askers saw: how many answers, seconds of each, what was wrong (the first few)."""
+    """Results of the clients: number of responses, seconds of each, the first faults."""
 
     answers: int = 0
     seconds: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What holds for every answer of the console, and a walk along its links that looks at them all.
+"""Rules for every response of the console, and a crawler that checks all of them.
 
 Owns the rules (headers, no inline script or style, nothing from elsewhere, no invisible characters) and the order of the walk.
 It reads HTML with the standard library's parser, so that character references are seen as what a browser makes of them.
@@ -158,7 +158,7 @@ def directives(policy: str | None) -> dict[str, list[str]]:
 
 
 def header_faults(answer: Answer) -> list[str]:
-    """What the headers of any answer lack."""
+    """Return the headers that a response lacks."""
     faults = []
     try:
         policy = directives(answer.header("content-security-policy"))
@@ -188,7 +188,7 @@ def header_faults(answer: Answer) -> list[str]:
 
 
 def answer_faults(answer: Answer) -> list[str]:
-    """What is wrong with an answer of whatever kind: headers, and the page or the JSON that it is."""
+    """Return the faults of a response: headers, and the page or the JSON."""
     faults = header_faults(answer)
     kind = (answer.header("content-type") or "").replace(" ", "").lower()
     if kind == "text/html;charset=utf-8":

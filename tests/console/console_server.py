@@ -27,7 +27,7 @@ START_LIMIT = 60
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: status, headers by lower-case name (several of one name in one list), body."""
+    """A response: status, headers by lower-case name (several of one name in one list), body."""
 
     status: int
     headers: Mapping[str, list[str]]

@@ -35,7 +35,7 @@ PAGES = (
     ("settings-topics", "/settings", ("Orders", "SINGLE_TAG", "config/topics.json")),
     ("settings-groups", "/settings?what=subscription_groups&sort=-retryMaxTimes", ("G-billing", "G-retry")),
     ("settings-offsets", "/settings?what=consumer_offsets&name=billing", ("G-billing", "2499")),
-    ("settings-pop", "/settings?what=pop_records", ("There are none",)),
+    ("settings-pop", "/settings?what=pop_records", ("This directory contains none",)),
     ("verify", "/verify", ()),
     ("rabbitmq", "/rabbitmq", ()),
     ("not-found", "/nowhere", ()),

@@ -74,9 +74,9 @@ def test_no_address_fails_or_denies_what_it_did_not_see(store, folder, mode):
             if answer.status_code == 503:
                 assert f"[{store / folder}" in answer.text and "Permission denied" in answer.text, (address, answer.text)
             if folder.startswith("consumequeue"):
-                assert "has no queue yet" not in answer.text
+                assert "has no queues yet" not in answer.text
             if folder == "index":
-                assert "has no index file" not in answer.text and "There is no entry with" not in answer.text
+                assert "has no index file" not in answer.text and "No entry with" not in answer.text
 
 
 def test_lists_say_which_folders_of_queues_nobody_saw(store):
@@ -89,7 +89,7 @@ def test_lists_say_which_folders_of_queues_nobody_saw(store):
         assert get(asked, "/api/queues")["complete"] is False
         assert get(asked, "/api/queues?topic=U")["complete"] is True
         health = {each["name"]: each["text"] for each in get(asked, "/api/overview")["health"]}
-        assert health["queues"] == "which there are is not known, as this cannot be looked into: consumequeue/T"
+        assert health["queues"] == "the list is incomplete, because folders cannot be read: consumequeue/T"
         get(asked, "/api/queues?topic=NONE", 404)
 
 
@@ -105,7 +105,7 @@ def test_messages_of_a_topic_are_those_of_the_queues_that_can_be_read(store):
                 found += [row["preview"] for row in page["messages"]]
                 cursor = page["next_cursor"]
             assert sorted(found) == sorted(f"1-{number}" for number in range(20))
-        assert "Left out, as it cannot be read" in get(asked, "/messages?topic=T")
+        assert "Skipped, because it cannot be read" in get(asked, "/messages?topic=T")
         topics = {each["topic"]: each["unread_queues"] for each in get(asked, "/api/overview")["topics"]}
         assert topics == {"T": 1, "U": 0} and "1 cannot be read" in get(asked, "/")
     # So it is where one file of a queue is closed.
@@ -119,12 +119,12 @@ def test_an_index_that_nobody_saw_is_not_said_to_lack_entries(store):
     with closed(store / "index"):
         asked = client(store)
         assert [each["path"] for each in get(asked, "/api/index")["problems"]] == ["index"]
-        assert "index" in get(asked, "/index") and "rmqstore rebuild</code> makes" not in get(asked, "/index")
+        assert "index" in get(asked, "/index") and "run <code>rmqstore rebuild" not in get(asked, "/index")
         entries = get(asked, "/api/message/0")["entries"]
         assert entries and all(each["state"] == "unread" and "index" in each["detail"] for each in entries)
-        assert "is not known" in get(asked, "/message/0")
+        assert "Unknown whether there is an entry" in get(asked, "/message/0")
         health = {each["name"]: each["text"] for each in get(asked, "/api/overview")["health"]}
-        assert health["index"].startswith("it cannot be read")
+        assert health["index"].startswith("unreadable")
     names = sorted(os.listdir(store / "index"))
     with closed(store / "index" / names[0]):
         asked = client(store)
@@ -179,7 +179,7 @@ def test_what_stands_in_a_files_place_is_passed_and_named(store, name, what):
     overview = get(asked, "/api/overview")
     bad = [each["text"] for each in overview["health"] if each["state"] == "bad"]
     if name == "checkpoint":
-        assert "it cannot be read, or has no times; a verify run says more" in bad
+        assert "unreadable, or without times; run verify for details" in bad
         assert overview["messages"] == 60
     else:
         assert any(path.name in each for each in bad), overview["health"]
@@ -253,7 +253,7 @@ def test_a_lost_part_of_the_log_is_named(tmp_path, part):
     for address in ("/messages?topic=T", "/messages?topic=T&key=K10", "/messages?topic=T&key=K38", "/queues/T/0", "/"):
         text = get(asked, address)
         assert f"lacks phy offsets {begin} to" in text, address
-        assert "has no message in this time." not in text and "has that key in this time." not in text
+        assert "has no messages in this time range." not in text and "has this key in this time range." not in text
     for address in ("/api/messages?topic=T", "/api/messages?topic=T&key=K10", "/api/queues/T/0"):
         answer = get(asked, address)
         assert answer["lost"][0][0] == begin and answer.get("complete", False) is False, address

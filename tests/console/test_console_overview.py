@@ -94,7 +94,7 @@ def test_the_others_follow_in_a_thread(many, counts, monkeypatch):
     # Once each, whoever asks, and the page's topic besides.
     looked_at = len(counts["looks"])
     assert looked_at <= TOPICS + 2 and counts["opened"] == []
-    assert "were looked at so far" not in asker.page("/")
+    assert "read so far" not in asker.page("/")
     assert len(counts["looks"]) == looked_at
 
 
@@ -267,7 +267,7 @@ def test_the_picture_of_the_log_is_the_timeline(broker):
         assert value == timeline(store, bins=20)
         assert sum(each["messages"] for each in value["bins"]) == sum(1 for _ in store.messages())
     page = asker.page("/")
-    assert "Every record was looked at" in page
+    assert "Exact: all records were read" in page
     # A column for each bin, and a row of the table below for each.
     bins = len(asker.json("/api/timeline")["bins"])
     plot = page.split('aria-labelledby="messages-chart-title"')[1].split("</svg>")[0]
@@ -288,7 +288,7 @@ def test_a_sampled_picture_says_so(broker, monkeypatch):
     assert not value["exact"] and 0 < value["places"] <= 257
     assert sum(each["messages"] for each in value["bins"]) == asker.json("/api/overview")["messages"]
     page = asker.page("/")
-    assert f"Sampled: the records at {value['places']} places of the log were looked at" in page
+    assert f"Estimated from {value['places']} samples of the log" in page
 
 
 def test_every_picture_has_its_table(broker):
@@ -359,7 +359,7 @@ def test_settings_are_those_of_the_function(broker):
     page = asker.page("/settings")
     assert "Orders" in page and "config/topics.json" in page and 'href="/settings"' in asker.page("/")
     assert "G-billing" in asker.page("/settings?what=subscription_groups")
-    assert "There are none" in asker.page("/settings?what=pop_records")
+    assert "This directory contains none" in asker.page("/settings?what=pop_records")
 
 
 def test_settings_that_cannot_be_read_are_said(golden_copy):

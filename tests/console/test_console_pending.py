@@ -1,4 +1,4 @@
-"""What still waits, in the console: its page, its address of the API, its metrics."""
+"""Pending messages in the console: page, API and metrics."""
 
 from __future__ import annotations
 

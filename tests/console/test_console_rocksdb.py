@@ -13,9 +13,11 @@ pytest.importorskip("starlette")
 
 from rmqstore import MessageStore
 from rmqstore.console.overview_answers import OverviewAnswers
-from rmqstore.offline.describe import consumer_places, consumer_rows
+from rmqstore.offline.describe import consumer_columns, consumer_places, rows_of
 from rmqstore.selection import Selection
 from rmqstore.store.pages import key_page
+
+ASKED = {"first": 0, "max_num": 10, "sort": "topic", "topic": ""}
 
 
 def pages(store: MessageStore, topic: str, key: str, kind: str | None, size: int, **span: int) -> list[int]:
@@ -72,15 +74,15 @@ def test_pages_over_a_damaged_database(tmp_path):
 def test_health_and_consumers(tmp_path):
     path = rocksdb_files.unpack("store", tmp_path)
     with MessageStore.open(path, read_only=True) as store:
-        health = {each["name"]: each for each in OverviewAnswers().overview(store, 0, 10, "topic", "")["health"]}
+        health = {each["name"]: each for each in OverviewAnswers().overview(store, ASKED)["health"]}
         assert health["index"]["state"] == "good" and "in RocksDB" in health["index"]["text"]
         assert "consumer progress" not in health
-        found = consumer_rows(store, consumer_places(store))
+        found = rows_of(consumer_columns(store, consumer_places(store)))
         rows = {(row["group"], row["topic"], row["queue_id"]): row for row in found}
         assert rows["G-billing", "Orders", 0]["queue_offset"] == 314 and rows["G-billing", "Orders", 0]["lag"] == 3
     shutil.rmtree(path / "config" / "consumerOffsets")
     (path / "config" / "consumerOffset.json").write_text('{"offsetTable":{"Orders@G":{0:1},"Orders@bad":{0:"x"}}}')
     with MessageStore.open(path, read_only=True) as store:
-        health = {each["name"]: each for each in OverviewAnswers().overview(store, 0, 10, "topic", "")["health"]}
+        health = {each["name"]: each for each in OverviewAnswers().overview(store, ASKED)["health"]}
         assert health["consumer progress"]["state"] == "bad" and "Orders@bad" in health["consumer progress"]["text"]
         assert {group for group, *_ in consumer_places(store)} == {"G"}

@@ -636,7 +636,7 @@ def test_a_signal_while_the_server_starts_ends_it_quietly(golden_copy, end):
     )  # fmt: skip
     assert ended.stdout.startswith("the console is at http://127.0.0.1:")
     assert ended.returncode == (130 if end == signal.SIGINT else -signal.SIGTERM)
-    assert ended.stderr.splitlines() == ["Ctrl-C ends it", *["interrupted"] * (end == signal.SIGINT)]
+    assert ended.stderr.splitlines() == ["press Ctrl-C to stop", *["interrupted"] * (end == signal.SIGINT)]
 
 
 def test_the_page_of_an_error_shows_what_was_asked_as_text(hostile_console):

@@ -71,7 +71,7 @@ def read(root: Path) -> tuple[list[bytes], int]:
         ("uuup....", 0, "uuu"),
         ("....", 0, ""),
         ("pp..p", 0, ""),
-        # Nothing was lost in files that lie before.
+        # Earlier files lost nothing.
         ("u.uuuuuuu..u", 500, "u.uuuuuuuppu"),
         ("uuuu", 0, "uuuu"),
     ],
@@ -200,7 +200,7 @@ def test_a_cut_unit_hides_no_message_from_whoever_asks_for_tags(tagged, tmp_path
 
 @pytest.mark.parametrize("number", range(3))
 def test_a_batch_unit_that_lost_its_base_hides_no_other_from_a_get(tagged, tmp_path, number):
-    # It says queue offset 0, which the message in front of all has.
+    # It has queue offset 0, like the first message.
     path, config = tagged
     for cut in (12, 28, 35):
         copy = shutil.copytree(path, tmp_path / str(cut))

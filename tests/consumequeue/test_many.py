@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 from collections import Counter
 
@@ -19,7 +20,7 @@ from rmqstore.commitlog import log_walk
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.queue_look import PlainQueue, plain_queue
 from rmqstore.errors import LostLogError
-from rmqstore.files import mapped_file
+from rmqstore.files import mapped_file, mapped_file_queue
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 
 # Without (macOS, `make test-portable`) the short look gives up, and the queue is opened.
@@ -40,7 +41,7 @@ FAR = 2**63 - 1
 
 @pytest.fixture
 def mapped(monkeypatch):
-    """The paths of the files that are mapped from now on."""
+    """The paths of newly mapped files."""
     paths: list[str] = []
     inner = MappedFile._map
 
@@ -79,11 +80,37 @@ def test_opening_a_closed_store_maps_no_queue(store_path, mapped):
         assert not [path for path in mapped if f"{os.sep}consumequeue{os.sep}" in path]
         assert len(store.queues.keys()) == QUEUES + 1
         assert store.recovery_report.units_cut == store.recovery_report.units_written == 0
-        # What was not looked at is there all the same.
+        # Queues that were not read exist too.
         for number in range(QUEUES):
             (message,) = store.get_message(f"Topic{number // 4}", number % 4, 0).messages
             assert message.keys == [f"k{number}"]
             assert store.max_queue_offset(f"Topic{number // 4}", number % 4) == 1
+
+
+@tells_holes
+def test_opening_after_a_kill_lists_no_queue_again(store_path, monkeypatch):
+    before = folder_bytes(os.path.join(store_path, "consumequeue"))
+    for name in ("checkpoint", "index"):
+        # Nothing says what is on disk: all records are held against the queues.
+        path = os.path.join(store_path, name)
+        shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+    with open(os.path.join(store_path, "abort"), "w", encoding="ascii") as file:
+        file.write("1")
+    listed: list[str] = []
+    inner = mapped_file_queue._stream_files
+    monkeypatch.setattr(
+        mapped_file_queue, "_stream_files", lambda path, *more: (listed.append(path), inner(path, *more))[1]
+    )
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        assert [os.path.basename(path) for path in listed] == ["commitlog"]
+        assert store.recovery_report.records == QUEUES + 300
+        assert store.recovery_report.units_cut == store.recovery_report.units_written == 0
+        # It goes on where the look saw its end.
+        assert store.put_message(Message("Topic3", b"next"), queue_id=1).queue_offset == 1
+        assert store.get_message("Topic3", 1, 1).messages[0].body == b"next"
+    after = folder_bytes(os.path.join(store_path, "consumequeue"))
+    name = os.path.join("Topic3", "1", f"{0:020d}")
+    assert after.pop(name)[:20] == before.pop(name)[:20] and after == before
 
 
 def test_opening_maps_a_few_segments_of_many(store_path, mapped):
@@ -120,7 +147,7 @@ def test_reading_maps_no_queue_at_opening(store_path, mapped):
 )
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_unit_that_says_something_else_is_found_in_a_queue_that_nobody_opened(store_path, field, value, clean):
-    # The newest record of another queue than the busy one, so that it lies in the scanned part.
+    # The newest record of a queue other than the busy one, in the scanned part.
     with MessageStore.open(store_path, config=CONFIG) as store:
         for _ in range(3):
             put = store.put_message(Message("Topic3", b"again", tags="t"), queue_id=1)
@@ -136,7 +163,7 @@ def test_a_unit_that_says_something_else_is_found_in_a_queue_that_nobody_opened(
     with MessageStore.open(store_path, config=CONFIG) as store:
         report = store.recovery_report
         assert store.max_queue_offset("Topic3", 1) == put.queue_offset + 1
-    # After an orderly exit only what points behind the end of the log is taken for wrong.
+    # After an orderly exit only units that point past the end of the log count as wrong.
     cut = (field, value) == (0, 1 << 20)
     assert report.units_cut == (2 if cut else 0)
     assert report.units_written == (2 if cut else 0)
@@ -151,7 +178,7 @@ def test_opening_keeps_no_more_queues_than_may_be_mapped(tmp_path):
     with MessageStore.open(path, config=config) as store:
         for number in range(QUEUES):
             store.put_message(Message(f"Topic{number}", b"first"))
-    # All of the log lies in one segment, so that every queue is compared with it.
+    # The log has one segment, so every queue is compared with it.
     with MessageStore.open(path, config=config) as store:
         assert len(store.queues.keys()) == QUEUES and not store.queues.opened()
         for number in range(QUEUES):
@@ -217,19 +244,19 @@ def unit(phy_offset: int, size: int = 100, tags_code: int = 0) -> bytes:
 
 UNITS = [unit(100 * number) for number in range(25)]
 PRE_FILL = unit(0, 0x7FFFFFFF)
-# What the newest file holds, and what is expected of it: None where a queue must be opened.
+# Content of the newest file, and the expected result: None if the queue must be opened.
 CASES = {
-    "one unit": ([b"".join(UNITS[:1])], PlainQueue(100, 100, 0)),
-    "some units": ([b"".join(UNITS[:7])], PlainQueue(700, 700, 0)),
-    "zeros within": ([unit(100, 256) + unit(356, 1 << 24)], PlainQueue(356 + (1 << 24), 356 + (1 << 24), 0)),
-    "full": ([b"".join(UNITS[:10])], PlainQueue(1000, 1000, 0)),
+    "one unit": ([b"".join(UNITS[:1])], PlainQueue(100, 100, [0], 20)),
+    "some units": ([b"".join(UNITS[:7])], PlainQueue(700, 700, [0], 140)),
+    "zeros within": ([unit(100, 256) + unit(356, 1 << 24)], PlainQueue(356 + (1 << 24), 356 + (1 << 24), [0], 40)),
+    "full": ([b"".join(UNITS[:10])], PlainQueue(1000, 1000, [0], 200)),
     "three files": (
         [b"".join(UNITS[:10]), b"".join(UNITS[10:20]), b"".join(UNITS[20:])],
-        PlainQueue(2500, 2500, 2 * FILE_SIZE),
+        PlainQueue(2500, 2500, [0, FILE_SIZE, 2 * FILE_SIZE], 500),
     ),
-    "not in order": ([UNITS[3] + UNITS[9] + UNITS[4]], PlainQueue(500, 1000, 0)),
-    "pre-filled": ([PRE_FILL * 3 + UNITS[5]], PlainQueue(600, 600, 0)),
-    "only pre-filled": ([PRE_FILL * 3], PlainQueue(-1, -1, 0)),
+    "not in order": ([UNITS[3] + UNITS[9] + UNITS[4]], PlainQueue(500, 1000, [0], 60)),
+    "pre-filled": ([PRE_FILL * 3 + UNITS[5]], PlainQueue(600, 600, [0], 80)),
+    "only pre-filled": ([PRE_FILL * 3], PlainQueue(-1, -1, [0], 60)),
     "empty": ([b""], None),
     "a gap": ([UNITS[0] + bytes(20) + UNITS[2]], None),
     "a unit without size": ([UNITS[0] + unit(100, 0)], None),
@@ -262,7 +289,7 @@ def test_the_short_look_says_what_the_queue_says(tmp_path, name):
     queue = ConsumeQueue(str(tmp_path), "T", 0, CONFIG, MappedFilePool(4))
     queue.load()
     last = queue.last_record()
-    assert found.newest == queue.files.offsets[-1]
+    assert (tuple(found.offsets), found.end) == (queue.files.offsets, queue.files.wrote_where)
     assert found.last_end == (-1 if last is None else last.phy_offset + last.size)
     queue.tidy()
     if found.furthest_end >= 0:
@@ -318,7 +345,7 @@ def test_the_names_of_many_folders_are_forced_together(tmp_path, monkeypatch):
     monkeypatch.setattr(durable, "fsync_directory", forced.append)
     durable.fsync_tree(str(tmp_path))
     assert len(forced) in (0, 301)  # 0 where the system has syncfs
-    # Where it has not, or where there are few folders, each is forced.
+    # Otherwise, or with few folders, each is forced.
     monkeypatch.setattr(durable, "_sync_file_system", lambda path: False)
     forced.clear()
     durable.fsync_tree(str(tmp_path))
@@ -383,7 +410,7 @@ def test_a_system_without_room_for_a_mapping_leaves_fewer_mapped(store_path, mon
         assert len(pool) <= 20
         for number in range(QUEUES):
             assert len(store.get_message(f"Topic{number // 4}", number % 4, 0, 32).messages) == 7
-        # Where nothing can be let go, it is an error.
+        # If nothing can be unmapped, it is an error.
         store.commit_log.files.let_go()
         for queue in store.queues:
             queue.files.let_go()

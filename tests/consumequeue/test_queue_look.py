@@ -14,7 +14,7 @@ import pytest
 
 from rmqstore import Message, MessageStore, StoreConfig
 from rmqstore.consumequeue import consume_queue_store
-from rmqstore.consumequeue.queue_look import look_at_files, look_at_queue
+from rmqstore.consumequeue.queue_look import look_at_files, look_at_queue, unit_in_files
 
 TINY = StoreConfig(
     mapped_file_size_commit_log=1 << 16, mapped_file_size_consume_queue=2000, max_hash_slot_num=100, max_index_num=400,
@@ -106,6 +106,21 @@ def test_the_reads_of_a_look_are_few_however_long_the_queue(tmp_path, monkeypatc
         reads.clear()
         look_at_files(str(folder), 6_000_000, 5_000_000, sizes=True)
         assert len(reads) <= 80 and sum(reads) <= 100 * 1024
+
+
+def test_units_are_read_while_their_file_is_open(tmp_path, monkeypatch):
+    # Three files of 1000 units; the first 500 are before the log.
+    for base in (0, 20_000, 40_000):
+        numbers = range(base // 20, min(base // 20 + 1000, 2500))
+        (tmp_path / f"{base:020}").write_bytes(b"".join(many_topics.UNIT.pack(100 * n, 100, n) for n in numbers))
+        os.truncate(tmp_path / f"{base:020}", 20_000)
+    opened = []
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *more: (opened.append(path), real(path, *more))[1])
+    look = look_at_files(str(tmp_path), 20_000, 50_000, offsets=(-1, 3, 700, 1600, 2499, 2500, 10**9))
+    assert look.units == {n: (n, 100 * n, 100, n, 1) for n in (500, 700, 1600, 2499)}
+    assert len(opened) == 3 == len(set(opened))
+    assert look.units == {n: unit_in_files(str(tmp_path), 20_000, n) for n in look.units}
 
 
 def test_what_is_not_as_a_writer_leaves_it_is_opened(golden_copy):

@@ -5,6 +5,7 @@ Owns what a consumer may rely on.  Whether it sleeps is seen from how often it a
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -177,7 +178,7 @@ def test_tags(store):
     assert numbers(store.consume("Orders", "two", tags="a || c", timeout=0)) == both
     assert numbers(store.consume("Orders", "three", tags=iter(["c", "a"]), timeout=0)) == both
     assert numbers(store.consume("Orders", "none", tags="x", timeout=0)) == []
-    # What no tag matched is behind all of them.
+    # All of them are past messages with other tags.
     assert {offsets[0] for offsets in store.consumer_offsets.list().values()} == {60}
 
 
@@ -303,6 +304,73 @@ def test_a_consumer_that_is_killed_gets_the_rest_again(root, clock):
         again = numbers(store.consume("Orders", "group", timeout=0))
     # The last flush took the progress before message 25 along; nothing is lost, some come twice.
     assert again == list(range(25, 60))
+
+
+DURABLE = """
+    import asyncio, os, sys
+    from rmqstore import ConsumerOffsets, MessageStore
+    path, how, name = sys.argv[1:]
+    offsets = None if name == "-" else ConsumerOffsets.load(name, read_only=False)
+    store = MessageStore.open(path, read_only=offsets is not None)
+    with_each = dict(commit="each") if "each" in how else {}
+    consumer = store.consume("Orders", "group", timeout=0, offsets=offsets, **with_each)
+    def took(message):
+        print(message.body.decode(), flush=True)
+        if how == "durable":
+            consumer.commit(durable=True)
+        if message.body == b"40":
+            os._exit(9)
+    async def run():
+        async for message in consumer:
+            took(message)
+    if how == "each, async":
+        asyncio.run(run())
+    for message in consumer:
+        took(message)
+"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("how", "rest"), [("each", 40), ("each, async", 40), ("durable", 41), ("interval", 0)])
+def test_durable_commits_outlive_a_kill(root, tmp_path, how, rest, own):
+    # With "each" only the message that was being processed comes again.
+    with MessageStore.open(root, config=SMALL.replace(flush_consumer_offset_interval=3_600_000)) as store:
+        fill(store, 60)
+    name = str(tmp_path / "own.json") if own else "-"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DURABLE), root, how, name], stdout=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 9 and done.stdout.split() == [str(number) for number in range(41)]
+    with MessageStore.open(root) as store:
+        offsets = ConsumerOffsets.load(name, read_only=False) if own else None
+        assert numbers(store.consume("Orders", "group", timeout=0, offsets=offsets)) == list(range(rest, 60))
+
+
+def test_a_durable_commit_flushes_no_file_of_the_store(store, monkeypatch):
+    fill(store, 3)
+    consumer = store.consume("Orders", "group", timeout=0)
+    next(consumer)
+    flushed = []
+    monkeypatch.setattr(store._flushing, "flush_all", lambda *given, **options: flushed.append(given))
+    consumer.commit(durable=True)
+    saved = ConsumerOffsets.load(os.path.join(store.path, "config", "consumerOffset.json"))
+    assert saved.get("group", "Orders", 0) == 1 and flushed == []
+    # Without a new message there is nothing to write.
+    written = os.stat(saved.path).st_mtime_ns
+    consumer.commit(durable=True)
+    assert os.stat(saved.path).st_mtime_ns == written
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("topic", "group"), [("Orders", ""), ("", "group"), ("Or@ders", "group"), ("Orders", "\ud800")])
+def test_names_that_progress_cannot_hold_fail_at_the_call(store, topic, group):
+    with pytest.raises(ValueError, match=r"topic is|group is"):
+        store.consume(topic, group)
+
+
+def test_a_mode_of_committing_is_one_of_two(store):
+    with pytest.raises(ValueError, match="commit is 'all': give 'each' or 'interval'"):
+        store.consume("Orders", "group", commit="all")
 
 
 def test_two_consumers_of_a_group_at_different_queues(store):
@@ -547,7 +615,7 @@ def test_values_out_of_range(store):
 
 
 def test_progress_beyond_the_end_goes_on_at_the_end(root, clock, caplog):
-    """The machine failed: what was consumed is not in the log any more, and its numbers are given out again."""
+    """After a power cut, consumed messages are gone from the log, and new ones get their queue offsets."""
     config = SMALL.replace(clock=clock)
     with MessageStore.open(root, config=config) as store:
         fill(store, 5)
@@ -699,3 +767,50 @@ def test_a_consumer_is_told_when_the_store_cannot_be_written(store):
     assert numbers(consumer) == [0, 1, 2]
     with pytest.raises(StoreError, match="broken"):
         store.consume("Orders", "group")
+
+
+# ----------------------------------------------------------------------------------------------------------- batches
+
+
+def bodies_of(batches):
+    return [[int(message.body) for message in batch] for batch in batches]
+
+
+def test_batches_are_of_what_is_there(store):
+    for queue_id in range(3):
+        fill(store, 10, first=queue_id * 100, queue_id=queue_id)
+    got = bodies_of(store.consume("Orders", "group", timeout=0, max_num=4).batches(7))
+    assert [len(batch) for batch in got] == [7, 7, 7, 7, 2]
+    assert sorted(itertools.chain.from_iterable(got)) == [queue_id * 100 + number for queue_id in range(3) for number in range(10)]
+    assert store.consumer_offsets.list() == {("group", "Orders"): {0: 10, 1: 10, 2: 10}}
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_batch_is_consumed_when_the_next_is_requested(store, commit):
+    fill(store, 10)
+    with store.consume("Orders", "group", timeout=0) as consumer:
+        for batch in consumer.batches(4):
+            if int(batch[0].body) == 4:
+                if commit:
+                    consumer.commit()
+                break
+    again = bodies_of(store.consume("Orders", "group", timeout=0).batches(100))
+    assert again == [[8, 9] if commit else [4, 5, 6, 7, 8, 9]]
+
+
+def test_batches_in_an_event_loop(store):
+    import asyncio
+
+    fill(store, 10)
+
+    async def run():
+        async with store.consume("Orders", "group", timeout=0) as consumer:
+            return [[int(message.body) for message in batch] async for batch in consumer.batches(6)]
+
+    assert asyncio.run(run()) == [list(range(6)), list(range(6, 10))]
+
+
+@pytest.mark.parametrize("size", [0, -1, "x", None])
+def test_a_batch_has_a_size(store, size):
+    with pytest.raises((ValueError, TypeError), match="size is"):
+        store.consume("Orders", "group", timeout=0).batches(size)

@@ -564,7 +564,7 @@ def test_groups_with_an_at_sign(tmp_path, golden_copy):
     assert after.data_version == before.data_version
     document = parse_fastjson(path.read_text())
     assert document.keys() == {"dataVersion", "groupTopicMap", "offsetTable", "pullOffsetTable"}
-    # As the broker derives it: a key with a second @ belongs to no group.
+    # Like the broker: a key with a second @ belongs to no group.
     assert document["groupTopicMap"].keys() == {"CID_RMQ_SYS_TRANS", "G-retry", "G-billing"}
     assert after.list().keys() == before.list().keys() | {("G-new@broadcast", "Orders")}
     assert offsets.remove("G-wall") == 1, "its pull offsets; the broadcasting group is another one"
@@ -799,7 +799,7 @@ NEEDS_PROC = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="need
 
 
 class Disk:
-    """What a power loss may leave of one directory.
+    """The possible states of one directory after a power cut.
 
     The names that were made durable, any of the later changes, and of a file only what was synced is sure.
     """
@@ -1250,7 +1250,7 @@ def kill_a_writer(path, acknowledged, before):
             data = os.read(receiver, 8)
             assert len(data) == 8, "the writer failed"
             said = int.from_bytes(data, "big")
-        # What it says until the signal arrives makes the moment of the kill a random one.
+        # The output before the signal makes the moment of the kill random.
         os.kill(child, signal.SIGKILL)
         while len(data := os.read(receiver, 8)) == 8:
             said = int.from_bytes(data, "big")

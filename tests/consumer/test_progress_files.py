@@ -117,9 +117,11 @@ def test_light_queues_beside_a_plain_file_alone_are_a_doubt(tmp_path):
     with MessageStore.open(root, config=LIGHT) as store:
         store.put_message(Message("Orders", b"0", keys=["K"], properties={"INNER_MULTI_DISPATCH": "%LMQ%a"}))
     assert StoreConfig.infer(root).enable_lmq and "enable_lmq" not in StoreConfig.infer(root).assumed
+    # A broker's store does not have its options saved.
+    os.unlink(root / "rmqstore.json")
     path = write(root, PLAIN, 1)
     config = StoreConfig.infer(root)
-    # The light queues stay known, so that a rebuild makes them again.
+    # The light queues stay known, so a rebuild restores them.
     assert config.enable_lmq and config.enable_multi_dispatch and "enable_lmq" in config.assumed
     assert offsets_of(root) == 1 and offsets_of(root, enable_lmq=True) is None
     before = path.read_bytes()

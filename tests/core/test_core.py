@@ -446,7 +446,7 @@ def test_encode_records_stops_before_the_blank_does_not_fit():
         assert encode_records(region, 0, 0, rows) == [size] * fit
         assert not any(region.read(fit * size, room - fit * size))
         assert _dispatch.walk(region, 0, room, 0, True)[1:3] == (Verdict.EMPTY, fit)
-    # The eight bytes behind the last record are set to zero, so that old bytes there are never its successor.
+    # The eight bytes after the last record are set to zero, so that old bytes there are never its successor.
     region = mapped(b"\xda" * (2 * size + 20))
     assert encode_records(region, 1, 0, rows[:2]) == [size] * 2
     assert region.read(2 * size + 1, 19) == bytes(8) + b"\xda" * 11
@@ -741,7 +741,7 @@ def test_index_hashes_and_tags_codes_of_any_properties(properties, index_tags, s
 
 @pytest.mark.parametrize("behind", [0, 1, 63, 64, 200])
 def test_properties_are_found_wherever_they_lie_in_a_long_text(behind):
-    # They are looked at 64 bytes at a time, which must not reach behind the end of the segment.
+    # They are read 64 bytes at a time, which must not pass the end of the segment.
     wanted = b"\x02".join(
         (b"UNIQ_KEY\x01u", b"KEYS\x01a b", b"TAGS\x01t", b"INNER_MULTI_DISPATCH\x01x", b"KEYS\x01c d")
     )
@@ -750,7 +750,7 @@ def test_properties_are_found_wherever_they_lie_in_a_long_text(behind):
         for text in (filler + wanted, filler + wanted + b"\x02", filler + wanted + b"\x02KEYS\x01", wanted[:before]):
             raw = oracle.encode_record(topic="T", properties=text)
             record = oracle.decode_record(raw)
-            # What lies behind belongs to something else.
+            # The bytes after it belong to something else.
             for data in (raw + b"\x02KEYS\x01z"[:behind].ljust(behind, b"\x01"), raw + bytes(behind)):
                 columns = RecordColumns(1)
                 _dispatch.scan(mapped(data), 0, len(raw), 0, columns, NO_DELAYS)
@@ -1026,7 +1026,7 @@ def test_settle_sees_every_difference():
     for pos in range(len(units)):
         hurt = units[:pos] + bytes([units[pos] ^ 128]) + units[pos + 1 :]
         region = mapped(bytes(20) + hurt)
-        # What follows a unit that differs is left to the caller too.
+        # Records after a unit that differs are left to the caller too.
         left = list(range(pos // 20, 6))
         assert settled(columns, UnitFile(region, 7, first=2)) == ((len(left), 0, -1), left)
         assert content(region) == bytes(20) + hurt and region.pins == 0
@@ -1105,7 +1105,7 @@ def test_agreeing_ext_units_sees_every_difference():
     assert _dispatch.agreeing_ext_units(region, base, addresses) == 8
     assert _dispatch.agreeing_ext_units(region, base, addresses, tags, times) == 8
     assert _dispatch.agreeing_ext_units(region, base, addresses[:0]) == 0
-    # An address of another file, between two units, behind the last one, and ones that lie nowhere.
+    # An address of another file, between two units, after the last one, and outside all files.
     for address in (base - 1, base + 400, base + 381, base + 1, base + pos, 0, -1, MAX_I64, 2**62):
         odd = addresses.copy()
         odd[5] = (address + _core.EXT_ADDRESS_BASE + 2**63) % 2**64 - 2**63
@@ -1169,7 +1169,7 @@ def test_t9_ext_units(vectors):
     assert _core.write_ext_unit(region, len(raw), -1, 2, bit_map) == 27
     assert region.read(len(raw), 27) == oracle.ExtUnit(-1, 2, bit_map).encode()
     assert _core.read_ext_unit(region, len(raw)) == (-1, 2, bit_map)
-    # Nothing begins in zeros, behind the end, or at the -1 that closes a file.
+    # No unit begins in zeros, after the end, or at the -1 that closes a file.
     assert _core.read_ext_unit(sparse(100), 0) is None
     assert _core.read_ext_unit(region, region.size - 19) is None
     assert _core.read_ext_unit(region, -1) is None
@@ -1254,7 +1254,7 @@ HOLES = {20: (oracle.PRE_FILL_UNIT, bytes(20)), 46: (bytes(46), bytes(8) + b"\x8
 
 
 def units_with_holes(units, unit_size):
-    """Bytes of units, each of which is a phy offset and which kind of hole stands there instead, 0 for none."""
+    """Return the bytes of units, each given as a phy offset and the kind of hole that replaces it, 0 for none."""
     kinds = {20: lambda offset: oracle.Unit(offset, 1, 0), 46: lambda offset: oracle.BatchUnit(offset, 1, 0, 0, 0, 1)}
     return [HOLES[unit_size][hole - 1] if hole else kinds[unit_size](offset).encode() for offset, hole in units]
 
@@ -1764,7 +1764,7 @@ def test_a_put_cut_short_at_any_step_is_undone_or_completed(fresh_count, slot_co
             )
             repaired = content(cut.region)
             expected = bytearray(after if counted else before)
-            # The begin and end fields are no links: who calls relink knows the log and writes them by write_header.
+            # The begin and end fields are no links: the caller of relink knows the log and writes them by write_header.
             expected[0:32] = state[0:32]
             if name == "hash_slot_count" and not counted:
                 # Up to 4.7.0 every put was counted, so one too many is not told from what such a version leaves.
@@ -1802,7 +1802,7 @@ def test_a_survey_sees_every_kind_of_broken_entry():
             assert hurt.check_links(end)
     for count in (14, 16, 17, 2**31 - 1):
         hurt = index_of(5, 16, data[:36] + struct.pack(">i", count) + data[40:])
-        # The entries behind are zeros: their phy offset 0 lies before the last one.
+        # The entries after it are zeros: their phy offset 0 is before the last one.
         assert hurt.survey(end)[0] == 13
         assert hurt.relink(13) == 1
         assert content(hurt.region) == data
@@ -1884,7 +1884,7 @@ def test_agreeing_entries_sees_every_difference():
     data = content(index.region)
     assert _dispatch.agreeing_entries(index, 1, columns, 0) == 7
     assert _dispatch.agreeing_entries(index, 3, columns, 2) == 5
-    # As far as there are entries.
+    # Up to the last entry.
     assert _dispatch.agreeing_entries(index, 8, columns, 0) == 4
     assert (
         _dispatch.agreeing_entries(index, 12, columns, 0) == _dispatch.agreeing_entries(index, MAX_I64, columns, 0) == 0
@@ -1901,7 +1901,7 @@ def test_agreeing_entries_sees_every_difference():
     for first, start in ((0, 0), (-1, 0), (1, -1), (1, 8), (1, MAX_I64), (MIN_I64, 0)):
         with pytest.raises(OffsetOutOfRangeError):
             _dispatch.agreeing_entries(index, first, columns, start)
-    # What columns say of themselves is not believed.
+    # Counts in columns are not trusted.
     for count in (-1, 10, MAX_I64):
         columns.count = count
         with pytest.raises(OffsetOutOfRangeError):
@@ -2054,7 +2054,7 @@ def test_every_bit_flip_of_a_segment(golden_store):
                 region.write(pos, data[pos : pos + 1])
                 continue
             else:
-                # Records with a property CRC: no flipped bit gets through, and what lies before is untouched.
+                # Records with a property CRC: no flipped bit gets through, and earlier records are untouched.
                 assert ended == start
                 # A size of which only one bit was set becomes 0: the place reads as one that is still being written.
                 assert verdict < 0 or (verdict == Verdict.EMPTY and region.get_i32(start) == 0), (pos, bit, verdict)
@@ -2316,7 +2316,7 @@ def test_index_of_the_largest_geometry():
 
 @given(st.integers(1, 2**31 - 1), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5))
 def test_slot_of_a_hash_is_the_remainder(slots, hashes):
-    # The remainder is computed by two multiplications; a file with so many slots is sparse.
+    # The remainder is computed by two multiplications; a file with this number of slots is sparse.
     index = index_of(slots, 8)
     hashes += [slots - 1, slots & 0x7FFFFFFF]
     for n, key_hash in enumerate(hashes, 1):
@@ -2477,7 +2477,7 @@ for line in sys.stdin:
         try:
             names = dict(globals())
             exec(compile(bytes.fromhex(line).decode(), "<misuse>", "exec"), names)
-            # As at the end of an interpreter, what is left goes away too.
+            # Remaining objects are freed too, like at the end of an interpreter.
             names.clear()
             gc.collect()
             sys.stdout.flush()
@@ -2629,7 +2629,7 @@ def test_a_separator_is_found_at_every_place_of_every_length(separator):
     batch = row_batch()
     for length in [*range(1, 27), 63, 64, 65, 66, 200]:
         for at in range(length):
-            # Bytes that differ in one bit from a separator are none.
+            # Bytes that differ in one bit from a separator do not separate.
             plain = ("\x00\x03\x81\x82\x11!"[at % 6] if at % 2 else "x") * length
             text = plain[:at] + separator + plain[at + 1 :]
             for properties in ({plain: plain}, {"KEYS": plain + "x"}):

@@ -1,4 +1,4 @@
-"""A mapped file that somebody else cuts short: an operation gives an error that names the file, and the process lives on.
+"""A mapped file that another process cuts short: an operation raises an error that names the file, and the process continues.
 
 Owns the proof of docs/mmap.md, "SIGBUS": every way of reading and writing meets pages that are gone, in a process of its
 own, since what is wrong here ends it.  What views do, which others read, is part of it.
@@ -55,7 +55,7 @@ def root(tmp_path):
 
 
 def run(program, root, code=0, **environment):
-    """What a program that is run with the prelude prints; it must end with `code`."""
+    """Run a program with the prelude and return its output; it must exit with `code`."""
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(program), root],
         env={**os.environ, "PYTHONFAULTHANDLER": "", **environment},

@@ -149,7 +149,7 @@ def test_the_last_byte_of_a_file_is_found_without_touching_its_holes(monkeypatch
         # Of a reader's file that lost its end, or has too much of it, only what belongs to it counts.
         for length in (size + 3, (1 << 20) + PAGE + 8, 3, 0):
             os.truncate(path, length)
-            padded = MappedFile.of_any_length(path, size)
+            padded = MappedFile(path, size, read_only=True, padded=True)
             assert padded.last_nonzero() == {size + 3: size, 3: 1}.get(length, length)
             padded.close()
         file.close()
@@ -698,7 +698,7 @@ class Closer:
 def eager_collector():
     before = gc.get_threshold()
     gc.collect()
-    # Only what the test makes is looked at from here on, or each of the many collections would take long.
+    # Only objects made by the test are collected from here, otherwise each collection would take long.
     gc.freeze()
     yield
     gc.set_threshold(*before)

@@ -104,7 +104,7 @@ def test_the_mark_holds_until_somebody_changes_a_byte(tmp_path, flushed_offset):
     checkpoint.flushed_offset, checkpoint.log_end, checkpoint.process_id = flushed_offset, 900, 77
     checkpoint.flush()
     data = path.read_bytes()
-    # Apart from the six fields, nothing lies before the last 32 bytes.
+    # Apart from the six fields, nothing is stored before the last 32 bytes.
     assert data[8:-32] == bytes(4096 - 8 - 32)
     places = struct.pack(">qqq", flushed_offset, 900, 77)
     assert data[-32:-4] == b"RMQS" + places and data[-4:] == zlib.crc32(data[:48] + data[-32:-4]).to_bytes(4, "big")

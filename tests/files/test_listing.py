@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 
 import pytest
 
+from rmqstore.errors import DiskFullError
 from rmqstore.files.listing import ask_again, is_empty, listing
 from rmqstore.files.os_errors import is_missing, is_unreadable, naming_errors, says_full
 
@@ -70,8 +72,14 @@ def test_an_error_about_an_entry_is_one_of_the_listing(tmp_path):
 
 def test_errors_are_named_once():
     with pytest.raises(OSError) as caught, naming_errors("there"):
-        raise OSError(errno.ENOSPC, "no room")
-    assert (caught.value.filename, caught.value.errno, caught.value.strerror) == ("there", errno.ENOSPC, "no room")
+        raise OSError(errno.EIO, "broken")
+    assert (caught.value.filename, caught.value.errno, caught.value.strerror) == ("there", errno.EIO, "broken")
+    for filename in (None, "named"):
+        with pytest.raises(DiskFullError, match="No space left on device: free space") as caught, naming_errors("there"):
+            raise OSError(errno.ENOSPC, "no room", filename)
+        assert caught.value.filename == caught.value.path == (filename or "there") and caught.value.errno == errno.ENOSPC
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (str(copy), copy.filename, copy.errno) == (str(caught.value), caught.value.filename, errno.ENOSPC)
     own = refused(errno.EIO)
     with pytest.raises(OSError) as caught, naming_errors("elsewhere"):
         raise own

@@ -1,4 +1,4 @@
-"""What owns files, mappings or locks has no second one: `copy`, `deepcopy` and `pickle` say so instead of sharing them."""
+"""Owners of files, mappings or locks cannot be copied: `copy`, `deepcopy` and `pickle` raise."""
 
 from __future__ import annotations
 

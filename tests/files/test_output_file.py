@@ -23,7 +23,7 @@ from rmqstore.rabbitmq import Vhost
 
 VICTIM = b"precious"
 SIZES = options_of(SMALL)
-# What a command does, and the output that it makes; {} is the folder of the output.
+# Each command, and its output; {} is the folder of the output.
 COMMANDS = {
     "export": ["export", "store", "-O", "{}/o.jsonl", *SIZES],
     "export csv.gz": ["export", "store", "-O", "{}/o.csv.gz", *SIZES],
@@ -136,7 +136,7 @@ def test_a_name_that_is_taken(sources, tmp_path, name, how):
 
 
 def test_each_writer_has_a_temporary_file_of_its_own(tmp_path):
-    # What is called as temporary files once were is not taken for what a killed writer left.
+    # A file with an old temporary name does not count as the remains of a killed writer.
     (tmp_path / "a.part").write_bytes(b"half a download")
     with pytest.raises(StoreError, match="the output exists"), OutputFile(tmp_path / "a") as late:
         late.write(b"complete after the other")
@@ -214,7 +214,7 @@ def test_a_folder_that_is_swapped_for_the_store(sources, tmp_path):
         made = kind(folder / "b", outside=[store])
         folder.rmdir()
         folder.symlink_to(store / "commitlog")
-        with pytest.raises(StoreError, match="lies in the store"), made:
+        with pytest.raises(StoreError, match="is in the store"), made:
             pass
         folder.unlink()
         folder.mkdir()
@@ -227,11 +227,11 @@ def test_paths_into_a_store(sources, tmp_path):
     (tmp_path / "to").symlink_to("link/../../store")
     for output in (store, store / "a", tmp_path / "link" / "a", tmp_path / "to" / "a", tmp_path / "to" / "index" / "a"):
         for kind in (OutputFile, OutputFolder):
-            with pytest.raises(StoreError, match="lies in the store"):
+            with pytest.raises(StoreError, match="is in the store"):
                 kind(output, outside=[tmp_path / "other", store])
     check_outside(tmp_path / "a", store)
     (tmp_path / "tiered").mkdir()
-    with pytest.raises(StoreError, match="lies in the store"):
+    with pytest.raises(StoreError, match="is in the store"):
         export(
             store,
             tmp_path / "tiered" / "a.jsonl",
@@ -294,5 +294,5 @@ def test_no_memory_is_one_line(sources, tmp_path, name, monkeypatch):
     for kind, method in ((MessageStore, "open"), (Vhost, "open"), (CommitLog, "load")):
         monkeypatch.setattr(kind, method, taken)
     done = run(sources, name, tmp_path)
-    assert done.exit_code == 3 and done.stderr.startswith("Error: there is not enough memory\n"), done.output
+    assert done.exit_code == 3 and done.stderr.startswith("Error: out of memory\n"), done.output
     assert [*tmp_path.iterdir()] == []

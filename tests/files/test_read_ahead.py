@@ -23,7 +23,7 @@ def test_nothing_is_lost_where_it_cannot_be_read_ahead(tmp_path, monkeypatch, wh
     elif what != "missing":
         path.write_bytes(b"" if what == "empty" else bytes(10_000))
     if what == "no such calls":
-        # As on macOS.
+        # Like macOS.
         for name in ("posix_fadvise", "POSIX_FADV_WILLNEED", "preadv", "RWF_NOWAIT"):
             monkeypatch.delattr(os, name, raising=False)
     elif what == "error":
@@ -44,7 +44,7 @@ def test_nothing_is_lost_where_it_cannot_be_read_ahead(tmp_path, monkeypatch, wh
     [((), (0, SIZE)), ((5,), (5, SIZE - 5)), ((5, SIZE - 10), (5, SIZE - 10)), ((0, 2 * SIZE), (0, 2 * SIZE))],
 )
 def test_what_is_not_in_memory_is_asked_for(tmp_path, monkeypatch, stretch, asked_for):
-    # What the system does about it, and when, is its own affair: it may keep pages, or be short of memory.
+    # The operating system decides what it reads: it may keep pages, or be short of memory.
     path = tmp_path / "0.idx"
     path.write_bytes(b"#" * SIZE)
     asked = []
@@ -74,6 +74,6 @@ def test_what_is_in_memory_is_not_asked_for(tmp_path, monkeypatch):
     read_ahead(str(path))
     read_ahead(str(path), 5, 100)
     assert not asked
-    # Nobody can have read what lies behind the end.
+    # Bytes after the end cannot have been read.
     read_ahead(str(path), SIZE, 100)
     assert [request[1:3] for request in asked] == [(SIZE, 100)]

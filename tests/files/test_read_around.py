@@ -113,7 +113,7 @@ def of_this_process(path: Path) -> int:
 
 @pytest.mark.parametrize("last", [0, 20 << 20])
 def test_a_segment_of_zeros_does_not_stay_in_memory(tmp_path, last):
-    """The writer made the next segment ahead, of zeros: whoever opens looks at all of it for where the log ends."""
+    """The writer created the next segment ahead, of zeros: opening reads all of it to find the end of the log."""
     path = tmp_path / f"{0:020d}"
     size = 64 << 20
     data = bytearray(size)

@@ -90,7 +90,7 @@ def _index_file(data: bytes, compacted: bool) -> None:
     path = os.path.join(_FOLDER.name, "index")
     with open(path, "wb") as file:
         file.write((b"\xbc\xc5\x02\x85" if compacted else b"\xbc\xc5\x02\x89") + data)
-    file_index = FlatIndexFile(MappedFile.of_any_length(path, len(data) + 4), compacted=compacted)
+    file_index = FlatIndexFile(MappedFile(path, len(data) + 4, read_only=True, padded=True), compacted=compacted)
     for key_hash in (0, 1, 2**31 - 1):
         assert all(item.hash == key_hash for item in file_index.items(key_hash))
     assert all(isinstance(each, tuple | Finding) for each in file_index.survey())

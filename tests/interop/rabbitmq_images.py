@@ -1,4 +1,4 @@
-"""What a real node has on its disk before something is planted there: the same queues in many vhosts, made once a session.
+"""The disk of a real node before damage: the same queues in many vhosts, made once a session.
 
 Owns the operations: which queues there are, what is published and acked.  It never imports rmqstore and decodes nothing.  Small
 numbers make much of the format appear with few messages: 64 entries a segment, a flush after 100 actions, message files of
@@ -186,7 +186,7 @@ def acked_small(i: int) -> bool:
 
 
 def fill(node: Node, vhost: str) -> None:
-    """What is in both images."""
+    """The contents of both images."""
     declare(node, vhost, QUEUES)
     _bind(node, vhost)
     with node.channel(vhost) as channel:
@@ -236,7 +236,7 @@ def _lazy(vhost: str) -> Iterator[Outgoing]:
 
 
 def fill_more(node: Node, vhost: str) -> None:
-    """What is in the image `killed` besides, most of it in journals."""
+    """The other contents of the image `killed`, mostly in journals."""
     with node.channel(vhost) as channel:
         # The first segment is acked from the journal; what was published before the boot is in segments.
         receive(channel, "small", ack=lambda i: i % 2 == 0, limit=12)

@@ -149,7 +149,7 @@ class Node:
         self._server: subprocess.Popen[bytes] | None = None
         self._mapper: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
-        # Whether the Erlang machine is there without the broker, and where in the log the last start begins.
+        # Check that the Erlang machine runs without the broker, and find the last start in the log.
         self._resting = False
         self._log_begin = 0
         _open_nodes.add(self)
@@ -201,7 +201,7 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there, with the broker in it."""
+        """Check that the process is there, with the broker in it."""
         return self._process_runs and not self._resting
 
     @property
@@ -511,13 +511,13 @@ def _cut(connection: Any) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process that has not ended."""
+    """Check that such a process has not ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return False
-    # Where only the first thread has ended, the others have its files and ports open still.
+    # If only the first thread has ended, the others still have its files and ports open.
     return fields[0] != "Z" or int(fields[17]) > 1
 
 

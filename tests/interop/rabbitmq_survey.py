@@ -1,4 +1,4 @@
-"""What the real node does with each damage of the catalogue: ``python tests/interop/rabbitmq_survey.py [names]``.
+"""The real node's reaction to each damage of the catalogue: ``python tests/interop/rabbitmq_survey.py [names]``.
 
 Owns `tests/data/rabbitmq/damage.json`, which it writes; takes a quarter of an hour.  Each damage has a boot of its own, since one
 directory that hangs a boot hides all others.  Never imports rmqstore.
@@ -34,7 +34,7 @@ QUEUE_TIMEOUT = 8.0
 
 @dataclass
 class Answer:
-    """What a node delivers from a vhost: messages by queue, sequence ids in order by directory, queues that failed."""
+    """The messages that a node delivers from a vhost: by queue, sequence ids in order by directory, queues that failed."""
 
     messages: dict[str, list[Received]] = field(default_factory=dict)
     delivered: dict[str, list[int]] = field(default_factory=dict)

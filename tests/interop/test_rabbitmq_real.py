@@ -71,7 +71,7 @@ class Booted:
         self.known[vhost] = surveys.known_bodies(self.before[vhost])
 
     def vhost_of(self, name: str) -> str:
-        """Where a damage was planted."""
+        """The place of a damage."""
         return next(vhost for vhost, (each, _) in self.planted.items() if each.name == name)
 
 
@@ -180,7 +180,7 @@ def test_the_node_delivers_what_the_oracle_reads(booted, vhost):
 
 
 def as_client_sees(properties: dict[str, Any]) -> dict[str, Any]:
-    """What pika makes of properties."""
+    """Convert properties as pika does."""
     return {
         name: {key.decode(): field_as_client_sees(one) for key, one in value}
         if name == "headers"
@@ -192,7 +192,7 @@ def as_client_sees(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def field_as_client_sees(typed: oracle.Typed) -> Any:
-    """What pika makes of a field; it cuts floats to whole numbers."""
+    """Convert a field as pika does, which cuts floats to whole numbers."""
     letter, value = typed
     if letter == "F":
         return {key.decode(): field_as_client_sees(one) for key, one in value}

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.rabbitmq, pytest.mark.timeout(600)]
 
 @dataclass
 class Repaired:
-    """What became of a vhost in which something was planted."""
+    """The repair of a vhost with planted damage."""
 
     before: oracle.Vhost
     expected: Expected

@@ -1,6 +1,6 @@
 """A few stored bytes that are a large body: as text they are written in pieces, in every output.
 
-What an output takes is counted in bytes that Python allocates, and compared with the body.
+The memory of an output is counted in bytes that Python allocates, and compared with the body.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_an_output_takes_three_times_the_body_at_most(paths, arguments, monkeypa
     small, large = ([str(path) if each == "STORE" else each for each in arguments] for path in paths)
     sink = _Counted()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(sink), encoding="utf-8"))
-    # What is loaded at first use is not counted.
+    # Modules loaded at first use do not count.
     main(small, standalone_mode=False)
     assert peak_of(lambda: main(large, standalone_mode=False)) < 3 * SIZE
     sys.stdout.flush()

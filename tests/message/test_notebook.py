@@ -1,4 +1,4 @@
-"""What notebooks and consoles show: short, and nothing that is in a store becomes markup or reaches a terminal.
+"""Notebook output is short, and no stored text becomes markup or reaches a terminal.
 
 Owns `_repr_html_` of messages, results and stores, and the text of `describe`.
 """
@@ -80,7 +80,7 @@ def test_messages_are_shown_escaped_and_short(store):
     cells = shown(long).cells
     assert "10 more" in cells and any(cell.startswith("100000 bytes: xxx") for cell in cells)
     assert max(map(len, cells)) <= 81
-    # What validate would refuse can be looked at.
+    # Messages that `validate` refuses can be shown.
     shown(Message(EVIL, b""))
 
 
@@ -109,7 +109,7 @@ def test_results_show_their_first_lines(store):
     assert shown(store.get_message("U")).cells[0].startswith("NO_MESSAGE_IN_QUEUE: 0 messages")
     found = store.query_message("T", "<b>key</b>", 20)
     assert shown(found).cells[0] == "20 messages, there are more; the first 10 of 20"
-    assert shown(QueryResult(uncovered=((0, 5),))).cells[0] == "0 messages, part of the log was not looked at"
+    assert shown(QueryResult(uncovered=((0, 5),))).cells[0] == "0 messages, part of the log was not searched"
     columns = [np.arange(n, n + 30, dtype=np.int64) for n in (0, 100, 1_700_000_000_000, 50)]
     assert shown(PutTableResult(*columns)).rows == 11
     shown(PutResult(1, 2, EVIL, 3, 4))

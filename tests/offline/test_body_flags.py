@@ -240,7 +240,7 @@ def test_console(path):
         assert (bytes.fromhex(one["body"]), one["corrupt"]) == EVERY[key]
         assert (row["damage"] is not None, one["damage"] is not None) == (key in ODD,) * 2
         page = asked(f"/message/{row['phy_offset']}").text
-        assert ("is not what its compression flag says" in page) == (key in ODD)
+        assert ("contradicts its compression flag" in page) == (key in ODD)
         assert asked(f"/message/{row['phy_offset']}/body").content == BODIES[key]
 
 
@@ -285,7 +285,7 @@ def test_spark_reads_them_as_damage(path, decode_body):
         ]
 
     if decode_body == "false":
-        # As they are stored all are sound.
+        # In their stored form all are sound.
         assert len(read("fail")) == len(BODIES) and not any(row["corrupt"] for row in read("report"))
         return
     with pytest.raises(CorruptionError, match="cannot be decompressed; option corrupt=skip"):

@@ -101,7 +101,7 @@ def small_store(path, bodies=HOSTILE, **options):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is in a file
+# The contents of a file
 
 
 def test_json_lines_are_what_java_reads(broker, tmp_path):
@@ -461,7 +461,7 @@ def test_damage_is_told_at_the_command_line(damaged, tmp_path):
     root, _, _, _, _ = damaged
     result = run(root, "-O", tmp_path / "a.jsonl", "--corrupt", "skip")
     assert result.exit_code == 0
-    assert "2 damaged stretches" in result.stderr
+    assert "2 damaged parts of the log" in result.stderr
     assert "1 corrupt messages" in result.stderr
     result = run(root, "-O", tmp_path / "b.jsonl", "--corrupt", "skip", "--json")
     value = json.loads(result.stdout)
@@ -568,7 +568,7 @@ def test_nothing_is_written_into_the_store(golden_copy, tmp_path):
     os.symlink(root / "config", tmp_path / "link")
     for output in (root / "a.jsonl", root / "commitlog" / "a.jsonl", tmp_path / "link" / "a.jsonl", root):
         result = run(root, "-O", output, "--format", "jsonl")
-        assert (result.exit_code, "lies in the store" in result.stderr) == (3, True)
+        assert (result.exit_code, "is in the store" in result.stderr) == (3, True)
     assert run(root, "-O", root / "bodies", "--format", "files").exit_code == 3
     pytest.importorskip("prometheus_client")
     assert CliRunner().invoke(main, ["metrics", str(root), "-O", str(root / "a.prom")]).exit_code == 3
@@ -646,7 +646,7 @@ def test_an_interrupt_leaves_nothing_and_a_kill_no_output(broker, tmp_path, name
     child.wait(240)
     child.stderr.close()
     assert not (tmp_path / name).exists()
-    # What was left does not disturb the next one.
+    # Leftovers do not disturb the next one.
     assert run(broker, "-O", tmp_path / name, "--topic", "Payments", *more).exit_code == 0
     assert (tmp_path / name).exists()
 
@@ -704,7 +704,7 @@ def test_what_makes_no_sense_is_wrong_usage(tmp_path):
     result = run(tmp_path / "s", "--topic", "Nope", "-O", tmp_path / "none.parquet")
     said = result.stderr.strip().splitlines()
     # A topic that is not there is said with those that are.
-    wanted = ["no message matches", "the store has no topic Nope, it has: T0, T1, T2"]
+    wanted = ["no messages match", "the store has no topic Nope, only: T0, T1, T2"]
     assert (result.exit_code, said) == (1, wanted)
     # The command leaves no file then; the function makes one without a row.
     assert os.listdir(tmp_path) == ["s"]

@@ -221,7 +221,7 @@ def test_csv_is_refused_by_name(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What cannot be taken
+# Refused rows and files
 
 WRONG = {
     "jsonl": [
@@ -413,7 +413,7 @@ def test_files_without_a_message_make_no_store(tmp_path):
     (tmp_path / "there").mkdir()
     for name in ("new", "there"):
         done = run(tmp_path / name, tmp_path / "none.jsonl")
-        assert done.exit_code == 1 and "no store was made" in done.stdout
+        assert done.exit_code == 1 and "no store was created" in done.stdout
     assert sorted(os.listdir(tmp_path)) == ["none.jsonl", "one.jsonl", "there"] and not os.listdir(tmp_path / "there")
     # The place is free for an import that has messages.
     assert import_files(tmp_path / "new", [tmp_path / "one.jsonl"], ImportOptions(config=config())).created
@@ -576,11 +576,13 @@ def test_into_a_store_into_which_nothing_was_put(tmp_path, by_program):
     for command in ("info", "verify", "rebuild", "recover", "tail"):
         result = CliRunner().invoke(main, [command, str(root)])
         assert result.exit_code == 3
-        assert f"this is a store into which nothing was put yet [{root}]" in result.stderr
+        assert f"the store is empty [{root}]" in result.stderr
     if by_program:
         assert import_files(root, [tmp_path / "rows.jsonl"], ImportOptions(config=config())).messages == 1
     else:
         result = run(root, tmp_path / "rows.jsonl", *SMALL_OPTIONS)
+        assert result.exit_code == 3 and "made with mapped_file_size_commit_log=4096" in result.stderr
+        result = run(root, tmp_path / "rows.jsonl")
         assert result.exit_code == 0, result.stderr
     with MessageStore.open(root, read_only=True) as store:
         assert [message.body for message in store.messages()] == [b"x"]

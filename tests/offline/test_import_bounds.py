@@ -154,7 +154,7 @@ def test_a_value_that_all_rows_share_is_not_multiplied(tmp_path, ending, name):
 
 
 def test_large_values_of_their_own_come_in_few_rows(tmp_path):
-    # What a file of large messages is: no value twice.
+    # A file of large messages has no value twice.
     bodies = [bytes([number % 256, number // 256]) * 15_000 for number in range(400)]
     table = pa.table({"topic": ["T"] * 400, "body": bodies, "keys": [[f"k{number}", "all"] for number in range(400)]})
     pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, row_group_size=50)
@@ -186,7 +186,7 @@ def test_shared_values_arrive(tmp_path, monkeypatch, name, ending):
     else:
         with pa.ipc.new_file(str(path), table.schema) as writer:
             writer.write_table(table)
-    # So that parts begin within lists.
+    # Parts begin within lists.
     bounded_by(monkeypatch, rows=2)
     assert import_files(tmp_path / "s", [path], ImportOptions(config=CONFIG)).messages == 5
     with MessageStore.open(tmp_path / "s", read_only=True) as store:

@@ -1,4 +1,4 @@
-"""What a store keeps where, by its files alone: every golden store."""
+"""The places of the parts of every golden store, by its files alone."""
 
 from __future__ import annotations
 

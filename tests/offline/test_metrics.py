@@ -213,7 +213,9 @@ def test_what_did_not_change_is_not_asked_again(tmp_path, monkeypatch, read_only
     config = StoreConfig(**SMALL)
     looks, units = [], []
     look, unit = ConsumeQueueStore.look, ConsumeQueueStore.unit
-    monkeypatch.setattr(ConsumeQueueStore, "look", lambda self, *key: (looks.append(key[:2]), look(self, *key))[1])
+    monkeypatch.setattr(
+        ConsumeQueueStore, "look", lambda self, *key, **more: (looks.append(key[:2]), look(self, *key, **more))[1]
+    )
     monkeypatch.setattr(ConsumeQueueStore, "unit", lambda self, *key: (units.append(key), unit(self, *key))[1])
 
     def asked(store):
@@ -237,13 +239,13 @@ def test_what_did_not_change_is_not_asked_again(tmp_path, monkeypatch, read_only
         writer.flush()
         with MessageStore.open(tmp_path / "s", config=config, read_only=True) as reader:
             store = reader if read_only else writer
-            # A place is read once for both groups.
-            assert asked(store) == (6, 3)
+            # A place is read once for both groups; a reader reads it with the look.
+            assert asked(store) == ((6, 0) if read_only else (6, 3))
             assert asked(store) == (0, 0)
             # A group went on: its numbers in the topic are read again.
             progress.commit("g", "A", 0, 2)
             progress.persist()
-            assert asked(store) == (0, 2)
+            assert asked(store) == (0, 0 if read_only else 2)
             # The log went on: a reader looks at the queue that grew.
             writer.put_message(Message("B", b"y"), queue_id=2)
             assert asked(store) == ((1, 0) if read_only else (6, 3))
@@ -251,7 +253,7 @@ def test_what_did_not_change_is_not_asked_again(tmp_path, monkeypatch, read_only
             # Retention took a file, or somebody a queue.
             if read_only:
                 shutil.rmtree(tmp_path / "s" / "consumequeue" / "A" / "2")
-                assert asked(store) == (0, 2)
+                assert asked(store) == (0, 0)
                 assert [(each.topic, each.queue_id) for each in store.stats().queues] == [
                     ("A", 0), ("A", 1), ("B", 0), ("B", 1), ("B", 2)
                 ]  # fmt: skip

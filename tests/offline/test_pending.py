@@ -1,4 +1,4 @@
-"""What waits in a store: the real brokers' answers, an oracle's, and what damage says."""
+"""Pending messages, compared with the answers of real brokers and of an oracle; damage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from rmqstore import Message, MessageStore, StoreConfig, verify
 from rmqstore.offline.pending import KINDS, PendingMessage, pending
-from rmqstore.offline.pending_search import Properties, schema, whole_numbers
+from rmqstore.offline.pending_search import Properties, schema
 
 NOW = 1_795_424_507_000
 TIMER_TOPIC, SCHEDULE_TOPIC = "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"
@@ -155,7 +155,7 @@ def test_a_killed_brokers_databases_are_completed_from_the_log(killed_store):
 
 def test_what_no_queue_leads_to_is_found_along_the_log(killed_store, monkeypatch):
     whole = pending(killed_store)
-    # As where more of the log is undispatched than is gone over at the opening.
+    # More of the log is undispatched than an open scans.
     with MessageStore.open(killed_store, read_only=True) as store:
         bounds = store.commit_log.min_offset, store.commit_log.max_offset
         monkeypatch.setattr(type(store), "unserved", property(lambda self: bounds))
@@ -220,7 +220,7 @@ def test_the_backup_of_delay_offsets_counts_and_one_odd_level_hides_no_other(bro
     shutil.copytree(broker, root)
     path = root / "config" / "delayOffset.json"
     whole = path.read_bytes()
-    # As a broker: the backup where the file is missing, empty or damaged.
+    # Like a broker: the backup if the file is missing, empty or damaged.
     for damage in (None, b"", b'{"offsetTable":{1:'):
         path.with_name("delayOffset.json.bak").write_bytes(whole)
         path.unlink(missing_ok=True)
@@ -297,7 +297,7 @@ def test_a_lost_queue_for_which_an_offset_is_noted_is_said(broker, tmp_path, gon
 
 @pytest.mark.parametrize("what", ["another", "timer", "transaction", "delayed"])
 def test_damage_of_the_log_hides_nothing_else_and_is_said(killed_store, tmp_path, what):
-    """What lies behind damage in the newest segment tells when the log ends, so that nothing comes back as waiting."""
+    """Records after damage in the newest segment show the end of the log, so that no delivered message is pending."""
     whole = {(each.kind, each.unique_key): each for each in pending(killed_store, now=NOW)}
     root = tmp_path / "store"
     shutil.copytree(killed_store, root)
@@ -476,7 +476,7 @@ def test_a_damaged_unit_is_named(tmp_path, pos, value, text):
     path.write_bytes(data)
     found = pending(root)
     assert any(text in each.text and each.pos == unit for each in found.problems)
-    # Where only the unit is wrong, nothing is lost; where it does not say which record, one may be.
+    # If only the unit is wrong, nothing is lost; if it names no record, one message may be.
     assert len(truth - {message.phy_offset for message in found}) <= (pos == 28)
 
 
@@ -598,7 +598,7 @@ def test_a_hostile_queue_of_delayed_messages(tmp_path):
     (root / "config" / "delayOffset.json").write_text('{"offsetTable":{1:0,"6":9}}')
     found = pending(root)
     assert [message.stored_queue_id for message in found] == [0, 2**31 - 1]
-    assert "queue 5 of SCHEDULE_TOPIC_XXXX ends at 1, in front of the offset 9" in str(found.problems[0])
+    assert "queue 5 of SCHEDULE_TOPIC_XXXX ends at 1, before the offset 9" in str(found.problems[0])
     told = [(os.path.basename(each.path), each.detail) for each in verify(root) if each.kind == "bad_settings"]
     assert [name for name, _ in told] == ["delayOffset.json"]
     assert "offset 9 of level 6 is after the end of its queue, 1" in told[0][1]
@@ -641,7 +641,9 @@ def test_properties_are_taken_as_java_takes_them():
     assert "a" in properties and "c" not in properties
     numbers, there = properties.whole("a")
     assert numbers.tolist() == [2, 0, 0, -5] and there.tolist() == [True, False, False, True]
-    numbers, there = whole_numbers(pa.array(["1", "1x", None, "9" * 30, "+4", ""]))
+    texts = ["1", "1x", None, "9" * 30, "+4", ""]
+    array = pa.array([[] if text is None else [("n", text)] for text in texts], kind)
+    numbers, there = Properties(array).whole("n")
     assert numbers[there].tolist() == [1]
 
 

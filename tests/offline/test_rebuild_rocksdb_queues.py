@@ -44,7 +44,7 @@ FOLDERS = {"double-separate-lmq": "consumequeue_rocksdb"}
 
 @pytest.fixture(autouse=True)
 def own_temporary_folder(tmp_path_factory, monkeypatch):
-    """Who is stopped or killed leaves the links by which it read a database, and here they go with the test."""
+    """A stopped or killed process leaves the links to a database; the test deletes them."""
     folder = os.fspath(tmp_path_factory.mktemp("temporary"))
     monkeypatch.setenv("TMPDIR", folder)
     monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -148,7 +148,8 @@ def test_the_command_says_where_the_database_is(tmp_path):
     options = [each for name, value in GEOMETRY.items() if "index_enable" not in name for each in ("-o", f"{name}={value}")]
     answer = CliRunner().invoke(main, ["rebuild", str(root), "--what", "consumequeue", "--yes", *options])
     assert answer.exit_code == 0, answer.output
-    assert "kept in" in answer.stdout and "consumequeue.rocksdb-1" in answer.stdout and "storeType=default now" in answer.stdout
+    assert "kept in" in answer.stdout and "consumequeue.rocksdb-1" in answer.stdout
+    assert "now requires storeType=default\n" in answer.stdout
 
 
 # ------------------------------------------------------------------------------------------------- the database again
@@ -156,7 +157,7 @@ def test_the_command_says_where_the_database_is(tmp_path):
 
 @pytest.mark.parametrize("name", [*rocksdb_stores.STORES, *rocksdb_stores.QUEUE_VARIANTS])
 def test_the_database_again(tmp_path, name):
-    """What was there is in it as it was, and what was lost or not flushed yet is in it too."""
+    """It has all old units unchanged, and lost or unflushed ones too."""
     root = rocksdb_stores.unpack(name, tmp_path)
     folder = FOLDERS.get(name, "consumequeue")
     old_units, old_offsets = rocksdb_stores.stored_units(root / folder)
@@ -195,11 +196,12 @@ def test_the_database_of_a_store_with_queue_files(tmp_path):
     assert report.units == 200 and queue_databases(root) == () and queue_databases(tmp_path / "out")
     arguments = ["rebuild", str(root), "--what", "consumequeue", "--rocksdb", "--yes"]
     answer = CliRunner().invoke(main, [*arguments, "-o", "max_hash_slot_num=10", "-o", "max_index_num=40"])
-    assert answer.exit_code == 0 and "consumequeue.files-1" in answer.stdout and "defaultRocksDB now" in answer.stdout
+    assert answer.exit_code == 0 and "consumequeue.files-1" in answer.stdout
+    assert "now requires storeType=defaultRocksDB" in answer.stdout
     with MessageStore.open(root, read_only=True, config=options) as store:
         assert in_queues(store) == wanted and store.undispatched is None
     answer = CliRunner().invoke(main, ["rebuild", str(root), "--rocksdb", "--what", "index", "--yes"])
-    assert answer.exit_code == 2 and "alone" in answer.stderr
+    assert answer.exit_code == 2 and "no other --what" in answer.stderr
 
 
 def test_the_database_goes_where_it_was_and_a_second_one_goes_aside(tmp_path):
@@ -207,7 +209,7 @@ def test_the_database_goes_where_it_was_and_a_second_one_goes_aside(tmp_path):
     options = [each for name, value in GEOMETRY.items() if "index_enable" not in name for each in ("-o", f"{name}={value}")]
     answer = CliRunner().invoke(main, ["rebuild", str(root), "--rocksdb", "--yes", *options])
     assert answer.exit_code == 0, answer.output
-    assert "storeType=defaultRocksDB and useSeparateStorePathForRocksdbCQ=true now" in answer.stdout
+    assert "now requires storeType=defaultRocksDB and useSeparateStorePathForRocksdbCQ=true" in answer.stdout
     # A broker does not start with one in either place.
     shutil.copytree(root / "consumequeue_rocksdb", root / "other")
     for path in (root / "other").iterdir():
@@ -228,7 +230,7 @@ def test_delay_levels_must_be_known_for_it(tmp_path):
 
 
 def unlocked(root):
-    """What is in a store but for the lock that a rebuild takes."""
+    """The contents of a store without the lock of a rebuild."""
     return {name: entry for name, entry in golden.tree(root).items() if name != "lock"}
 
 
@@ -309,7 +311,7 @@ def test_a_kill_leaves_no_half_database_in_the_output(tmp_path, monkeypatch):
 
 
 def swapping(root, caplog):
-    """Whether verify and a reader tell of an interrupted rebuild; the command line prints what a reader logs."""
+    """Return whether verify and a reader report an interrupted rebuild; the command line prints the log of a reader."""
     told = "interrupted_rebuild" in {finding.kind for finding in verify(root)}
     caplog.clear()
     with MessageStore.open(root, read_only=True):
@@ -424,7 +426,7 @@ def test_a_real_kill_between_its_two_renames(tmp_path, caplog):
     with pytest.raises(StoreError, match="run the same rebuild again"):
         MessageStore.open(root)
     answer = CliRunner().invoke(main, [*arguments, *options])
-    assert answer.exit_code == 0 and "finished the swap of an earlier rebuild" in answer.stdout
+    assert answer.exit_code == 0 and "finished an interrupted rebuild" in answer.stdout
     assert "useSeparateStorePathForRocksdbCQ=true" in answer.stdout
     assert queue_databases(root) == (str(root / "consumequeue_rocksdb"),)
     assert golden.tree(root / "consumequeue_rocksdb.rocksdb-1") == old

@@ -82,6 +82,6 @@ def test_other_formats_have_no_such_cells(store, tmp_path, command):
         pytest.importorskip("polars.io.plugins")
     words = [command, store, *(["select 1"] if command == "sql" else []), "-O", tmp_path / "a.jsonl", "--safe-csv"]
     done = CliRunner().invoke(main, [str(word) for word in words])
-    assert done.exit_code == 2 and "--safe-csv is for CSV" in done.stderr and not (tmp_path / "a.jsonl").exists()
+    assert done.exit_code == 2 and "--safe-csv requires CSV" in done.stderr and not (tmp_path / "a.jsonl").exists()
     with pytest.raises(ValueError, match="safe_csv is for CSV"):
         export(store, tmp_path / "a.jsonl", options=ExportOptions(safe_csv=True))

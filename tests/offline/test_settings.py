@@ -513,13 +513,13 @@ def test_a_database_without_its_log_is_told(kind, store, killed, tmp_path, monke
         found = rmqstore.settings(tmp_path).findings
         assert {finding.kind for finding in found} == {"damaged_database"} and golden.tree(folder) == before
         assert all(finding.path == str(folder) and text in finding.detail for finding in found)
-        assert all("what was written last may be lacking" in finding.detail for finding in found)
+        assert all("newest entries may be missing" in finding.detail for finding in found)
         code, _, err = command(tmp_path)
-        assert code == 1 and "may be lacking" in err
+        assert code == 1 and "entries may be missing" in err
     # One that is elsewhere, and linked, is a file.
     logs[-1].rmdir()
     logs[-1].symlink_to(tmp_path / "log")
-    assert not [finding for finding in rmqstore.settings(tmp_path).findings if "lacking" in finding.detail]
+    assert not [finding for finding in rmqstore.settings(tmp_path).findings if "log" in finding.detail]
 
 
 def test_offsets_show_and_verify_tell_of_a_lost_log(killed, tmp_path, caplog):
@@ -527,8 +527,8 @@ def test_offsets_show_and_verify_tell_of_a_lost_log(killed, tmp_path, caplog):
     for log in (tmp_path / "store" / "config" / "consumerOffsets").glob("*.log"):
         log.unlink()
     CliRunner().invoke(main, ["offsets", "show", str(tmp_path / "store")])
-    assert "what was written last may be lacking" in caplog.text
-    found = [finding for finding in verify(tmp_path / "store") if "lacking" in finding.detail]
+    assert "newest entries may be missing" in caplog.text
+    found = [finding for finding in verify(tmp_path / "store") if "entries may be missing" in finding.detail]
     assert [os.path.basename(finding.path) for finding in found] == ["consumerOffsets"]
 
 
@@ -540,7 +540,7 @@ def test_progress_in_rocksdb_is_read_and_never_written(store, tmp_path):
     shutil.copytree(store, path)
     before = golden.tree(path)
     with MessageStore.open(path, read_only=True) as opened:
-        with pytest.raises(ReadOnlyError, match="kept in RocksDB"):
+        with pytest.raises(ReadOnlyError, match="is in RocksDB"):
             opened.consumer_offsets.commit("G-billing", "Orders", 0, 1)
         own = ConsumerOffsets.load(tmp_path / "mine.json", read_only=False)
         consumer = opened.consume("Orders", "G-billing", timeout=0, offsets=own, consume_from="progress")
@@ -553,7 +553,7 @@ def test_progress_in_rocksdb_is_read_and_never_written(store, tmp_path):
     result = CliRunner().invoke(
         main, ["offsets", "set", str(path), "--group", "G-billing", "--topic", "Orders", "--latest"]
     )
-    assert result.exit_code == 3 and "kept in RocksDB" in result.stderr
+    assert result.exit_code == 3 and "is in RocksDB" in result.stderr
     assert golden.tree(path) == before
     stats = rmqstore.describe(path)
     assert stats.consumer_offsets[("G-pop", "Pops")] == {0: 0} and stats.consumer_offsets_error is None
@@ -569,7 +569,7 @@ def test_a_writer_starts_no_second_file_of_progress(tmp_path):
     with MessageStore.open(path, config=config) as writer:
         writer.put_message(rmqstore.Message("T", b"body"), queue_id=0)
         assert writer.consumer_offsets.get("G", "T", 0) == 10
-        with pytest.raises(ReadOnlyError, match="kept in RocksDB"):
+        with pytest.raises(ReadOnlyError, match="is in RocksDB"):
             writer.consume("T", "G", timeout=0)
         writer.flush()
     assert sorted(each.name for each in (path / "config").iterdir()) == ["rdb"]
@@ -600,7 +600,7 @@ JSON_FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "d
 
 
 def config_findings(path):
-    """What verify and settings find below config: name of the file, kind; settings shows no delays and no timers."""
+    """Findings of verify and settings below config, by file and kind; settings shows no delays and no timers."""
     verified = [(finding.path, finding.kind, finding.detail) for finding in verify(path) if "/config" in finding.path]
     shown = [(finding.path, finding.kind, finding.detail) for finding in rmqstore.settings(path).findings]
     assert shown == [each for each in verified if not re.search("delayOffset|timercheck", each[0])]
@@ -658,7 +658,7 @@ def test_a_file_of_another_kind_is_told(name, config):
     for text in others:
         path.write_text(text)
         assert config_findings(config.parent) == [(name, kind)], text[:60]
-    # What brokers write where there is nothing, and what a later release may add.
+    # Empty values of brokers, and values that a later release may add.
     tables = {"topics.json": "topicConfigTable", "subscriptionGroup.json": "subscriptionGroupTable"}
     own = f'"{tables.get(name, "offsetTable")}":{{}}'
     for text in ("{}", f"{{{own}}}", f'{{"dataVersion":{{"counter":1}},{own}}}', f'{{"new":1,{own}}}'):
@@ -685,9 +685,9 @@ def test_swapped_and_empty_files_are_told_by_the_commands(config, caplog):
     (config / "consumerOffset.json").write_bytes(b"")
     (config / "consumerOffset.json.bak").unlink(missing_ok=True)
     shown = CliRunner().invoke(main, ["offsets", "show", str(config.parent)])
-    assert shown.exit_code == 1 and "is empty, or a link to nothing, and has no backup" in caplog.text
+    assert shown.exit_code == 1 and "is empty, or a broken symlink, and has no backup" in caplog.text
     code, _, err = command(config.parent)
-    assert code == 1 and "is empty, or a link to nothing, and has no backup" in err
+    assert code == 1 and "is empty, or a broken symlink, and has no backup" in err
     verified = CliRunner().invoke(main, ["verify", str(config.parent)])
     assert verified.exit_code == 1 and "rmqstore settings" in verified.stdout + verified.stderr
 
@@ -755,7 +755,7 @@ def test_without_rocksdict(store, tmp_path, monkeypatch):
         progress, problem = opened.consumer_progress()
         assert progress == {} and "rmqstore[rocksdb]" in problem
         own = ConsumerOffsets(path / "absent.json", read_only=False)
-        with pytest.raises(StoreError, match="is not known"):
+        with pytest.raises(StoreError, match="is unknown"):
             opened.consume("Orders", "G-billing", timeout=0, offsets=own, consume_from="progress")
 
 
@@ -775,7 +775,7 @@ def test_a_database_of_offsets_that_cannot_be_opened(store, tmp_path):
 def test_the_command(store, tmp_path):
     code, out, err = command(store)
     assert code == 0 and not err
-    for text in ("topics\n", "subscription groups\n", "consumer offsets\n", "pop records", "kept in\n"):
+    for text in ("topics\n", "subscription groups\n", "consumer offsets\n", "pop records", "sources\n"):
         assert text in out
     assert command(tmp_path)[0] == 3
     (tmp_path / "config").mkdir()

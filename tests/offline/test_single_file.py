@@ -131,7 +131,7 @@ def test_what_is_no_file_of_a_store_is_said(tmp_path):
     segment.parent.mkdir()
     segment.touch()
     result = run("dump", segment)
-    assert result.exit_code == 1 and "nothing is written in it" in result.stderr
+    assert result.exit_code == 1 and "the file is empty" in result.stderr
     (tmp_path / "checkpoint").write_bytes(b"x" * 20)
     assert run("dump", tmp_path / "checkpoint").exit_code == 3
     assert run("dump", segment, "--what", "log").exit_code == 2

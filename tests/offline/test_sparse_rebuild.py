@@ -1,4 +1,4 @@
-"""What a rebuild takes on disk: the pages of what was written and few more, where an original of RocketMQ has holes.
+"""The space of a rebuild on disk: the written pages and few more; RocketMQ's files have holes there.
 
 A store of many queues with a message each: full files would be 6 MB a queue and 420 MB of index.  The bytes are compared
 with those of the single-process rebuild elsewhere; here it is where they have space, and that nobody writes into a hole.

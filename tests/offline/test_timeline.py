@@ -43,7 +43,7 @@ def path(tmp_path_factory):
 
 
 def counted(store, bins):
-    """What every record says, by the edges of `bins`."""
+    """Return the counts of all records by the edges of `bins`."""
     messages, sizes = Counter(), Counter()
     for message in store.messages():
         time = message.store_timestamp

@@ -1,8 +1,9 @@
-"""What lies in a store and is not read is named, with its size, where a store is described or verified."""
+"""describe and verify name the files of a store that are not read, with their size."""
 
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
@@ -95,6 +96,7 @@ def without_defaults(tmp_path):
         path = tmp_path / "store"
         with MessageStore.open(path, config=CONFIG) as store:
             store.put_message(Message("T", b"x", **fields))
+        os.unlink(path / "rmqstore.json")
         (index,) = (path / "index").iterdir()
         return path, index
 

@@ -159,7 +159,7 @@ def test_without_rocksdict_nothing_is_said_to_be_right(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["another record", "nowhere", "damage"])
 def test_units_that_lead_to_no_record_of_their_queue(tmp_path, where):
-    """As after a log that was restored from an older copy and written on."""
+    """Like a log that was restored from an older copy and continued."""
     whole = rocksdb_stores.unpack("store", tmp_path / "whole")
     root = tmp_path / "store"
     shutil.copytree(whole, root)

@@ -136,7 +136,7 @@ def test_an_address_that_another_unit_has_is_torn(tmp_path, source):
         file.seek(source * 20 + 12)
         address = file.read(8)
         file.seek(7 * 20 + 12)
-        # What a process leaves that dies while it cuts the unit, word by word from the end on, or lost power.
+        # Return the remains of a unit after a kill during its cut, word by word from the end, or after a power loss.
         file.write(address)
         file.seek(8 * 20)
         file.write(bytes(20))
@@ -177,7 +177,7 @@ def test_a_light_queue_whose_oldest_file_is_lost_is_found(tmp_path):
 @pytest.mark.parametrize("lost", ["consumequeue", os.path.join("consumequeue", "%LMQ%a")])
 @pytest.mark.parametrize("two_files", [False, True])
 def test_lost_light_queues_are_found_and_made_again(tmp_path, lost, two_files):
-    # Where no queue tells of them, the file of progress does.
+    # If no queue has them, the file of progress does.
     root = tmp_path / "store"
     with MessageStore.open(root, config=CONFIG.replace(enable_lmq=True, enable_multi_dispatch=True)) as store:
         for number in range(4):

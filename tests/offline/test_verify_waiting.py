@@ -81,7 +81,7 @@ def test_entries_that_lead_nowhere(entries):
     details = sorted((each.kind, each.detail) for each in write())
     assert [kind for kind, _ in details] == ["bad_timer", "bad_transaction", "bad_transaction"]
     assert f"leads to phy offset {phy_offset - 1}, where no record of rmq_sys_wheel_timer is" in details[0][1]
-    assert "1 that wait lead in front of the log, which begins at 1048576" in details[1][1]
+    assert "1 pending ones point before the log, which begins at 1048576" in details[1][1]
     assert "leads to phy offset 1048576, where no record of RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC is" in details[2][1]
 
 
@@ -92,7 +92,7 @@ def test_entries_that_are_none(entries):
     found = write()
     assert sum(each.kind == "bad_timer" for each in found) == 3 and any("timeline_checkpoint is" in each.detail for each in found)
     told = [each.detail for each in found if each.kind == "bad_transaction"]
-    assert len(told) == 21 and told[-1] == "9 more entries that are none"
+    assert len(told) == 21 and told[-1] == "9 more entries that cannot be read"
 
 
 def test_damage_in_each_table(tmp_path):

@@ -443,6 +443,44 @@ def test_broken_links_are_found(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Promises
+
+
+def test_every_promise_names_a_test():
+    text = (ROOT / "docs" / "recovery.md").read_text(encoding="utf-8")
+    text = text.partition("## Promises\n")[2].partition("\n## ")[0]
+    rows = tables(text, "failure") + tables(text, "promise")
+    assert len(rows) == 2 and sum(map(len, rows)) >= 15
+    for row in [row for rows_of_one in rows for row in rows_of_one]:
+        folder, names = "", re.findall(r"(?:[\w/]+/)?test_\w+\.py", row[-1])
+        assert names, row
+        for name in names:
+            # A second name has the folder of the first.
+            folder = name.rpartition("/")[0] or folder
+            assert (ROOT / "tests" / folder / name.rpartition("/")[2]).is_file(), name
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Size
+
+
+def test_the_pages_stay_few_and_short():
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    assert len(pages) <= 35 and sum(len(page.read_text(encoding="utf-8").splitlines()) for page in pages) <= 5000
+
+
+def test_the_changelog_summarises_a_release():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased, _, released = text.partition("\n## [Unreleased]\n")[2].partition("\n## ")
+    # Every release says which layouts it reads and writes.
+    for release in released.split("\n## "):
+        assert "\nFormat: " in release, release.partition("\n")[0]
+        assert len(release.splitlines()) <= 120
+    assert released.startswith("0.1.0\n") or "\n## 0.1.0\n" in released
+    assert not unreleased.strip() or unreleased.count("\n- ") >= 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Width
 
 WIDTH = 120

@@ -47,7 +47,7 @@ ELSEWHERE = {
 # Every block that is marked as not run: its document, the beginning of its first line, and the reason it gives.
 NOT_RUN = {
     ("CONTRIBUTING.md", "make venv"): "continuous integration runs these as steps of their own (ci/run.sh)",
-    ("docs/sanitizers.md", "make sanitize"): "builds take minutes, and what they watch runs many times as long",
+    ("docs/testing.md", "make sanitize"): "builds take minutes, and the tests run many times as long in them",
     ("README.md", "make demo"): "continuous integration runs both as steps of their own (ci/run.sh)",
     ("tests/interop/rocketmq/README.md", "bash ci/java.sh"): "ci/steps.sh runs the first, `make test` the second",
     ("docs/start.md", "python -m venv"): (
@@ -65,12 +65,6 @@ NOT_RUN = {
     ("docs/cli.md", "eval"): (
         "these lines belong into start-up files; tests/cli/test_cli_newcomer.py gives the scripts to the shells"
     ),
-    ("docs/spark.md", "spark-submit --master 'local[4]'"): "the block above runs, tests/spark/test_cluster.py ships it",
-    ("docs/spark.md", "python -m venv"): (
-        "it fetches the published package and needs a cluster; tests/spark/test_cluster.py does it"
-    ),
-    ("docs/spark.md", "spark-submit --master yarn"): "it needs a YARN cluster; untested, as the text says",
-    ("docs/spark.md", "spark-submit --master k8s://"): "it needs a Kubernetes cluster; untested, as the text says",
 }
 
 

@@ -124,7 +124,7 @@ def test_the_program_says_which_extra_it_needs(absent, started):
     }[started]
     code = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); {start}"
     ran = subprocess.run([sys.executable, "-c", code, "info", "store"], capture_output=True, text=True, check=False)
-    line = f"rmqstore: the command line needs {' and '.join(absent)}: install it with pip install 'rmqstore[cli]'\n"
+    line = f"rmqstore: the command line requires {' and '.join(absent)}: install with pip install 'rmqstore[cli]'\n"
     assert (ran.returncode, ran.stdout, ran.stderr) == (3, "", line)
 
 
@@ -183,7 +183,7 @@ def test_the_wheel_brings_the_sample_store_along(tmp_path):
     # What is on the path comes after what is installed, so only this package is found: -P leaves the folder out.
     code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from rmqstore.cli import main; main()"
     for arguments, said in (
-        (["demo", "--messages", "300"], "Everything that was checked holds."),
+        (["demo", "--messages", "300"], "All checks passed."),
         (["demo", "--unpack", "store"], "rmqstore info store"),
         (["query", "store", "Orders", "ORD-102499"], '"order":"ORD-102499"'),
     ):
@@ -220,10 +220,13 @@ def test_an_index_page_leads_to_the_project():
 
 def test_the_readme_is_read_in_a_minute():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) < 120 and max(map(len, lines)) <= 100
-    begin = "\n".join(lines[:16])
+    assert len(lines) <= 100 and max(map(len, lines)) <= 100
+    assert lines[0] == "rmqstore reads and writes the on-disk store of Apache RocketMQ and RabbitMQ from Python."
+    # After the definition: Python, a shell, the picture.
+    begin = "\n".join(lines[:27])
     assert "pip install" in begin and "$ rmqstore " in begin and "![" in begin
-    # Both commands that somebody who looks at a checkout needs.
+    assert begin.index("from rmqstore import") < begin.index("$ rmqstore ") < begin.index("![")
+    # Both commands for a checkout.
     assert {"make demo", "make test"} <= set(re.findall(r"make (?:demo|test)\b", "\n".join(lines)))
 
 

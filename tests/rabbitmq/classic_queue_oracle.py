@@ -77,7 +77,7 @@ class QueueName(NamedTuple):
 
 
 def parse_queue_name(data: bytes) -> QueueName | None:
-    """What a stub says, None where it is none."""
+    """The contents of a stub; None for another file."""
     match = re.fullmatch(rb"VHOST: (.*?)\nQUEUE: (.*?)\n(INDEX: v2\n)?", data, re.DOTALL)
     if not match:
         return None
@@ -122,7 +122,7 @@ def decode(data: bytes) -> Any:
     Raises
     ------
     TermError
-        It is none, or something follows it.
+        Another term, or bytes after it.
     """
     value, end = decode_prefix(data)
     if end != len(data):
@@ -408,7 +408,7 @@ def erlang_properties(record: tuple[Any, ...]) -> dict[str, Any]:
 
 
 class Message(NamedTuple):
-    """What a message's term says; texts are bytes, properties as `decode_properties` gives them."""
+    """The parts of a message's term; texts are bytes, properties as from `decode_properties`."""
 
     body: bytes
     properties: dict[str, Any]
@@ -447,7 +447,7 @@ def message_of(value: Any) -> Message:
         tag, class_id, decoded, binary, protocol, fragments = content
         if tag != "content" or class_id != 60 or len(msg_id) != 16:
             raise TermError("no message")
-        # What is encoded a node sends as it is, and looks at nothing else.
+        # A node sends encoded properties as they are.
         encoded = decoded == "none" or (binary != "none" and protocol == "rabbit_framing_amqp_0_9_1")
         properties = decode_properties(binary) if encoded else erlang_properties(decoded)
         body = b"".join(reversed(fragments))
@@ -482,7 +482,7 @@ def message_term(
 
 
 def embedded(body_size: int, properties_size: int, embed_below: int = EMBED_BELOW) -> bool:
-    """Whether a message goes into the index (6.1)."""
+    """Check that a message goes into the index (6.1)."""
     return body_size < embed_below and body_size + properties_size < embed_below
 
 
@@ -647,7 +647,7 @@ def encode_segment(records: Iterable[Record], count: int) -> bytes:
 
 
 class State(NamedTuple):
-    """What journal or segment know of a sequence id."""
+    """The state of a sequence id in journal or segment."""
 
     pub: Publish | None = None
     delivered: bool = False
@@ -929,7 +929,7 @@ def parse_qi(data: bytes) -> tuple[int, int, list[EntryV2]]:
 
 
 def qi_entries(data: bytes, first: int) -> list[EntryV2]:
-    """The live entries behind a head, whatever that says."""
+    """The live entries after any head."""
     entries = []
     for rel in range((len(data) - 64) // 32):
         status, flags, _, place, location, size, expiry = struct.unpack_from(">BBBB16sIQ", data, 64 + 32 * rel)
@@ -968,7 +968,7 @@ def parse_qs(data: bytes) -> tuple[int, int, list[tuple[int, bytes, int | None]]
 
 
 def qs_records(data: bytes) -> tuple[list[tuple[int, bytes, int | None]], int]:
-    """As of `parse_qs`, whatever the head says, up to a record that is none or goes beyond the file; and where that is."""
+    """Parse as `parse_qs`, with any head, up to a damaged record or one beyond the file; and its position."""
     found, at = [], 64
     while at + 8 < len(data):
         size, flags, crc, _ = struct.unpack_from(">IBHB", data, at)
@@ -1080,7 +1080,7 @@ def parse_clean(text: bytes) -> list[bytes]:
 
 @dataclass
 class Entry:
-    """A message that the node delivers after a boot; `expiry` in microseconds, `stored` where it lies in a message store."""
+    """A message that the node delivers after a boot; `expiry` in microseconds, `stored` in a message store."""
 
     seq: int
     msg_id: bytes
@@ -1133,7 +1133,7 @@ class Vhost:
 
     @property
     def crashes(self) -> bool:
-        """Whether the node does not come up on it."""
+        """True if the node does not boot on it."""
         return any(queue.crashes for queue in self.queues.values())
 
     def queue(self, name: bytes, priority: int | None = None) -> Queue:
@@ -1181,7 +1181,7 @@ def scan_store(folder: Path, wanted: Mapping[bytes, int] | None) -> dict[bytes, 
 
 
 def read_vhost(path: str | os.PathLike[str]) -> Vhost:
-    """What the node delivers when it boots on the directory `path` and knows its queues; nothing is written.
+    """List the messages that the node delivers after a boot on `path`, if it knows its queues; writes nothing.
 
     Expired messages are kept.  Where the node would crash, `crashes` of the queue says why, and the entries are what a
     tolerant reader finds: of a broken segment what comes before the break.

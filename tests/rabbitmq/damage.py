@@ -51,7 +51,7 @@ class Unsuitable(Exception):
 
 
 class Expected(NamedTuple):
-    """What can be had back; sequence ids by the directory of their queue, directories without any left out.
+    """The messages that can be recovered; sequence ids by the directory of their queue, directories without any left out.
 
     ``recovered`` must be ``live - lost | returned``, but for ``doubtful``, of which each may be there or not.
     """
@@ -62,12 +62,12 @@ class Expected(NamedTuple):
     lost: dict[str, set[int]]
     #: Acked messages that nobody can know to be acked any more, and messages that the damage planted.
     returned: dict[str, set[int]]
-    #: What only a reader finds that goes on behind the broken place, or that trusts a broken record.
+    #: Found only by a reader that continues after the broken place, or that trusts a broken record.
     doubtful: dict[str, set[int]]
     note: str
 
     def best(self, directory: str) -> set[int]:
-        """What is had back at best from a queue."""
+        """The most messages that can be recovered from a queue."""
         return self.live.get(directory, set()) - self.lost.get(directory, set()) | self.returned.get(directory, set())
 
     def check(self, recovered: dict[str, set[int]]) -> None:
@@ -98,7 +98,7 @@ class Damage:
 
     @property
     def node_behaviour(self) -> dict[str, Any]:
-        """What the real node did, as the survey has it: outcome, what was missing or extra by queue, first errors."""
+        """The real node's reaction in the survey: outcome, what was missing or extra by queue, first errors."""
         return _survey().get(self.name, {"outcome": "not asked"})
 
     @property
@@ -128,7 +128,7 @@ class Damage:
 
 @dataclass
 class Content:
-    """What a directory of a queue held before: records of its files, by name."""
+    """The former contents of a queue's directory: records of its files, by name."""
 
     journal: list[Record]
     segments: dict[str, list[Record]]
@@ -167,7 +167,7 @@ class Planting:
         self.appended: dict[str, list[Record]] = {}
         self.lost_ids: set[bytes] = set()
         self.doubtful_ids: set[bytes] = set()
-        # What no record says: set directly.
+        # Values that no record has: set directly.
         self.more_lost: dict[str, set[int]] = {}
         self.more_returned: dict[str, set[int]] = {}
         self.more_doubtful: dict[str, set[int]] = {}
@@ -237,7 +237,7 @@ class Planting:
         return self.rng.choice(found[edge:-edge])
 
     def store_file(self, records: int = 3) -> tuple[Path, list[oracle.Stored]]:
-        """A message file, not the highest, of which at least so many messages are in use."""
+        """A message file, not the highest, with at least this many messages in use."""
         numbers = sorted(int(path.stem) for path in self.store.glob("*.rdq"))
         found = []
         for number in numbers[:-1]:
@@ -250,7 +250,7 @@ class Planting:
         return self.rng.choice(found)
 
     def in_use(self, name: str, record: oracle.Stored) -> bool:
-        """Whether a live message lies in that record of a file."""
+        """True if that record of a file has a live message."""
         return record.msg_id in self.before.references and self.before.located.get(record.msg_id, ())[:2] == (
             name,
             record.begin,
@@ -323,7 +323,7 @@ class Planting:
         }
 
     def expected(self, note: str) -> Expected:
-        """What the notes come to."""
+        """The sum of the notes."""
         live, lost, returned, doubtful = {}, {}, {}, {}
         for directory, queue in self.before.queues.items():
             gone, perhaps = self.destroyed.get(directory, set()), self.uncertain.get(directory, set())
@@ -554,7 +554,7 @@ def _cut(p: Planting, where: Callable[[Record], int], *, mark: bool = False) -> 
     if mark:
         record = records[records.index(record) + 1]
         if record.pub is not None:
-            raise Unsuitable("the publish has no deliver behind it")
+            raise Unsuitable("the publish has no deliver after it")
     cut = where(record)
     path = p.folder(directory) / name
     p.write(path, path.read_bytes()[:cut])
@@ -570,7 +570,7 @@ def segment_cut_in_head(p: Planting) -> str:
 
 @damage("segments")
 def segment_cut_behind_number(p: Planting) -> None:
-    """A segment ends behind the two bytes that a publish begins with: a node takes no notice."""
+    """A segment ends after the first two bytes of a publish: a node does not notice."""
     _cut(p, lambda record: record.begin + 2)
 
 
@@ -687,7 +687,7 @@ def segment_number_beyond(p: Planting) -> None:
 
 @damage("segments")
 def segment_publish_twice(p: Planting) -> None:
-    """The same publish is a second time in its segment, right behind its first."""
+    """The same publish is in its segment twice, one after the other."""
     directory, name, records = p.segment()
     record = p.live_publish(directory, records)
     path = p.folder(directory) / name
@@ -805,12 +805,12 @@ def segment_unreadable(p: Planting) -> str:
     directory, name, _ = p.segment()
     (p.folder(directory) / name).chmod(0)
     p.destroy(directory, p.contents[directory].keys_from(name, 0))
-    return "whoever may not read it cannot copy it either; refusing is right"
+    return "an unreadable file cannot be copied; refusing is right"
 
 
 @damage("segments")
 def segment_stray_name(p: Planting) -> None:
-    """A file whose name is none of a segment, but ends like one."""
+    """A file with the ending of a segment, but not with its name."""
     directory, name, _ = p.segment()
     shutil.copyfile(p.folder(directory) / name, p.folder(directory) / f"{name[:-4]}-old.idx")
 

@@ -33,7 +33,7 @@ def term_of(number: int) -> bytes:
 
 
 def script() -> list[tuple[str, list[int]]]:
-    """What a store lives through: writes that roll, removes that delete and merge, closes of both kinds, references."""
+    """A run of a store: writes that roll, removes that delete and merge, closes of both kinds, references."""
     steps: list[tuple[str, list[int]]] = [("write", [n]) for n in range(8)]
     steps += [("write", list(range(8, 30))), ("write", [0]), ("sync", [])]
     steps += [("remove", [n]) for n in range(1, 12, 2)]
@@ -45,7 +45,7 @@ def script() -> list[tuple[str, list[int]]]:
 
 
 def apply(model: collections.Counter[int], what: str, numbers: list[int]) -> None:
-    """What a deed does to the reference counts."""
+    """Apply an action to the reference counts."""
     for number in numbers:
         model[number] += {"write": 1, "remove": -1}.get(what, 0)
 

@@ -78,7 +78,7 @@ def _used_slots(data: bytes) -> Iterator[tuple[int, int, int]]:
     taken: set[int] = set()
 
     def numbers(at: int, count: int) -> tuple[int, ...]:
-        # What is halved from one block begins at a multiple of its own size, and lies in the file once.
+        # A half of a block begins at a multiple of its own size, and is in the file once.
         if at < PLACES_FROM or (at - PLACES_FROM) % 2048 or at + 4 * count > len(data) or at in taken:
             raise ValueError(f"no part of the table of slots at {at}")
         taken.add(at)
@@ -264,7 +264,7 @@ CHECKED_FROM = 65528
 
 
 class Ets(NamedTuple):
-    """A table's image; `end` is None where nothing stands after the objects."""
+    """A table's image; `end` is None if nothing follows the objects."""
 
     header: list[tuple[str, Value]]
     objects: list[Value]

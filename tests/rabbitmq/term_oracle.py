@@ -12,7 +12,7 @@ from typing import Any
 VERSION = 131
 #: Tags of atoms: bytes of the length, and how the text is written.
 ATOMS = {100: (2, "latin-1"), 115: (1, "latin-1"), 118: (2, "utf-8"), 119: (1, "utf-8")}
-#: Processes, ports and references: what stands behind the name of the node, bytes; None has a count in front.
+#: Processes, ports and references: bytes after the name of the node; None has a count before it.
 IDENTITIES = {103: 9, 88: 12, 102: 5, 89: 8, 120: 12, 101: 5, 114: None, 90: None}
 
 
@@ -44,7 +44,7 @@ def _identity(data: _Bytes, tag: int, begin: int) -> tuple[str, bytes]:
     if more is None:
         count = data.number(2)
         if not 1 <= count <= 5:
-            raise ValueError("a reference of so many words")
+            raise ValueError("a reference of too many words")
         more = 4 * count + (1 if tag == 114 else 4)
     node = data.number(1)
     if node not in ATOMS:
@@ -101,7 +101,7 @@ def _value(data: _Bytes) -> tuple[str, Any]:
 
 
 def decode_at(data: bytes, pos: int = 0) -> tuple[tuple[str, Any], int]:
-    """The term that begins at `pos`, and the position behind it; ValueError where there is none."""
+    """Decode the term at `pos`, and return the position after it; ValueError if there is no term."""
     reader = _Bytes(data, pos)
     if reader.number(1) != VERSION:
         raise ValueError("no version")

@@ -1,4 +1,4 @@
-"""DETS tables: what nodes left, made again byte for byte; the hash; damage of every kind, with what is still found."""
+"""DETS tables: those of nodes, rebuilt byte for byte; the hash; damage of every kind, and the objects that are still found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a vhost that are none: a reader that waits for ever, or reads without end, is no reader.
+"""Special files in a vhost: no reader may wait or read forever.
 
 Owns that every kind of file is opened as a regular one: a FIFO or an endless device in its place is an error of ours, or
 a finding, in a moment.
@@ -53,7 +53,7 @@ def test_a_file_that_is_none_neither_hangs_nor_grows(tmp_path, bounded, case, wa
     vhost = golden_rabbitmq.unpack(case, tmp_path)
     found = [path for path in sorted(vhost.rglob("*")) if path.name == wanted or path.suffix == f".{wanted}"]
     if not found:
-        # A node writes the file only in some cases; a reader looks for it all the same.
+        # A node writes the file only in some cases; a reader always tries to open it.
         assert wanted in (".config", ".vhost")
         found = [vhost / wanted]
     for path in found:

@@ -248,7 +248,7 @@ def test_a_repair_dies_at_every_step(case, damaged, golden_vhost_copy, tmp_path)
         else:
             second = repair(path, outputs / "new")
             assert second.queues == first.queues
-            # What the first one left has a name that nobody else has, so that no other run takes it for its own.
+            # The file of the first run has a unique name, so that no other run uses it.
             assert sum(name == "new" or name.endswith(".part") for name in os.listdir(outputs)) == len(os.listdir(outputs)) <= 2
             assert [name for name in tree(outputs / "new")] and not [
                 finding for finding in verify(outputs / "new") if finding.consequence in GRAVE

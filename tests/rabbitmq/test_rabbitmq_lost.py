@@ -2,7 +2,7 @@
 
 The id of a stored message is overwritten in its message file, which no reader can believe then; what must be said follows from
 what the sound vhost lists.  The depth of a queue is what is given and what is lost, in every front end.  What stands
-behind damage of an index is not even counted: every answer names the file, and the place where one is known.
+after damage of an index is not even counted: every answer names the file, and the place where one is known.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_a_dump_names_them_in_their_places(damaged):
 
 
 def deep_headers(levels: int) -> bytes:
-    """Properties with a header table of so many levels."""
+    """Properties with a header table of this many levels."""
     table = b""
     for _ in range(levels):
         table = b"\x01kF" + len(table).to_bytes(4, "big") + table
@@ -163,7 +163,7 @@ def test_a_message_that_cannot_be_decoded_stops_no_other(tmp_path, kind, version
         (queue,) = vhost.queues()
         assert [message.body for message in queue.messages(told.append, decoded=True)] == [b"first", b"last"]
         assert [each.seq_id for each in told] == [1] and told[0].reason and told[0].pos > 0
-        # What is asked for can be given.
+        # The requested columns can be decoded.
         whole = [message.body for message in queue.messages(told.append)]
         rows = [row["body"] for batch in queue.batches(("body",), told.append) for row in batch.to_pylist()]
         assert whole == rows == ([b"first", b"last"] if kind == "mc_amqp" else [b"first", b"body", b"last"])
@@ -207,7 +207,7 @@ def test_the_console_names_them(damaged, tmp_path):
         assert value["newer"] is None
         found |= {(each["queue"], each["seq_id"]) for each in value["lost"]}
         page = client.get(f"/rabbitmq/0/queues/{queue['name']}").text
-        assert ("their bytes are lost" in page) == bool(value["lost"])
+        assert ("their bytes on disk are missing" in page) == bool(value["lost"])
     assert found == wanted
 
 
@@ -290,7 +290,7 @@ def test_an_index_that_cannot_be_read_whole_is_named(name, golden_vhost_copy, tm
         assert {each.path for each in told} == {str(place)} and number >= others
         if "segment is cut" in name:
             assert f"position {told[0].pos}: torn_record" in done.stderr
-    # What nobody asked for is no reason.
+    # Columns that were not requested are no reason.
     assert run("export", path, "--queue", "b").exit_code == run("dump", path, "--queue", "b").exit_code == 0
     assert golden.tree(path) == before
 

@@ -1,4 +1,4 @@
-"""Messages: what a real node wrote, made again with the same bytes; the parts, the rules, and damage."""
+"""Messages: those of a real node, rebuilt with the same bytes; the parts, the rules, and damage."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_message_with_decoded_properties():
             everything(broken)
 
 
-# What node 3.10.8 made of a message with every type of a header, and with the headers CC and BCC, of which it removed one.
+# The bytes of node 3.10.8 for a message with every type of a header, and with the headers CC and BCC, of which it removed one.
 DECODED_BY_A_NODE = bytes.fromhex(
     "83680664000d62617369635f6d65737361676568046400087265736f757263656d000000012f64000865786368616e67656d0000000265"
     "786c000000036d00000002726b6d0000000263636d000000036263636a6806640007636f6e74656e74613c680f640007505f6261736963"

@@ -37,6 +37,7 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.rabbitmq import _messages, message_files, message_recovery
+from rmqstore.rabbitmq.clean_state import index_rows
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore, scan_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
@@ -143,7 +144,7 @@ def test_a_scan_finds_what_the_clean_state_says(golden_vhost, tmp_path, case):
         for given_references in (references, lambda: np.repeat(places.msg_id[used], places.refcount[used], axis=0)):  # noqa: B023
             with MessageStore.open(copy, read_only=True, references=given_references) as store:
                 assert not store.clean and "clean.dot" in store.dirty_reason
-                # What lies behind the last message in use of the highest file does not count after a cut.
+                # Bytes after the last message in use of the highest file do not count after a cut.
                 assert {n: s.valid_size for n, s in store.files.items()} == {n: s.valid_size for n, s in files.items()}
                 found = store.locations()
                 for name in found._fields:
@@ -425,7 +426,7 @@ def test_a_clean_state_that_leads_elsewhere_gives_way_to_a_scan(tmp_path, fault)
         assert not store.clean and store.dirty_reason and ids[2] in store and len(store) == 8
         assert [(problem.kind, problem.path) for problem in store.problems] == [("clean_state_misfit", str(table))]
     assert read_all(tmp_path) == before
-    # What no queue needs, and what the message files have lost, is no fault of the clean state.
+    # Messages that no queue needs, or that the message files have lost, are not a fault of the clean state.
     with MessageStore.open(tmp_path / "other", file_size_limit=170) as store:
         store.write_many(ids, [term_of(n) for n in range(8)])
         store.close([])
@@ -883,7 +884,7 @@ def test_holes_and_duplicates_of_later_versions(tmp_path):
         with MessageStore.open(
             folder, references={**references, message_id(1): 1}, scan=scan, file_size_limit=2000
         ) as store:
-            # What lies behind a hole is merged as well.
+            # Messages after a hole are merged too.
             assert store.merge() == 1
             assert (folder / "0.rdq").read_bytes() == b"".join(records[n] for n in (0, 3, 2, 1))
             for n in range(4):
@@ -954,13 +955,14 @@ def test_places_of_any_size_go_into_a_table_file_and_come_back():
     )]  # fmt: skip
     for n, row in enumerate(rows):
         table.put(message_id(n), *row)
-    data = table.ets_items()
+    data, count = index_rows(table)
+    assert count == len(rows)
     terms = [oracle.decode(item[8:]) for item in split_items(bytes(8) + data)]
     assert {term[1]: tuple(term[2:]) for term in terms} == {message_id(n): row for n, row in enumerate(rows)}
     assert b"".join(oracle.encode_ets([term])[8:] for term in terms) == data
     again = _messages.LocationTable()
     assert again.load_ets_items(data, 0) == (len(rows), len(data))
-    assert sorted(split_items(bytes(8) + again.ets_items())) == sorted(split_items(bytes(8) + data))
+    assert sorted(split_items(bytes(8) + index_rows(again)[0])) == sorted(split_items(bytes(8) + data))
     with pytest.raises(CorruptionError, match="two places"):
         again.load_ets_items(data, 0)
     for atom in (b"v\x00\x0c", b"s\x0c", b"w\x0c"):
@@ -978,7 +980,7 @@ def test_every_bit_of_a_table_file():
     table = _messages.LocationTable()
     for n in range(3):
         table.put(message_id(n), n, n, 300 * n, 2**31 + n)
-    data = bytearray(table.ets_items())
+    data = bytearray(index_rows(table)[0])
     for bit in range(8 * len(data)):
         data[bit // 8] ^= 1 << bit % 8
         again = _messages.LocationTable()

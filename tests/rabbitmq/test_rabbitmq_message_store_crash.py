@@ -129,7 +129,7 @@ def tree(root: str) -> dict[str, bytes]:
 def check_left(root: str, lines: list[dict]) -> None:
     """Everything that holds of what a dead process left."""
     before, after, _ = models(lines)
-    # What is surely referred to, whichever part of the last deed was done.
+    # The messages that are referred to whichever part of the last action was done.
     sure = {number for number in before | after if before[number] > 0 and after[number] > 0}
     if not os.path.isdir(root):
         assert not sure

@@ -205,7 +205,7 @@ def test_a_killed_node_leaves_empty_recovery_terms(golden_vhost, case):
     assert len(data) == 5464 and oracle.parse_dets(data) == []
 
 
-# What the operations of a case were, as far as bytes depend on it; None is a flush of an idle queue.
+# The operations of a case that bytes depend on; None is a flush of an idle queue.
 REPLAYS = {
     "01-kill9-journal-only": [
         ("pub", range(0, 20)),

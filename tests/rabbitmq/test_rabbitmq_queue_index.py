@@ -443,7 +443,7 @@ def test_of_two_different_publishes_the_whole_one_counts(queue, check_terms):
             with pytest.raises(CorruptionError, match=kind):
                 QueueIndex.open(queue, segment_entry_count=COUNT, check_terms=check_terms)
             assert files_of(queue) == before
-    # Where the journal's is not whole either, the segment's stays.
+    # If the journal's is not whole either, the segment's stays.
     both, journal = wrong["bad_term"], oracle.journal_publish(wrong["msg_id_mismatch"])
     write_files(queue, {"0.idx": oracle.segment_publish(both, COUNT), "journal.jif": journal})
     with QueueIndex.open(queue, segment_entry_count=COUNT, read_only=True, check_terms=False) as index:
@@ -634,7 +634,7 @@ def test_flush_by_bytes(queue, monkeypatch):
         put(index, publish_of(0, b"x" * 700))
         assert index.journal_size > 700 and not index.segments == {}
         put(index, publish_of(1, b"x" * 700))
-        assert index.journal_size == 8  # The second publish went over; its deliver came after.
+        assert index.journal_size == 8  # The second publish was over the limit; its deliver came after.
         assert [entry.seq_id for entry in index] == [0, 1]
 
 

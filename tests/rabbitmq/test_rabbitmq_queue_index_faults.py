@@ -63,7 +63,7 @@ def check_entries(index: QueueIndex, expected: dict[int, oracle.State], context:
 
 
 def recovered_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    """What a dirty recovery makes of a directory: live entries get their deliver, all is flushed (section 7.4)."""
+    """Recover a directory as dirty: live entries get their deliver, all is flushed (section 7.4)."""
     merged, crashes = oracle.load_index(files, COUNT)
     assert not crashes
     out = {"journal.jif": b""}
@@ -222,7 +222,7 @@ def test_any_life(steps, limit):
 
 
 class Film:
-    """What the directory held before and after every call that changes or forces something, and in the middle of writes."""
+    """The directory before and after every call that changes or forces something, and in the middle of writes."""
 
     CALLS = ("write", "pwrite", "fsync", "ftruncate", "unlink", "open")
 
@@ -324,7 +324,7 @@ def check_filmed_life(scratch: Path, seed: int) -> None:
     for number, (label, files, (present, gone)) in enumerate(pictures):
         shutil.rmtree(path, ignore_errors=True)
         write_files(path, files)
-        # What a node would crash on is at most the end of one segment, which it never survives itself (section 10).
+        # A node would crash at most on the end of one segment, as on its own (section 10).
         crashes = oracle.load_index(files, COUNT)[1]
         assert {crash.why for crash in crashes} <= {"short head", "short publish"}, (label, crashes)
         assert not crashes or label == "within write"
@@ -348,7 +348,7 @@ def check_filmed_recovery(path: Path, found: set[int]) -> None:
     """Recovering may die at every call too: nothing is lost by that, and the next one ends well."""
     film = Film(path)
     with film:
-        # What is in no store is acked by the recovery.
+        # The recovery acks messages in no store.
         dropped = {seq for seq in found if seq % 5 == 0}
         ids = {publish_of(seq).msg_id for seq in dropped}
         QueueIndex.open(path, segment_entry_count=COUNT, is_stored=lambda msg_id: msg_id not in ids).abandon()

@@ -26,8 +26,8 @@ from rmqstore.rabbitmq import (
     MessageStore,
     QueueIndex,
     Vhost,
-    index_directory,
     layout,
+    live_index,
     repair,
     verify,
 )
@@ -42,7 +42,7 @@ def undamaged(golden_vhost):
 
 
 def lacks(damage: Damage, before: oracle.Vhost) -> bool:
-    """Whether it is plain, without a copy, that a vhost has nothing that this damage could be planted in."""
+    """True if, without a copy, a vhost clearly has no place for this damage."""
     if "v2" in damage.needs and not any(queue.version == 2 for queue in before.queues.values()):
         return True
     return "shared" in damage.needs and not any(count > 1 for count in before.references.values())
@@ -78,7 +78,7 @@ def test_damage_is_named_and_repaired(damage, golden_vhost, undamaged, tmp_path)
     elif damage.node != "delivers":
         assert findings
     if "user" in damage.needs:
-        # What the system does not give out is not lost: whoever can read it has it repaired.
+        # Unreadable messages are not lost: a user who can read them repairs them.
         with pytest.raises(StoreError, match="make it readable first"):
             repair(path, tmp_path / "repaired")
         assert golden.tree(path) == before
@@ -99,7 +99,7 @@ def test_damage_is_named_and_repaired(damage, golden_vhost, undamaged, tmp_path)
     assert {
         queue.directory: queue.messages + queue.expired for queue in report.queues if queue.files != "left out"
     } == {directory: len(seqs) for directory, seqs in recovered.items()}
-    # What is in the output is as good as what a node leaves.
+    # The output is as good as a node's directory.
     assert {f.consequence for f in verify(tmp_path / "repaired")} <= {Consequence.NONE}
 
 
@@ -165,7 +165,7 @@ def test_an_entry_that_one_bit_made_transient_is_named_and_kept(tmp_path):
     (queue,) = oracle.read_vhost(tmp_path / "repaired").queues.values()
     assert [entry.message.body for entry in queue.entries] == [message.body for message in messages]
     assert not list(verify(tmp_path / "repaired"))
-    # What is transient in both is as a node wrote it.
+    # A message that is transient in both is as a node wrote it.
     index = QueueIndex.open(segment.parent)
     index.publish(message=Message(b"of today", properties={"delivery_mode": 1}, routing_keys=["q"]))
     index.sync()
@@ -272,14 +272,14 @@ def test_a_stored_message_with_another_id_than_its_record(tmp_path, unwritten):
 
 def test_a_segment_that_the_system_does_not_give_out_is_not_lost(tmp_path, monkeypatch):
     path, _ = made(tmp_path)
-    real = index_directory.map_file
+    real = live_index.map_file
 
     def refused(name):
         if name.endswith("0.idx"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
         return real(name)
 
-    monkeypatch.setattr(index_directory, "map_file", refused)
+    monkeypatch.setattr(live_index, "map_file", refused)
     with pytest.raises(StoreError, match="make it readable first") as caught:
         repair(path, tmp_path / "repaired")
     assert caught.value.path == str(next(path.glob("queues/*/0.idx")))

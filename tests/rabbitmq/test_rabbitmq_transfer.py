@@ -235,7 +235,7 @@ def test_an_import_into_a_damaged_queue_changes_nothing(golden_vhost_copy):
 
 
 def embedded_place(path, name):
-    """(file, position) of a message that lies in a segment of a queue's index."""
+    """(file, position) of a message in a segment of a queue's index."""
     with Vhost.open(path) as vhost:
         entries = vhost.queue(name).directories[0].entries()
         entry = next(each for each in entries if each.message is not None and each.path.endswith(".idx"))
@@ -259,7 +259,7 @@ def to_directory(place):
 
 
 DOUBTS = {
-    # What to do to the index of queue c, its directory and the vhost; and the file that the refusal names.
+    # A change of the index of queue c, its directory and the vhost; and the file that the refusal names.
     "unreadable": lambda index, path: (to_directory(index), index)[-1],
     "fifo": lambda index, path: (index.unlink(), os.mkfifo(index), index)[-1],
     "link to nothing": lambda index, path: (to_nothing(index), index)[-1],
@@ -318,7 +318,7 @@ def test_a_refused_import_leaves_the_clean_state(what, golden_vhost_copy):
 
 
 def test_an_import_after_a_crash_that_cut_the_journal(golden_vhost_copy):
-    # What a crash leaves is no reason to refuse: it was never whole.
+    # A record cut by a crash is no reason to refuse: it was never whole.
     target = golden_vhost_copy("01-kill9-journal-only")
     into = queue_of(target)
     before = bodies_of(target, into)

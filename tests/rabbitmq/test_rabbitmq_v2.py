@@ -17,11 +17,12 @@ import pytest
 
 from rmqstore.rabbitmq import Vhost, _messages, dets, repair, verify
 from rmqstore.rabbitmq.batches import Batches
-from rmqstore.rabbitmq.index_directory import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
+from rmqstore.rabbitmq.live_index import JoinedIndex
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both, read_segment_v2, read_store_v2, unpadded
+from rmqstore.rabbitmq.queue_index import QueueIndex
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, read_segment_v2, read_store_v2
 from rmqstore.rabbitmq.term import Atom
 
 CASE = "19-clean-v2"
@@ -76,15 +77,16 @@ def test_the_golden_files_against_plain_struct(golden_vhost):
     segment = read_segment_v2(path / "0.qi")
     assert (segment.first, segment.end) == (first, end) and not segment.problems
     assert segment.seq_id.tolist() == [entry.seq for entry in entries]
-    assert segment.persistent.tolist() == [entry.persistent for entry in entries]
-    assert segment.location.tolist() == [entry.place for entry in entries]
-    assert segment.size.tolist() == [entry.size for entry in entries]
-    assert segment.expiry_us.tolist() == [entry.expiry for entry in entries]
+    fields = segment.entries
+    assert (fields["flags"] & 1).tolist() == [entry.persistent for entry in entries]
+    assert fields["location"].tolist() == [entry.place for entry in entries]
+    assert fields["size"].tolist() == [entry.size for entry in entries]
+    assert fields["expiry"].tolist() == [entry.expiry for entry in entries]
     for row, entry in enumerate(entries):
         if entry.place == 1:
-            assert segment.msg_id[row].tobytes() == entry.msg_id
+            assert fields["msg_id"][row].tobytes() == entry.msg_id
         else:
-            assert (segment.pos[row], segment.term_size[row]) == (entry.offset, entry.term_size)
+            assert (fields["offset"][row], fields["term_size"][row]) == (entry.offset, entry.term_size)
     store = (path / "0.qs").read_bytes()
     records = {offset: (term, crc) for offset, term, crc in oracle.parse_qs(store)[2]}
     for entry in entries:
@@ -298,10 +300,10 @@ def test_the_check_of_a_store_believes_no_number():
     data = bytes(64) + struct.pack(">IBHB", 3, 0, 0, 0) + b"abc"
     numbers = [-(2**63), -1, 0, 1, 3, 63, 64, 65, 67, 72, len(data), 2**31, 2**63 - 1]
     pos, size = (column.ravel() for column in np.meshgrid(np.array(numbers, np.int64), np.array(numbers, np.int64)))
-    found = _messages.check_queue_store(data, pos.copy(), size.copy())
+    found, _, _ = _messages.check_queue_store(data, pos.copy(), size.copy())
     good = (pos == 64) & (size == 3)
     assert (found[good] == 0).all() and (found[~good] != 0).all()
-    assert (_messages.check_queue_store(b"", pos.copy(), size.copy()) == _messages.QueueStoreVerdict.QUEUE_STORE_OUTSIDE).all()
+    assert (_messages.check_queue_store(b"", pos.copy(), size.copy())[0] == _messages.QueueStoreVerdict.QUEUE_STORE_OUTSIDE).all()
     with pytest.raises(ValueError):
         _messages.check_queue_store(data, pos.copy(), size[:1].copy())
 
@@ -316,27 +318,35 @@ def test_no_index_can_be_made_by_hand_and_a_missing_directory_is_named(tmp_path)
 
 def test_both_versions_in_one_directory(tmp_path):
     path = tmp_path / "queue"
+    with QueueIndex.open(path, create=True) as index:
+        for seq in (0, 2, 11, 20, 21):
+            index.publish(message=oracle.message_term(b"old", message_id(seq)), seq_id=seq)
     live = made(path)
     version_2 = list(QueueIndexV2.open(path))
-    old = [IndexEntry(seq, message_id(seq), None, 5, True, True, None, "0.idx", 0) for seq in (0, 1, 20, 21)]
-    entries = list(both(old, version_2))
-    assert [entry.seq_id for entry in entries] == [*live, 20, 21]
-    assert entries[:-2] == version_2 and entries[-2:] == old[-2:]
+    with QueueIndex.open(path, read_only=True) as index:
+        joined = JoinedIndex([index, QueueIndexV2.open(path)])
+        entries = list(joined)
+        assert [entry.seq_id for entry in entries] == [*live, 11, 20, 21]
+        assert entries[:-3] == version_2 and entries[-3:] == list(index)[-3:]
+        (batch,) = Batches(QueueName("/", "q"), lambda persistent: None, ["seq_id", "body", "msg_id"]).of_index(joined)
+        whole = [entry for entry in entries if entry.message is not None]
+        assert batch["seq_id"].to_pylist() == [entry.seq_id for entry in whole]
+        assert batch["msg_id"].to_pylist() == [entry.msg_id for entry in whole]
+        assert batch["body"].to_pylist() == [Message.from_term(entry.message).body for entry in whole]
 
 
-def test_an_expiry_of_64_bits_in_a_batch_of_both_versions():
-    # Version 1 keeps all bits of the file, version 2 those of a positive int64.
-    term = Message(b"body").term
-    entries = [
-        IndexEntry(seq, message_id(seq), None, 4, True, True, term, "0.idx", 0, expiry_us)
-        for seq, expiry_us in enumerate((2**64 - 1, 2**63 - 1, 0))
-    ]
-    (batch,) = Batches(QueueName("/", "q"), lambda persistent: None, ["expiry"]).of_entries(entries)
-    assert batch["expiry"].cast("int64").to_pylist() == [(2**64 - 1) // 1000, (2**63 - 1) // 1000, None]
+def test_an_expiry_of_64_bits_in_a_batch(tmp_path):
+    index = QueueIndex.open(tmp_path / "queue", create=True)
+    expiries = (2**64 - 1, 2**63 - 1, 0)
+    for expiry_us in expiries:
+        index.publish(message=Message(b"body"), expiry_us=expiry_us)
+    (batch,) = Batches(QueueName("/", "q"), lambda persistent: None, ["expiry"]).of_index(index)
+    assert batch["expiry"].cast("int64").to_pylist() == [each // 1000 or None for each in expiries]
+    index.abandon()
 
 
 def terms_in(data: bytes, found) -> list[bytes]:
-    return [unpadded(data[at + 8 : at + 8 + size]) for at, size in zip(found.pos.tolist(), found.term_size.tolist())]
+    return [data[at + 8 : at + 8 + size] for at, size in zip(found.pos.tolist(), found.term_size.tolist())]
 
 
 def test_a_store_by_itself(golden_vhost, tmp_path):

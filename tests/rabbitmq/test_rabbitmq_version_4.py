@@ -134,7 +134,7 @@ def test_files_of_the_next_format_are_named_and_nothing_is_written_beside_them(g
     (store / "0.rdq").rename(store / "0.sqs")
     before = golden.tree(path)
     kinds = [finding.kind for finding in verify(path)]
-    # What may be in it is not lost.
+    # Messages that may be in it are not lost.
     assert "unread_format" in kinds and "unreadable_message" in kinds and "lost_message" not in kinds
     with Vhost.open(path) as vhost:
         lost = []
@@ -191,7 +191,7 @@ def test_a_dead_lettered_message_has_what_the_node_delivers(golden_node, tmp_pat
     assert deaths[1]["original-expiration"] == "200"
     line = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[-1])
     assert json.loads(rows[-1]["headers"]) == line["properties"]["headers"] and rows[-1]["expiration"] is None
-    # What goes in again is what the node would have delivered.
+    # The imported messages are those that the node would have delivered.
     again = Message.from_term(object_message(line)[0].term)
     assert again.properties == expired.properties
 
@@ -314,7 +314,7 @@ def test_each_damage_says_what_the_node_does(damage, golden_node, tmp_path):
 
 
 def test_an_index_of_version_1_is_named_where_the_node_ignores_it(golden_vhost_copy, tmp_path):
-    # What a repair wrote, in the place of the damaged directory of a 4.3 node.
+    # The output of a repair, in the place of the damaged directory of a 4.3 node.
     path = tmp_path / "rabbit@n1" / "msg_stores" / "vhosts" / ROOT
     path.parent.mkdir(parents=True)
     shutil.move(golden_vhost_copy("11-clean-small"), path)

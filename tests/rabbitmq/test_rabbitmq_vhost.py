@@ -27,7 +27,7 @@ from rmqstore.rabbitmq.queue import message_in
 
 
 def by_directory(vhost: Vhost) -> dict[str, list]:
-    """What the node would deliver, by directory: transient messages, which it drops, left out."""
+    """The messages that the node would deliver, by directory, without transient ones, which it drops."""
     found = {}
     for queue in vhost.queues():
         for directory in queue.directories:
@@ -227,7 +227,7 @@ def test_what_is_no_directory_among_the_queues(golden_vhost_copy):
 
 
 def in_store_file(number):
-    """A function that says which messages lie in N.rdq of a vhost that was stopped cleanly."""
+    """A function that returns the messages in N.rdq of a vhost that was stopped cleanly."""
 
     def chosen(vhost, message):
         if message.location != "store":
@@ -239,7 +239,7 @@ def in_store_file(number):
     return chosen
 
 
-# Case, the place below the vhost, whether the clean state is there, and what of the messages lies in that place.
+# Case, the place below the vhost, whether the clean state is there, and the messages in that place.
 PLACES = {
     "N.qi beside version 1": ("13-clean-fanout-refcount", "queues/*/5.qi", True, lambda vhost, message: False),
     "N.qi": ("19-clean-v2", "queues/*/0.qi", True, lambda vhost, message: True),
@@ -316,7 +316,7 @@ def test_one_queue_that_cannot_be_opened_stops_no_other(golden_vhost_copy, tmp_p
         done = CliRunner().invoke(cli.main, ["rabbitmq", command, os.fspath(path), "--json"])
         assert done.exit_code == 1 and folder in done.stderr
         assert all(json.loads(line) for line in done.stdout.splitlines())
-    # What the system does not give out is not lost: nobody is to throw the source away for such an output.
+    # Unreadable messages are not lost: the output must not seem complete.
     with pytest.raises(StoreError, match="make it readable first"):
         repair(path, tmp_path / "repaired")
     assert not (tmp_path / "repaired").exists()

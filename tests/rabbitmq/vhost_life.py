@@ -50,7 +50,7 @@ class LifeFailed(Exception):
 
 
 class Answers(NamedTuple):
-    """What the package says of a vhost, by the directory of a queue: (message id, body) by sequence id."""
+    """The package's view of a vhost, by the directory of a queue: (message id, body) by sequence id."""
 
     given: Found
     lost: dict[str, set[int]]
@@ -63,13 +63,13 @@ class Answers(NamedTuple):
     spoilt: dict[str, set[int]]
 
     def lasting(self, directory: str) -> dict[int, tuple[bytes, bytes]]:
-        """What is given of a queue and outlives a start of a node; what does not was made so by damage."""
+        """Messages of a queue that survive a start of a node; others were damaged."""
         faded = self.transient.get(directory, set())
         return {seq: one for seq, one in self.given.get(directory, {}).items() if seq not in faded}
 
 
 class Queue:
-    """What the model knows of a queue: what is surely on the disk, and the deeds since then."""
+    """The model of a queue: the messages that are surely on the disk, and the actions since then."""
 
     def __init__(self, name: str):
         self.name = name
@@ -99,7 +99,7 @@ class Queue:
         self.deeds.clear()
 
     def adopt(self, found: dict[int, tuple[bytes, bytes]]) -> None:
-        """What a death or a damage left is what there is."""
+        """The state after a death or damage is the current one."""
         self.deeds.clear()
         self.sure = {seq: Letter(msg_id, body, b"") for seq, (msg_id, body) in found.items()}
         self.ever.update(found.values())
@@ -193,7 +193,7 @@ def is_spoilt(message: Message) -> bool:
 
 
 def scars(path: Path) -> set[tuple[str, int]]:
-    """Where in the message files a record lacks its mark, or is none, as the oracle reads them."""
+    """The positions of damaged records and of records without a mark in the message files, by the oracle."""
     found = set()
     for file in (*path.glob("*.rdq"), *path.glob("*.rdt")):
         parsed = oracle.parse_rdq(file.read_bytes())
@@ -202,14 +202,14 @@ def scars(path: Path) -> set[tuple[str, int]]:
         found |= {(file.name, at) for at in wrong}
         whole = file.with_suffix(".rdq")
         if file.suffix == ".rdt" and whole.exists():
-            # Whoever opens it next puts it where the scan of its file ends.
+            # The next opening moves it to the end of its file's scan.
             end = oracle.parse_rdq(whole.read_bytes()).used
             found |= {(whole.name, end + at) for at in wrong}
     return found
 
 
 def by_oracle(path: Path) -> oracle.Vhost | None:
-    """What a node makes of it; None where the oracle, which is no reader of hostile bytes, cannot say."""
+    """The messages after a start of a node; None if the oracle, which does not read hostile bytes, fails."""
     try:
         return oracle.read_vhost(path)
     except Exception:
@@ -358,7 +358,7 @@ class Life:
             want = entries(queue)
             given = said.lasting(directory)
             assert given == want, self.difference(how, given, want)
-            # What is transient is given as long as it is there, and no loss where it is not: a node drops it.
+            # A transient message may be read or missing: a node drops it.
             faded = set(queue.transient)
             assert said.transient[directory] <= faded <= said.transient[directory] | said.lost[directory]
             dropped = set(queue.dropped) - faded
@@ -617,7 +617,7 @@ def touched(old: bytes, new: bytes | None) -> tuple[int, int]:
 
 
 class Judge:
-    """Whether answers about a vhost with one damaged file are as good as they can be."""
+    """Check that answers about a vhost with one damaged file are as good as they can be."""
 
     def __init__(
         self, life: Life, file: Path, hit: tuple[int, int], kind: str, before: Answers, sound: oracle.Vhost,
@@ -696,7 +696,7 @@ class Judge:
                 continue
             missing = set(old) - set(given) - self.said.lost.get(directory, set())
             if self.file.name == "journal.jif" and not self.sound.queues[directory].clean:
-                # As a crash leaves it, which nobody takes for a loss; verify names it.
+                # The state after a crash, which is not a loss; verify names it.
                 tails = [one for one in self.said.findings if one.path == str(self.file) and one.kind in TAILS]
                 missing = set() if tails else missing
             if missing and not self.said.incomplete.get(directory):
@@ -709,7 +709,7 @@ class Judge:
             for seq, one in given.items():
                 if one in ever or by_node.get(seq) == one or self.kind == "another":
                     continue
-                # A body has no checksum: what stands in the place of its bytes is taken for it.
+                # A body has no checksum: any bytes in its place are used.
                 assert any(one[0] == msg_id for msg_id, _ in ever) and self.kind != "cut", f"{seq} was made up"
 
 

@@ -1,4 +1,4 @@
-"""Faults that are planted in the package, to measure what simulated lives of a vhost find.
+"""Seeded faults in the package, to measure the simulated runs of a vhost.
 
 Owns what each fault changes, for as long as its context lasts.  Each is one that the package could have had.
 """
@@ -51,7 +51,7 @@ def sync_left_out() -> AbstractContextManager[Any]:
 
 
 def damage_unsaid() -> AbstractContextManager[Any]:
-    """What may hide a message is not among what a queue calls incomplete."""
+    """Damage that may hide a message is missing in `Queue.incomplete`."""
     return mock.patch.object(QueueDirectory, "_hides", lambda self, index, problem: False)
 
 

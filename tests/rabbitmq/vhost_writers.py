@@ -1,4 +1,4 @@
-"""Who writes a simulated vhost: a node, as the oracle has it, and the package, which may die at any call.
+"""The writers of a simulated vhost: the oracle's node, and the package, which may die at any call.
 
 Owns the bytes that a node leaves (journals, segments, message files, merges, a clean stop), the death of a process that writes
 with the package, and the loss of what was not forced to the disk.  Both writers take the same calls, so that `vhost_life` need
@@ -36,7 +36,7 @@ class Letter(NamedTuple):
 
     @property
     def stored(self) -> bool:
-        """It lies in the message store."""
+        """It is in the message store."""
         return len(self.body) >= EMBED_BELOW
 
 
@@ -131,7 +131,7 @@ class Death:
 
 
 class NodeQueue:
-    """What a node's process of one queue keeps; `written` bytes of the journal are on disk."""
+    """The state of a node's process for one queue; `written` bytes of the journal are on disk."""
 
     def __init__(self, path: Path, name: str, count: int):
         self.folder = path / "queues" / oracle.queue_dir(b"/", name.encode())
@@ -183,7 +183,7 @@ class NodeQueue:
             file.truncate(self.written)
 
     def settle(self, exact: bool, located: set[bytes]) -> None:
-        """What a node does at its start: all is delivered after an unclean stop, and what is in no store is acked."""
+        """Start a node: after an unclean stop all is delivered, and messages in no store are acked."""
         for seq, pub in sorted(self.live.items()):
             gone = not pub.term and pub.msg_id not in located
             if not self.states[seq].delivered and (gone or not exact):
@@ -328,7 +328,7 @@ class Node:
                     self._delete_if_empty(place[1])
 
     def sync(self, name: str) -> None:
-        """As when a publisher waits for a confirm."""
+        """For a publisher that waits for a confirm."""
         self._write_out()
         self.queues[name].sync()
 
@@ -416,7 +416,7 @@ class Node:
         )
 
     def die(self) -> None:
-        """Of what lies in buffers, each file gets a part; or the death comes within a flush or a merge."""
+        """Each file gets a part of its buffer; or the death comes within a flush or a merge."""
         dice = self.rng.random()
         name = self.rng.choice(list(self.queues))
         if dice < 0.3:

@@ -108,7 +108,7 @@ def test_a_database_without_its_current(tmp_path):
     assert is_database(folder)
     with pytest.raises(CorruptionError, match="CURRENT is missing"):
         Database(folder)
-    # A topic may have such a name, and its folder is none.
+    # A topic may have such a name, and its folder is no file.
     for path in folder.glob("MANIFEST-*"):
         path.unlink()
         path.mkdir()
@@ -159,7 +159,7 @@ def test_tables_that_the_manifest_does_not_have(tmp_path):
 
 
 def test_files_that_change_at_each_try(tmp_path, monkeypatch):
-    """As of a broker that compacts faster than it can be opened: tried some times, and said so."""
+    """A broker that compacts faster than the opening: several tries, then an error."""
     folder = unpack("store", tmp_path) / "store" / "consumequeue"
     tries = []
 
@@ -213,7 +213,7 @@ def test_no_place_for_temporary_files_is_not_taken_for_absence(store, monkeypatc
 
 
 def no_room_for_links(monkeypatch, room):
-    """From here on the temporary folder takes so many links, and then rocksdict's own file or not."""
+    """The temporary folder takes this number of links, and then maybe rocksdict's own file."""
     real, left = os.symlink, [room]
 
     def symlink(*args):
@@ -230,7 +230,7 @@ def no_room_for_links(monkeypatch, room):
             list_cf = load_rocksdict().Rdict.list_cf
 
             def __new__(cls, *args, **kwargs):
-                # As rocksdict says it where the disk is full; without inodes it is an OSError of this text.
+                # The message of rocksdict for a full disk; without inodes it is an OSError with this text.
                 raise Exception("No space left on device (os error 28)")
 
     monkeypatch.setattr(os, "symlink", symlink)
@@ -269,7 +269,7 @@ def test_a_limit_of_files_is_not_taken_for_damage(store):
         "from rmqstore.rocksdb.database import Database; Database(sys.argv[1])"
     )
     done = subprocess.run([sys.executable, "-c", program, store / "consumequeue"], capture_output=True, text=True)
-    assert "StoreError: the RocksDB database was not looked at: the temporary folder" in done.stderr
+    assert "StoreError: the RocksDB database was not read: the temporary folder" in done.stderr
     assert "File too large" in done.stderr and "set TMPDIR" in done.stderr
 
 
@@ -375,7 +375,7 @@ print("cases", cases, "told", told)
 
 @pytest.mark.parametrize("below", ["config/consumerOffsets", "kvStore"])
 def test_no_type_of_a_record_holds_a_reader_up_or_hides_anything(below, tmp_path):
-    """RocksDB reads a record for ever that says of itself only that its file is used again."""
+    """RocksDB loops at a record that only marks its file as used again."""
     folder = unpack("store.killed", tmp_path) / "store" / below
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""Any bytes as what a 5.x broker keeps beside its plain files, by the target that the fuzzer has too."""
+"""Random bytes in place of the databases and files of a 5.x broker, with the target of the fuzzer."""
 
 from __future__ import annotations
 

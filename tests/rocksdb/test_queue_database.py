@@ -12,7 +12,7 @@ pytest.importorskip("rocksdict")
 
 from rmqstore.errors import CorruptionError
 from rmqstore.rocksdb.database import queue_databases
-from rmqstore.rocksdb.queues import LastUnit, QueueDatabase, last_key, unit_key
+from rmqstore.rocksdb.queues import LastUnit, QueueDatabase, last_key, unit_prefix
 
 
 @pytest.fixture(scope="module", params=["store", *rocksdb_stores.QUEUE_VARIANTS])
@@ -69,8 +69,8 @@ def test_units_beyond_the_last_one_are_not_given(tmp_path):
 
 
 def test_keys_are_those_of_the_format():
-    assert unit_key(b"Pops", 0, 0).hex() == "00000004" "01" "506f7073" "01" "00000000" "01" "0000000000000000"
-    assert unit_key(b"Pops", 3, 9) == rocksdb_stores.unit_key("Pops", 3, 9)
+    assert unit_prefix(b"Pops", 0).hex() == "00000004" "01" "506f7073" "01" "00000000" "01"
+    assert unit_prefix(b"Pops", 3) + (9).to_bytes(8, "big") == rocksdb_stores.unit_key("Pops", 3, 9)
     assert last_key(b"Pops", 3) == rocksdb_stores.max_key("Pops", 3)
 
 

@@ -71,15 +71,15 @@ def published_before_the_payload() -> None:
     def patched(self, batch, **more):
         return append(self, Rows(batch), **more)
 
-    take = writing.Writing.take_writes
+    take = writing.Writing.enable_writes
 
-    def take_writes(self):
+    def enable_writes(self):
         # One message is put as rows, too.
         take(self)
         self.state.appender = None
 
     commit_log.CommitLog.append_rows = patched
-    writing.Writing.take_writes = take_writes
+    writing.Writing.enable_writes = enable_writes
 
 
 @planted

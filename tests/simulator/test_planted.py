@@ -1,6 +1,6 @@
 """The measure of the measure: each fault that is planted in the package is found within a bounded number of steps.
 
-Owns which are planted, and how many steps they may take; docs/recovery.md says how many they took.
+Owns which are planted, and how many steps they may take; docs/testing.md says how many they took.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLANTED = re.findall(
 
 def test_enough_is_planted():
     assert len(PLANTED) >= 10
-    text = (ROOT / "docs" / "recovery.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     assert not [name for name in PLANTED if f"`{name.replace('_', '-')}`" not in text]
 
 

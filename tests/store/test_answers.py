@@ -50,7 +50,7 @@ SMALL = {
 
 
 def run(*arguments):
-    """What the command line answers."""
+    """Return the answer of the command line."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
@@ -125,7 +125,7 @@ def test_the_console_counts_no_lag_where_the_queue_is_gone(tmp_path):
         console.app(tmp_path / "s", config=StoreConfig(**SMALL)), base_url="http://localhost"
     )
     page = client.get("/consumers").text
-    assert ">28 <small>unknown in 1 queues</small>" in page and "unknown, no queue" in page
+    assert ">28 <small>unknown in 1 queues</small>" in page and "unknown: no queue" in page
 
 
 # --------------------------------------------------------------------------------------------------------------- ids
@@ -134,7 +134,7 @@ def test_the_console_counts_no_lag_where_the_queue_is_gone(tmp_path):
 def test_a_producers_id_is_an_id_too(tmp_path):
     path = tmp_path / "s"
     puts = put_some(path)
-    # As a producer makes it, an offset message id would say that the record lies at 3109568622008467457.
+    # Read as an offset message id, this producer's id has phy offset 3109568622008467457.
     with MessageStore.open(path, config=StoreConfig(**SMALL)) as store:
         unique = "7F0000010000518C2B27682FBF840001"
         place = store.put_message(Message("B", b"wanted", properties={"UNIQ_KEY": unique})).phy_offset
@@ -144,7 +144,7 @@ def test_a_producers_id_is_an_id_too(tmp_path):
             OffsetOutOfRangeError, match=r"3109568622008467457 is outside the log.*topic A.*producer's id"
         ):
             store.message_by_id(unique, "A")
-        # Where both are possible the record that has the id at its place is meant.
+        # If both are possible, the record with this id at its place counts.
         assert store.message_by_id(puts[3].msg_id).phy_offset == puts[3].phy_offset
         # Number 7 of the producer, as an id, names a place in the first record; and 0 names that record itself.
         assert store.message_by_id(f"{7:032X}").body == b"7"
@@ -292,7 +292,7 @@ def test_messages_of_further_queues_are_whole(tmp_path, names):
                 assert batch["corrupt"].true_count == wrong
 
 
-# --------------------------------------------------------------------------------------------- what lies behind damage
+# ------------------------------------------------------------------------------------------------ records after damage
 
 
 def damage_record(path, place, how, size):
@@ -337,7 +337,7 @@ def test_an_unfinished_record_of_a_living_writer_is_the_end(tmp_path):
         segment = path / "commitlog" / f"{0:020}"
         whole = segment.read_bytes()[end : end + puts[-1].size]
         with open(segment, "r+b") as file:
-            # As Java writes: from the first byte on.
+            # Like Java, write the first byte first.
             for size in (0, 4, 8, 30, puts[-1].size - 5):
                 file.seek(end)
                 file.write(whole[:size] + bytes(len(whole) - size))
@@ -379,7 +379,7 @@ def content(messages):
 
 
 def asked(store, num, **more):
-    """What a store answers: by every key, unique key and tag."""
+    """Return the answers of a store by every key, unique key and tag."""
     answers = [store.query_message("AB"[i % 2], f"k{i}", **more) for i in range(num)]
     answers += [store.query_message("AB"[i % 2], f"{i:032X}", index_type="U", **more) for i in range(num)]
     answers += [store.query_message(topic, "same", 1000, **more) for topic in "AB"]
@@ -512,7 +512,7 @@ def test_what_a_damaged_entry_hides_is_found_in_the_log(tmp_path, caplog, what, 
             with MessageStore.open(path, config=config, read_only=True) as store:
                 assert content(store.query_message("AB"[i % 2], key, 1000)) == answer
         with MessageStore.open(path, config=config, read_only=True) as store:
-            # What a bound leaves out is said, and nothing else is missing.
+            # The part that a bound leaves out is reported, and nothing else is missing.
             few = store.query_message("AB"[i % 2], f"k{i}", max_log_bytes=0)
             assert content(few) == wanted[i] or any(begin <= place < end for begin, end in few.uncovered)
             found, answers = asked(store, 60)
@@ -586,7 +586,7 @@ def console_pages_show_all(path, config, places):
             parameters["cursor"] = page["next_cursor"]
         missing = set(places[::2]) - set(found)
         assert len(found) == len(set(found)) and sorted(found, reverse=True) == found
-        # What was hidden above a page that was shown already cannot be shown any more, and this is said.
+        # Rows that were hidden above an earlier page stay hidden, and this is reported.
         assert all(any(begin <= place < end for begin, end in uncovered) for place in missing)
         assert not missing or size == 7
 
@@ -677,7 +677,7 @@ def test_a_writer_that_is_ahead_of_its_reader_is_believed(tmp_path, caplog, torn
         names = sorted(os.listdir(path / "index"))
         assert len(names) > 2
         if torn:
-            # As between the two writes of a put: the count is the new one, the end is that of the entry before.
+            # A state between the two writes of a put: the count is new, the end is of the entry before.
             with open(path / "index" / names[-1], "r+b") as file:
                 header = bytearray(file.read(40))
                 header[24:32] = struct.pack(">q", writer.query_message("A", "k78")[0].phy_offset)
@@ -720,9 +720,9 @@ def test_the_command_line_searches_the_log_and_says_what_it_left_out(tmp_path):
     assert run("query", path, "A", "k2", *OPTIONS).stdout == wanted.stdout
     cut = run("query", path, "A", "k2", *OPTIONS, "--max-log-bytes", 9000)
     assert cut.exit_code == 1 and cut.stdout == ""
-    assert "has key k2 in what was searched" in cut.stderr
+    assert "has key k2 in the part of the log that was searched" in cut.stderr
     assert re.search(
-        r"[0-9]{5} bytes of the log were not looked at, .* phy offsets 0 to [0-9]+ \(stored 20.* to 20", cut.stderr
+        r"[0-9]{5} bytes of the log are not indexed and were not searched: phy offsets 0 to [0-9]+ \(stored 20.* to 20", cut.stderr
     )
     # The same where something is found: there may be more.
     cut = run("query", path, "A", "same", *OPTIONS, "--max-log-bytes", 9000, "--json")
@@ -778,7 +778,7 @@ def test_the_console_searches_the_log(tmp_path, monkeypatch, loss):
     less, value = pages()
     assert not value["complete"] and value["uncovered"] and set(less) < set(found)
     page = client.get("/messages", params={"topic": "A", "key": "none"}).text
-    assert "Not all of the log was looked at" in page and "in what was looked at" in page
+    assert "The search is incomplete" in page and "in the part of the log that was searched" in page
 
 
 # ------------------------------------------------------------------------------- what the broker stored and did not dispatch
@@ -1022,7 +1022,7 @@ def test_how_far_before_the_newest_unit_is_looked(tmp_path, monkeypatch):
         end = store.commit_log.max_offset
     with MessageStore.open(path, config=config, read_only=True) as store:
         assert store.undispatched == (min(places), end) and store.unserved is None
-    # What lies in front of it may be there or not; nothing after it is missing.
+    # Messages before it may be missing; none after it is.
     monkeypatch.setattr("rmqstore.store.undispatched.MAX_UNDISPATCHED", 4000)
     with MessageStore.open(path, config=config, read_only=True) as store:
         found = [place for key, answer in answers_of(store).items() if key[0] == "C" for place, *_ in answer[2]]
@@ -1054,7 +1054,7 @@ def test_the_front_ends_serve_what_was_not_dispatched(tmp_path):
     assert json.loads(run("info", path, *OPTIONS, "--json").stdout)["undispatched"][0] > 0
     assert "not dispatched" not in run("info", whole, *OPTIONS).stdout
     client = testclient.TestClient(console.app(path, config=config), base_url="http://localhost")
-    assert "no queue leads to" in client.get("/").text
+    assert "are not dispatched to queues" in client.get("/").text
     found, healthy = series(path), series(whole)
     assert found["rmqstore_log_behind_queues_bytes", ()] > healthy["rmqstore_log_behind_queues_bytes", ()]
     name = ("rmqstore_consumer_lag_messages", (("group", "g"), ("queue_id", "0"), ("topic", "A")))
@@ -1092,8 +1092,8 @@ def test_a_bound_on_what_is_served_is_said(tmp_path, monkeypatch, caplog):
         assert missing and min(missing) >= begin
     assert "are in no queue here" in caplog.text
     answer = run("get", path, "A", 0, "--begin-queue-offset", 90, *OPTIONS)
-    assert answer.exit_code == 1 and "are in no queue; rmqstore rebuild" in answer.stderr
-    assert "here queues end at" in run("info", path, *OPTIONS).stdout
+    assert answer.exit_code == 1 and "are not in a queue; run rmqstore rebuild" in answer.stderr
+    assert "queues end at phy offset" in run("info", path, *OPTIONS).stdout
 
 
 def test_units_on_disk_win_when_a_writer_comes(tmp_path):

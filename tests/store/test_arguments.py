@@ -89,7 +89,7 @@ def test_what_is_no_time_is_refused_by_name(value):
 
 
 def calls(store):
-    """Every call that takes a store time: what it answers from a time on, and up to a time."""
+    """Every call that takes a store time, with its answers after and before a time."""
 
     def bodies(batches):
         return [body for batch in batches for body in batch.column("body").to_pylist()]
@@ -207,7 +207,7 @@ class Word(str, enum.Enum):
 @pytest.mark.parametrize("text", [lambda word: word, lambda word: np.str_(word.value)], ids=["enum", "numpy"])
 @pytest.mark.parametrize("put", ["put_message", "put_messages", "put_message_batch"])
 def test_texts_that_are_of_a_class_made_from_str_are_those_texts(tmp_path, text, put):
-    """The core takes str alone; it refused others after the record was written, and the store took no more writes."""
+    """The core takes str alone; it refused others after the record was written, and the store refused writes from then on."""
     properties = {text(Word.NAME): text(Word.VALUE), "UNIQ_KEY": text(Word.UNIQUE)}
     message = Message(text(Word.TOPIC), b"0", keys=text(Word.KEY), tags=text(Word.TAG), properties=properties)
     with MessageStore.open(tmp_path / "store", config=StoreConfig(**SMALL)) as store:
@@ -241,7 +241,7 @@ def test_times_without_an_end(store):
 
 
 def test_a_store_stays_where_it_is_after_a_change_of_the_working_directory(tmp_path, monkeypatch):
-    """As a daemon does that goes to the root; below the new directory there is a store of the same name."""
+    """A daemon changes to the root; below the new directory there is a store of the same name."""
     for name in "ab":
         (tmp_path / name).mkdir()
         with MessageStore.open(tmp_path / name / "store", config=StoreConfig(**SMALL)) as store:

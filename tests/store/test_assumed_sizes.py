@@ -24,6 +24,8 @@ CONFIG = StoreConfig(
 def writer(tmp_path):
     with MessageStore.open(tmp_path / "store", config=CONFIG) as store:
         store.put_messages([Message("Orders", b"%d" % number) for number in range(3)])
+        # A broker does not save its options in the store.
+        os.unlink(tmp_path / "store" / "rmqstore.json")
         yield store
 
 
@@ -121,6 +123,7 @@ def before_the_first_segment(request, tmp_path):
     if request.param == "a writer":
         with MessageStore.open(path, config=CONFIG) as store:
             assert not os.listdir(path / "commitlog") if (path / "commitlog").exists() else True
+            os.unlink(path / "rmqstore.json")
             yield path, lambda: store.put_message(Message("Orders", b"first", keys=["K"]))
         return
     (path / "commitlog").mkdir(parents=True)

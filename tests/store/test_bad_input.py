@@ -816,7 +816,7 @@ def test_use_after_close(golden_copy, read_only):
     with pytest.raises(StoreClosedError):
         with store:
             store.topics()
-    # What was read stays: a message is a copy, a view keeps its memory.
+    # Messages that were read stay: they are copies, and a view keeps its memory.
     assert message.body == b"hello"
     assert message.properties["KEYS"] == "k1 k2"
     assert bytes(view) == wanted

@@ -44,7 +44,7 @@ def mapped(store) -> int:
 
 
 def ranges(array) -> list[tuple[int, int]]:
-    """Begin and end of the memory that the long values of a view column lie in."""
+    """Begin and end of the memory of the long values of a view column."""
     buffers = array.buffers()
     views = np.frombuffer(buffers[1], np.int32).reshape(-1, 4)[array.offset : array.offset + len(array)]
     places = []
@@ -70,7 +70,7 @@ def test_values_lie_in_the_segment(store):
     ):
         places = ranges(array)
         assert len(places) >= batch.num_rows and all(low <= begin and end <= high for begin, end in places)
-    # What no record holds as it is given stands in memory of the batch.
+    # Values that differ from the record's bytes are in memory of the batch.
     assert all(not low <= begin < high for begin, _ in ranges(batch.column("msg_id")))
     assert set(ranges(batch.column("body"))) == set(ranges(batch.column("body_stored")))
     # Only what the rows span of a segment is lent, so that what writes whole buffers does not write a gigabyte.

@@ -53,7 +53,7 @@ GEOMETRY = {
 
 
 def row_of(message, names=ALL) -> dict:
-    """What the row of a message must hold, in the values that Arrow gives back."""
+    """Return the expected row of a message, in the values that Arrow returns."""
     row = {name: getattr(message, name) for name in names if name not in ("body", "size", "properties")}
     if "size" in names:
         row["size"] = message.size
@@ -187,7 +187,7 @@ def test_scans_of_golden_stores_equal_the_oracle(golden_store, name):
                 assert row[name] == getattr(record, name), name
             assert row["body_stored"] == record.body
             assert row["corrupt"] is not record.body_is_sound
-        # A store that was killed may hold whole records behind the end that its reader is sure of.
+        # A store that was killed may have whole records after the end that its reader is sure of.
         assert not [at for at in records if at < store.commit_log.max_offset]
 
 
@@ -358,7 +358,7 @@ def test_texts_of_one_length_are_told_apart(tmp_path, usual):
     log = OddLog(tmp_path / "store", 1 << 20)
     texts = texts_like(usual)
     offsets = [log.add(text) for text in texts]
-    # No byte lies behind the last record.
+    # There are no bytes after the last record.
     log.size = len(log.data)
     with log.open() as store:
         rows = check_scan(store)
@@ -684,7 +684,7 @@ def test_a_closed_store(tmp_path):
         next(batches)
     with pytest.raises(StoreClosedError):
         store.scan()
-    # What was handed over is the reader's own.
+    # The reader owns the batch.
     first.validate(full=True)
     assert first.column("body").to_pylist() == [b"x"] * 5
 
@@ -895,7 +895,7 @@ def test_a_unit_that_does_not_fit_its_record_has_no_row(odd_copy, tmp_path):
     path = tmp_path / "store" / "consumequeue" / "Orders" / "1" / f"{0:020d}"
     data = bytearray(path.read_bytes())
     data[3 * 20 + 11] ^= 1  # the size in unit 3
-    data[5 * 20 + 2] ^= 1  # a phy offset far behind the end
+    data[5 * 20 + 2] ^= 1  # a phy offset far after the end
     path.write_bytes(data)
     with MessageStore.open(tmp_path / "store", config=StoreConfig(**GEOMETRY), read_only=True) as store:
         rows = table_rows(store.get_table("Orders", 1, columns=ALL))
@@ -1115,7 +1115,7 @@ def test_keys_that_are_none(odd):
 
 
 def test_queries_where_the_index_holds_records_twice(golden_copy):
-    # What a Java recovery leaves, and entries that are older than those before them.
+    # A file after a Java recovery, and entries that are older than those before them.
     for name in golden.RECOVERED_BY_JAVA:
         with MessageStore.open(golden_copy(name)) as store:
             index = store.index_service

@@ -169,7 +169,7 @@ def test_flush_and_new_queues_while_others_put(root):
 
 
 def test_queries_while_the_index_rolls(root):
-    # Every query sees all that was put before it began, however often the file list changes meanwhile.
+    # Every query sees all that was put before it began, however often the file list changes.
     store = MessageStore.open(root, config=CONFIG)
     crew = Crew()
     put_so_far = [0]

@@ -180,7 +180,7 @@ def is_wrong(intact: Intact, answers: dict) -> list:
 
 
 def findings(intact: Intact) -> list:
-    """What verify says; it never raises for what it finds, and never stops at the first."""
+    """Return the findings of verify, which never raises for damage, and never stops at the first."""
     found = list(rmqstore.verify(intact.root, intact.config))
     for finding in found:
         assert finding.path.startswith(intact.root)
@@ -254,10 +254,10 @@ def flips(intact: Intact, slow: bool) -> list[tuple[str, int, int]]:
         if slow:
             found += [(path, pos, bit) for bit in every]
         elif pos % 3:
-            # The records are many, so that every field of a record is met all the same.
+            # There are many records, so that every field of a record is still damaged.
             continue
         elif pos % 16 == 0 or any(intact.files[path][max(pos - 20, 0) : pos + 20]):
-            # Of the long stretches of zeros behind the ends every 16th byte will do.
+            # Of the long ranges of zeros after the ends every 16th byte is enough.
             found.append((path, pos, dice.randrange(8)))
     return found
 

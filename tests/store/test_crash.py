@@ -168,7 +168,7 @@ def check_recovered(root: str, geo: dict, acknowledged: list[tuple], *, refusal_
         records = oracle.records_of(log)
         assert [content(message) for message in store.messages()] == [content_of_record(each) for each in records]
         assert report.end == store.commit_log.max_offset
-        # What is put next goes where it belongs.
+        # The next put goes to the right place.
         put = store.put_message(Message("Orders", b"after", keys=["after"]))
         offsets = [each.queue_offset for each in records if (each.topic, each.queue_id) == ("Orders", 0)]
         assert put.queue_offset == len(offsets)
@@ -515,7 +515,7 @@ def run_child(root: str, geo: dict, seed: int) -> list[tuple]:
 
 
 def kill_soon(child: int, reader: int, seed: int, most: int) -> list[tuple]:
-    """Kill a child after so many bytes of acknowledgements, and a moment more; what it had been told is stored."""
+    """Kill a child a moment after it wrote this number of bytes of acknowledgements; all of these messages are stored."""
     data = b""
     with open(reader, "rb", buffering=0) as stream:
         wanted = random.Random(seed).randrange(200, most)
@@ -682,7 +682,7 @@ def test_lost_pages(scratch, name, monkeypatch):
     for seed in range(60):
         dice = random.Random(seed)
         files = durable.torn(killed, dice, dice.choice((0.02, 0.1, 0.5, 0.9)))
-        # What the log really holds now, by the oracle: up to the first place that is no record.
+        # Return the records of the log by the oracle, up to the first place without one.
         left = list(
             itertools.takewhile(
                 lambda record: record.property_crc_is_sound or not geo["enabled_append_prop_crc"],
@@ -704,7 +704,7 @@ def test_lost_pages(scratch, name, monkeypatch):
             raise AssertionError(f"pages lost by dice {seed}: {type(error).__name__}: {error}") from error
         outcomes.append(outcome)
         if outcome == "refused":
-            # Records lie behind the hole: both other modes keep what they promise.
+            # There are records after the hole: both other modes keep what they promise.
             for recovery in ("truncate", "skip"):
                 other = os.path.join(scratch, f"torn{seed}.{recovery}")
                 os.mkdir(other)
@@ -726,7 +726,7 @@ def test_lost_pages(scratch, name, monkeypatch):
                         assert same and whole[phy_offset][12] == what[12], (whole[phy_offset], what)
                     assert opened.commit_log.max_offset >= flushed_end
                 with MessageStore.open(other, config=config_of(geo), recovery=recovery) as opened:
-                    # What was kept once stays.
+                    # Records that were kept once stay.
                     assert sorted(m.phy_offset for m in opened.messages() if not m.corrupt) == sorted(there)
                 shutil.rmtree(other)
         shutil.rmtree(copy)
@@ -747,7 +747,7 @@ def closed_store(root: str, geo: dict, steps: list) -> list[tuple]:
 
 
 def make_unclean(root: str) -> None:
-    """As after a crash before the first flush: `abort` is there, the checkpoint is not."""
+    """A crash before the first flush: `abort` exists, the checkpoint does not."""
     with open(os.path.join(root, "abort"), "wb") as file:
         file.write(b"1")
     os.unlink(os.path.join(root, "checkpoint"))
@@ -814,13 +814,13 @@ def test_damage_in_the_middle_of_the_log(scratch, name, number):
         check_readable(store, [each for each in acknowledged if each[3] < damaged])
         assert [m.phy_offset for m in store.messages()] == [record.phy_offset for record in records[:number]]
     check_bytes(root, geo)
-    # Nothing is left behind the cut that could come back.
+    # No record is left after the cut that could come back.
     log = oracle.segments(oracle.read_files(root))
     assert not any(b"".join(log.values())[damaged:])
 
 
 def test_a_record_that_ends_in_zeros_is_found_behind_damage(scratch):
-    # Without properties the last bytes of a record are zero, as those behind the end of the log are.
+    # Without properties the last bytes of a record are zero, like those after the end of the log.
     geo = geometry("plain")
     root = os.path.join(scratch, "store")
     with MessageStore.open(root, config=config_of(geo)) as store:
@@ -834,7 +834,7 @@ def test_a_record_that_ends_in_zeros_is_found_behind_damage(scratch):
         damage_body(copy, records[0])
         if unclean:
             make_unclean(copy)
-            # Nor does any unit tell of it.
+            # No unit points to it either.
             overwrite(copy, f"consumequeue/Orders/0/{oracle.file_name(0)}", 20, bytes(20))
         before = oracle.read_files(copy)
         with pytest.raises(CorruptionError):
@@ -865,7 +865,7 @@ def shutdown_files(root: str) -> dict[str, bytes]:
 
 
 def test_cut_records_do_not_rise_again(scratch):
-    # 11.10: Java leaves old records behind a cut.  A new record that ends where an old one begins brings it back.
+    # 11.10: Java leaves old records after a cut.  A new record that ends where an old one begins brings it back.
     geo = geometry("plain")
     root = os.path.join(scratch, "store")
     with MessageStore.open(root, config=config_of(geo)) as store:
@@ -889,7 +889,7 @@ def test_cut_records_do_not_rise_again(scratch):
 
 @pytest.mark.parametrize("recovery", ["strict", "truncate", "skip"])
 def test_a_stale_tail_that_java_left_is_the_end(scratch, recovery):
-    # Old whole records behind the end, with a hole between, are older than the newest record and in no queue.
+    # Old whole records after the end, with a hole between, are older than the newest record and in no queue.
     geo = geometry("plain")
     root = os.path.join(scratch, "store")
     with MessageStore.open(root, config=config_of(geo)) as store:
@@ -940,7 +940,7 @@ def test_older_records_behind_damage_are_messages_where_our_writer_had_them(scra
     records = oracle.records_of(oracle.segments(oracle.read_files(root)))
     overwrite(root, f"commitlog/{oracle.file_name(0)}", records[4].phy_offset, b"#" * 40)
     if not ours:
-        # As after a broker's flush.
+        # The state after a broker's flush.
         overwrite(root, "checkpoint", 0, (NOW + 60_000).to_bytes(8, "big"))
     if "no unit" in state:
         shutil.rmtree(os.path.join(root, "consumequeue"))

@@ -54,7 +54,7 @@ def run(*args):
 
 
 def whole_places(root: Path, part: str, which: int, length: int) -> list[int]:
-    """Where the records begin of which no byte is lost, of the store as it was."""
+    """Return the places of the whole records in the undamaged store that lost no byte."""
     kept = range(4096 * which + min(length, 4096), 4096 * (which + 1)) if part == LOG else range(0)
     with MessageStore.open(root, read_only=True) as store:
         return [
@@ -82,7 +82,7 @@ def test_a_reader_reads_what_is_left(base, caplog, part, which, length, told):
     assert len(told_of) == (0 if empty_newest_index else 1)
     findings = [finding for finding in verify(base, config) if finding.kind == "file"]
     assert [finding.path for finding in findings] == [str(path)]
-    # A segment gets its size back, a queue or an index is made again from the log.
+    # A segment gets its size back, a queue or an index is rebuilt from the log.
     advice = "truncate -s 4096 FILE" if part == LOG else "rebuild"
     assert f"has {length} bytes" in findings[0].detail and advice in findings[0].detail
     assert oracle.read_files(base) == before
@@ -99,7 +99,7 @@ def test_opening_for_writing_refuses_and_says_what_to_do(base, part, which, leng
     assert {name: data for name, data in oracle.read_files(base).items() if name != "lock"} == {
         name: data for name, data in before.items() if name != "lock"
     }
-    # What the error says: give the file its size, and pass over what it lost; or write the index again.
+    # The advice of the error: give the file its size, and skip what it lost; or rebuild the index.
     if part == INDEX:
         assert run("rebuild", base, "--yes", *[f"-o{name}={value}" for name, value in BASE.items()]).exit_code in (0, 1)
     else:
@@ -257,7 +257,7 @@ def test_bad_consumer_progress_stops_no_other_answer(base, caplog, data):
 @pytest.mark.parametrize("made", [True, False], ids=["made by a crash", "lost what it held"])
 @pytest.mark.parametrize("part", [LOG, QUEUE])
 def test_verify_names_a_newest_file_without_bytes(base, part, made):
-    # README: what is not as a writer leaves it is named; such a file was passed over in silence.
+    # README: files that no writer leaves are reported; such a file was skipped in silence.
     path = base / part / f"{SIZES[part] * (3 if made else 2):020}"
     path.touch()
     os.truncate(path, 0)
@@ -268,7 +268,7 @@ def test_verify_names_a_newest_file_without_bytes(base, part, made):
     assert done.exit_code == 1 and str(path) in done.stdout
 
 
-# ------------------------------------------------------------------------------------- files that are not given out
+# ------------------------------------------------------------------------------------------------- unreadable files
 
 HOWS = {"not allowed": errno.EACCES, "bad disk": errno.EIO}
 PASSED_OVER = [(INDEX, 0), (INDEX, 1), (INDEX, 2), ("checkpoint", 0)]
@@ -277,7 +277,7 @@ UNREAD = [*PASSED_OVER, *((part, which) for part in (QUEUE, LOG) for which in (0
 
 @pytest.fixture
 def withhold(monkeypatch):
-    """Have the system say that it does not give out a file: when it is opened, or when it is read."""
+    """Make a file unreadable: when it is opened, or when it is read."""
 
     def planted(path: Path, how: str) -> None:
         real_open, real_pread, name = os.open, os.pread, str(path)
@@ -327,7 +327,7 @@ def test_an_index_file_or_checkpoint_that_cannot_be_read_stops_no_reader(
     withhold(path, how)
     with caplog.at_level(logging.WARNING, "rmqstore"), MessageStore.open(base, config=config, read_only=True) as store:
         assert places(store) == wanted
-        # What the file would have is searched for in the log.
+        # The entries of the file are searched in the log.
         assert found_by_keys(store) == by_key
         assert all(store.query_message("TopicTest", key, 100).complete for key in by_key)
         assert [problem.path for problem in store.damaged_files()] == ([str(path)] if part == INDEX else [])

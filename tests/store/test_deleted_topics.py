@@ -32,7 +32,7 @@ CONFIG = StoreConfig(**GEOMETRY)
 
 
 class Broker:
-    """What a broker leaves: its log, and the queues of the topics that it has now."""
+    """The files of a broker: its log, and the queues of its present topics."""
 
     def __init__(self):
         self.log, self.records = b"", []
@@ -42,7 +42,7 @@ class Broker:
         self.topics: set[str] = {"TBW102"}
 
     def put(self, topic: str, num: int = 1, queue_id: int = 0, batch: int = 0, queue_offset: int | None = None) -> None:
-        """Messages of a topic, each an inner batch of so many with `batch`."""
+        """Messages of a topic; with `batch` each is an inner batch of this number."""
         self.topics.add(topic)
         for _ in range(num):
             offset = self.offsets.get((topic, queue_id), 0)
@@ -98,7 +98,7 @@ def queues_of(root: Path) -> dict[str, bytes]:
 
 
 def created_again(old: int, new: int, *, batch: int = 0, queues: int = 2) -> Broker:
-    """A topic that was deleted and created again with so many messages, all in its first queue."""
+    """A topic that was deleted and created again, with this number of messages in its first queue."""
     broker = Broker()
     for _ in range(old):
         for queue_id in range(queues):

@@ -1,4 +1,4 @@
-"""Durability: what is on the disk when a call returns, who waits for whom, and what the housekeeping thread does.
+"""Durability: the bytes on the disk when a call returns, the order of waiting threads, and the housekeeping thread.
 
 Owns the proof that SYNC_FLUSH returns after the record's bytes were handed to the disk, that one flush serves many
 threads, that no note of a write is lost, that the checkpoint never says more than what was forced, and that a failed
@@ -81,7 +81,7 @@ class Gate:
 
 
 class Disk:
-    """What was forced, by inode: the bytes that a file had when the forcing began."""
+    """The forced bytes by inode: those that a file had when the forcing began."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.forced: dict[int, bytes] = {}
@@ -153,7 +153,7 @@ class Disk:
                 raise error
 
     def hold(self, part: str) -> Gate:
-        """Hold every forcing of a path with `part` in it from now on."""
+        """Block every later forcing of a path with `part` in it."""
         gate = Gate()
         self.gates.append((part, gate))
         return gate
@@ -340,7 +340,7 @@ def test_a_message_that_does_not_wait(tmp_path, disk, threads, text):
         gate = disk.hold("commitlog/")
         waits = threads.start(store.put_message, small(1))
         gate.wait_for_someone()
-        # As in RocketMQ (5.5.0) every text but "true" means not to wait.
+        # In RocketMQ (5.5.0), too, every text but "true" means not to wait.
         quick = store.put_message(Message("Orders", b"quick", properties={"WAIT": text}))
         more = store.put_messages([Message("Orders", b"quick", properties={"WAIT": text})] * 3)
         assert not waits and not disk.has_record(store, quick)
@@ -413,7 +413,7 @@ def test_a_sync_put_does_not_wait_for_queues_and_index(tmp_path, disk, threads, 
 
 
 def test_a_flush_takes_no_note_of_later_writes(tmp_path, disk, threads):
-    """What is put while a flush is on stays noted, in the log, the queues and the index, and the next flush forces it."""
+    """Messages put during a flush are forced by the next one, in the log, the queues and the index."""
     with MessageStore.open(tmp_path / "store", config=QUIET) as store:
         store.put_message(small())
         store.flush()
@@ -700,7 +700,7 @@ def lost_to_java(store):
     deleted = [header for header in headers if header not in kept]
     times = {base: store.commit_log.store_timestamp_at(base) for base in store.commit_log.files.offsets}
     begin = max((base for base, timestamp in times.items() if 0 < timestamp <= checkpoint.min_timestamp), default=0)
-    # It indexes from there on what lies behind the last file that it keeps.
+    # It indexes again the records after the last file that it keeps.
     begin = max([begin, *(header.end_phy_offset for header in kept)])
     first = min((header.begin_phy_offset for header in deleted), default=begin)
     return None if first >= begin else (first, begin)
@@ -947,7 +947,7 @@ def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatc
     real = mapped_file._allocate
 
     def no_space(fd: int, begin: int, end: int) -> None:
-        # As a system does it: a part is allocated, then there is no more.
+        # Like an operating system: a part is allocated before the disk is full.
         real(fd, begin, (begin + end) // 2)
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -85,7 +85,7 @@ def row_of(found: dict[str, Any]) -> Row:
 
 
 def run(disk, command: str, *words: object) -> list[Row]:
-    """What a command prints with ``--json --body hex``."""
+    """Return the output of a command with ``--json --body hex``."""
     given = [command, str(disk.root), *map(str, words), *disk.options(), "--json", "--body", "hex"]
     result = CliRunner().invoke(main, given)
     assert result.exit_code in (0, 1) and (result.exit_code == 0 or not result.stdout), (given, result.output)

@@ -259,14 +259,14 @@ def test_killed_at_every_store_of_a_cut(server, root, name):
         end = store.commit_log.max_offset
     assert end < SEGMENT
     make_unclean(root)
-    # What follows the magic is lost, and the rest of the log.
+    # The bytes after the magic are lost, and the rest of the log.
     overwrite(root, os.path.join("commitlog", oracle.file_name(0)), lost + 8, bytes(end - lost - 8))
     files = oracle.read_files(root)
     number = killed = 0
     while True:
         number += 1
         write_files(emptied(root), files)
-        # What the child puts lies behind the cut: only what came before that is asked for.
+        # The child's messages are after the cut: only earlier ones are read.
         outcome = server.run("recovery", root, geometry=name, names=("store",), action="kill before", number=number)
         if not outcome.killed or any(line["what"] == "put" for line in outcome.said):
             break
@@ -315,7 +315,7 @@ def test_killed_at_random_moments(server, root, name, flush_disk_type):
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_ten_thousand_kills(server, root, capsys):
-    # The figure that docs/recovery.md gives.  Half at calls by the dice, half at any moment.
+    # The figure that docs/testing.md gives.  Half at calls by the dice, half at any moment.
     begin, kills, seed = time.monotonic(), 0, 0
     while kills < 10_000:
         seed += 1
@@ -503,7 +503,7 @@ def test_a_write_that_takes_only_half_goes_on(server, root, copy):
 
 @pytest.fixture
 def small_disk(server, request):
-    """A function that mounts a tmpfs of so many pages of 4096 bytes, or mounts it again with other options."""
+    """A function that mounts a tmpfs of a number of pages of 4096 bytes, or mounts it again with other options."""
     path = os.path.join(server.scratch, "small")
     os.mkdir(path)
 
@@ -537,6 +537,7 @@ def test_a_full_disk_is_an_error_and_space_repairs_it(server, small_disk, pages)
     assert outcome.ended, outcome
     failures = failures_of(outcome)
     assert failures and all(os.strerror(errno.ENOSPC) in line["text"] for line in failures), failures
+    assert failures[0]["kind"] == "DiskFullError", failures
     assert "read" not in [line["deed"] for line in failures]
     acknowledged = faults.acknowledged_of(outcome.said)
     # Full as it is, it can be read, also by another process.
@@ -561,10 +562,54 @@ def test_a_queue_that_grows_on_a_full_disk(server, small_disk, pages):
     outcome = server.run("growth", root, values={"patient": True, "sizes": sizes})
     assert outcome.ended, outcome
     failures = failures_of(outcome)
-    assert {(line["deed"], line["kind"]) for line in failures} == {("put", "OSError")}, failures
+    assert {(line["deed"], line["kind"]) for line in failures} == {("put", "DiskFullError")}, failures
     assert all(os.strerror(errno.ENOSPC) in line["text"] and "/consumequeue/" in line["text"] for line in failures)
     small_disk(f"size={pages * 4096 + (1 << 20)}")
     more = server.run("recovery", root, values={"sizes": sizes})
+    assert more.ended, more
+    check_left(root, geo, more, faults.acknowledged_of(outcome.said))
+
+
+SEGMENT_GROWTH = {
+    "mapped_file_size_commit_log": 1 << 19,
+    "commit_log_growth_size": 1 << 16,
+    "mapped_file_size_consume_queue": 40_000,
+    "max_hash_slot_num": 100,
+    "max_index_num": 5000,
+}
+
+
+@pytest.mark.skipif("fallocate" in ABSENT, reason="needs posix_fallocate")
+def test_killed_while_a_segment_grows(server, root):
+    geo = {**geometry("plain"), **SEGMENT_GROWTH}
+    whole = server.run("growth", root, values={"sizes": SEGMENT_GROWTH})
+    assert whole.ended, whole
+    grown = [call for call in whole.calls if call.name == "fallocate" and call.path.startswith("/commitlog/")]
+    # In steps, and from the first byte after the store was opened again.
+    assert {call.size for call in grown if call.offset} == {1 << 16} and [call for call in grown if not call.offset], grown
+    for call in grown[::2]:
+        for action in ("kill before", "kill after"):
+            outcome = server.run(
+                "growth", emptied(root), values={"sizes": SEGMENT_GROWTH}, action=action, number=call.number
+            )
+            assert outcome.killed, outcome
+            try:
+                check_left(root, geo, outcome)
+            except BaseException as error:
+                raise AssertionError(blame(outcome, action=action, number=call.number)) from error
+
+
+@pytest.mark.parametrize("pages", range(90, 104, 2))
+def test_a_segment_that_grows_on_a_full_disk(server, small_disk, pages):
+    geo = {**geometry("plain"), **SEGMENT_GROWTH}
+    root = os.path.join(small_disk(f"size={pages * 4096}"), "store")
+    os.mkdir(root)
+    outcome = server.run("fill", root, values={"patient": True, "sizes": SEGMENT_GROWTH})
+    assert outcome.ended, outcome
+    failures = failures_of(outcome)
+    assert {(line["deed"], line["kind"]) for line in failures} == {("put", "DiskFullError")}, failures
+    small_disk(f"size={pages * 4096 + (1 << 20)}")
+    more = server.run("recovery", root, values={"sizes": SEGMENT_GROWTH})
     assert more.ended, more
     check_left(root, geo, more, faults.acknowledged_of(outcome.said))
 
@@ -583,6 +628,7 @@ def test_a_hole_of_a_full_disk_is_an_error(server, small_disk):
     outcome = server.run("fill", root, values={"patient": True, "sizes": sizes})
     assert outcome.ended, outcome
     assert all(os.strerror(errno.ENOSPC) in line["text"] for line in failures_of(outcome)), outcome
+    assert {line["kind"] for line in failures_of(outcome)} == {"DiskFullError"}, outcome
     assert [line for line in failures_of(outcome) if line["deed"] in ("open", "put")]
     os.unlink(os.path.join(path, "ballast"))
     more = server.run("recovery", root, values={"sizes": sizes})

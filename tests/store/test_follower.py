@@ -1,4 +1,4 @@
-"""Beside others: a reader beside a writer, processes that race for a store, forked children, many threads.
+"""Several users: a reader next to a writer, processes that race for a store, forked children, many threads.
 
 Owns what a reader may believe of a store that another process writes to, that nothing of a reader is seen by the writer,
 and that the right to write is one process's.  Children talk over pipes, so that no step depends on timing; only the
@@ -219,7 +219,7 @@ class Follower:
         return got.messages
 
 
-# -------------------------------------------------------------------------------------------------- beside a writer
+# ------------------------------------------------------------------------------------------------- next to a writer
 
 
 def test_what_was_put_is_seen_at_once_without_refresh(root):
@@ -402,7 +402,7 @@ def follow_a_writer(root, seconds: float, threads: int = 1, rate: int = 0) -> No
                     if number in mine:
                         assert numbers(reader.query_message(f"Topic{number % 4}", f"k{number}")) == [number]
                 if scans and dice.random() < 0.05:
-                    # Whole records one behind the other, up to an end that never goes back.
+                    # Whole records one after the other, up to an end that never goes back.
                     reader.refresh()
                     begin = max(reader.commit_log.max_offset // config.mapped_file_size_commit_log - 8, 0)
                     begin *= config.mapped_file_size_commit_log
@@ -458,7 +458,7 @@ def test_readers_on_several_threads_of_one_store(root):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_reader_beside_a_writing_process_for_a_minute(root, threads):
-    # So many messages a second, that readers on several threads keep up.
+    # Messages a second at which readers on several threads keep up.
     follow_a_writer(root, 60, threads, 1000)
 
 
@@ -552,7 +552,7 @@ def test_a_record_that_is_being_written_is_not_seen(root, what, monkeypatch):
                 whole = not record[length:].strip(b"\0")
                 reader.refresh()
                 assert len(list(reader.messages())) == (4 if whole else 3), f"{length} of {put.size} bytes"
-                # Somebody who comes now sees no more.
+                # A new reader sees the same.
                 with MessageStore.open(root, config=config, read_only=True) as other:
                     assert other.commit_log.max_offset == reader.commit_log.max_offset, f"{length} of {put.size} bytes"
                     assert len(list(other.messages())) == (4 if whole else 3)
@@ -574,7 +574,7 @@ def test_a_record_that_is_being_written_is_not_seen(root, what, monkeypatch):
 
 @pytest.mark.parametrize("writer", ["closed", "killed", "idle"])
 def test_a_newest_record_that_ends_in_zeros_is_seen(root, writer):
-    # As brokers of 4.9.1 to 5.1.4 write properties.
+    # Brokers 4.9.1 to 5.1.4 write properties like this.
     clock = time.time_ns() // 1_000_000 - (0 if writer == "closed" else 6000)
     with MessageStore.open(root, config=QUIET.replace(clock=lambda: clock)) as store:
         fill(store, 3)
@@ -726,7 +726,7 @@ def test_a_reader_that_slept_through_it(root, looked):
                 while (got := reader.get_message("Orders", queue_id, at)).next_queue_offset > at:
                     found += numbers(got.messages)
                     at = got.next_queue_offset
-                # What it has mapped it may still read; the rest is what there is, in order.
+                # It may still read mapped files; the rest are the existing records, in order.
                 assert found == sorted(set(found)) and found[-1] == 298 + queue_id
                 assert [number for number in left if number % 2 == queue_id] == [n for n in found if n >= left[0]]
             for number in (0, 99, 150, left[0], left[-1]):
@@ -845,7 +845,7 @@ def test_a_cut_after_a_crash(root, tmp_path, looked):
         reader.refresh()
     with reader, MessageStore.open(crashed, config=QUIET) as writer:
         assert writer.commit_log.max_offset == put.phy_offset
-        # Shorter than what was torn, so that an end that was remembered lies behind it.
+        # Shorter than the torn record, so that a remembered end is after it.
         fill(writer, 1, first=9)
         agree_or_say(reader, writer)
         fill(writer, 5, first=10, size=100)
@@ -900,7 +900,7 @@ def test_a_recovery_that_cuts_nothing_is_not_noticed(root):
 
 @pytest.mark.parametrize("again", [True, False])
 def test_a_next_segment_that_is_made_once_more(root, again):
-    """A broker makes the next segment early; its recovery deletes that, and makes it again. Nothing that was seen changed."""
+    """A broker makes the next segment early; its recovery deletes that, and creates it again. No record that was read changed."""
     with MessageStore.open(root, config=QUIET) as store:
         fill(store, 10, size=300)
         end = store.commit_log.max_offset
@@ -1030,7 +1030,7 @@ def test_processes_that_race_for_a_store(tmp_path, others):
 def test_a_lock_that_was_lost_is_taken_again(root, other, lock_held_by_hand):
     with MessageStore.open(root, config=QUIET) as store:
         assert other.lock_holder(root) == os.getpid()
-        # What a backup of the directory does, within this process.
+        # Read all files like a backup of the directory, within this process.
         with open(root / "lock", "rb") as file:
             file.read()
         assert other.lock_holder(root) == 0
@@ -1203,7 +1203,7 @@ FORK = """
             traceback.print_exc()
         finally:
             if turn % 3 == 1:
-                # As a program ends that knows nothing of forking: finalizers run.
+                # Exit like a program without a special case for forks: finalizers run.
                 sys.stdout.flush()
                 sys.exit(code) if code == 0 else os._exit(code)
             os._exit(code)

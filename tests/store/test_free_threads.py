@@ -1,6 +1,6 @@
 """Threads that share objects without a common lock, as a free-threaded Python runs them: answers, closing, changed arguments.
 
-Owns the rules of docs/inside.md, "Threads and processes": what is shared guards itself, a close in another thread ends in an
+Owns the rules of ARCHITECTURE.md, "Threads and processes": what is shared guards itself, a close in another thread ends in an
 answer or `StoreClosedError`, and an argument that another thread changes never ends in a crash.  With a GIL the same tests
 switch threads as often as Python can.
 """

@@ -89,7 +89,7 @@ def test_a_scan_names_what_it_did_not_come_to(path, planned, caplog, numbers, re
         reader = iter(store.scan(["phy_offset", "body"], batch_size=10, views=views))
         found = next(reader).column("phy_offset").to_pylist() if begun else []
         unlink(path, *numbers)
-        # What is mapped is read to its end, whoever deleted it.
+        # A mapped file is read to its end, even if it is deleted.
         store.commit_log.files.let_go()
         if refresh:
             store.refresh()
@@ -126,7 +126,7 @@ def test_messages_and_pages_name_what_they_did_not_come_to(path, planned, caplog
         if refresh:
             store.refresh()
         pages += reader
-    # What no segment holds any more is a page of its own, or was told.
+    # A range without a segment is a page of its own, or was reported.
     damaged = [(page.phy_offset, page.phy_offset + page.size) for page in pages if isinstance(page, Damage)]
     found = [message.phy_offset for page in pages if isinstance(page, list) for message in page]
     assert found[1:] == without(planned[1:], [*damaged, *named(caplog)]) and len(found) < len(planned)
@@ -192,8 +192,8 @@ def test_a_table_of_a_queue_names_the_units_that_are_lost(path, caplog, topic, b
         high = store.max_queue_offset(topic, 0)
         step = 1 if topic == "Orders" else 2
         assert tables[0] == tables[1] == [*range(0, first, step), *range(end, high, step)]
-    texts = [record.getMessage() for record in caplog.records if "no unit of queue" in record.getMessage()]
-    assert len(texts) == 1 and f"{topic}/0 is there for queue offsets {first} to {end - 1};" in texts[0]
+    texts = [record.getMessage() for record in caplog.records if "lacks the units" in record.getMessage()]
+    assert len(texts) == 1 and f"{topic}/0 lacks the units of queue offsets {first} to {end - 1};" in texts[0]
 
 
 def test_a_lazy_frame_names_what_it_did_not_come_to(path, planned, caplog):
@@ -242,7 +242,7 @@ def test_an_export_names_what_it_did_not_come_to(path, tmp_path, caplog, monkeyp
     _, found = rows_of(path, output, SELECTIONS[chosen])
     assert found == without(before, named(caplog)) and len(found) < len(before)
     assert all(end <= SEGMENT for _, end in named(caplog))
-    # What goes from the middle is damage.
+    # A missing file in the middle is damage.
     numbers = (3,)
     with pytest.raises(CorruptionError, match="the segment is missing"):
         rows_of(path, output, SELECTIONS[chosen])

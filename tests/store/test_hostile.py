@@ -151,7 +151,7 @@ def test_a_follower_waits_at_a_blank_that_is_being_written(tmp_path):
         end = store.commit_log.max_offset
         segment = root / "commitlog" / oracle.file_name(0)
         with MessageStore.open(root, config=CONFIG, read_only=True) as follower, open(segment, "r+b") as file:
-            # The magic is there and the size is not: whoever writes it is not done.
+            # The magic is there and the size is not: the writer is not done.
             file.seek(end + 4)
             file.write(struct.pack(">I", BLANK_MAGIC))
             file.flush()
@@ -457,7 +457,7 @@ for command in ("info", "verify", "recover"):
 
 
 def test_every_file_of_a_store_is_opened_as_a_regular_one(tmp_path):
-    # What is listed and what is opened are two moments; between them a file may become something else.
+    # A file may become something else between listing and opening.
     from rmqstore.files.mapped_file import MappedFile, MappedFilePool
     from rmqstore.files.open_file import open_regular
 
@@ -630,7 +630,7 @@ def test_many_damages_take_time_in_proportion_to_their_number(tmp_path, how):
         else:
             assert rebuild(root, config=given_config).units == num // 2
         took.append(time.thread_time() - began)
-    # Eight times as many take eight times as long, sixty times if each looks at all that lie before it.
+    # Eight times as many take eight times as long; sixty times if each scans all before it.
     assert took[1] < 24 * took[0] + 0.5, took
 
 

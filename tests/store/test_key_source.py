@@ -1,4 +1,4 @@
-"""What any index by key has to do: an index of a dict, asked alone and together with the store's own."""
+"""The duties of any index by key: an index of a dict, asked alone and together with the store's own."""
 
 from __future__ import annotations
 

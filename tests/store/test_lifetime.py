@@ -88,7 +88,7 @@ def test_close_under_a_running_iterator(root, name, read_only):
     iterator = iterators(store)[name]
     taken = [next(iterator) for _ in range(3)]
     store.close()
-    # What was taken stays whole, and the iterator ends by an error or with what it had read ahead.
+    # Messages that were taken stay whole, and the iterator ends by an error or with what it had read ahead.
     if name == "messages":
         assert [message.body for message in taken] == [b"body 0", b"body 1", b"body 2"]
     try:
@@ -203,7 +203,7 @@ def test_close_in_a_finalizer(root, name, request):
     request.addfinalizer(gc.unfreeze)
     gc.collect()
     for delay in range(0, 400, 29):
-        # What is there already is of no interest, and the collector would go over all of it at every allocation.
+        # Existing objects are frozen, as the collector would scan all of them at every allocation.
         gc.freeze()
         shutil.rmtree(root, ignore_errors=True)
         store = filled(root, 20)
@@ -476,7 +476,7 @@ def test_a_forked_child_does_not_harm_the_store(root):
         if not child:
             try:
                 if way == "close":
-                    # A child may clean up what it inherited; the parent goes on all the same.
+                    # A child may clean up what it inherited; the parent still works.
                     store.close()
                 elif way == "garbage":
                     del store
@@ -500,7 +500,7 @@ def test_a_forked_child_does_not_harm_the_store(root):
 
 
 def is_locked(root: str) -> bool:
-    """Whether another process finds the store locked."""
+    """Return True if another process finds the store locked."""
     program = textwrap.dedent(
         """
         import sys

@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow")
 
 CONFIG = StoreConfig(**SMALL, enable_lmq=True, enable_multi_dispatch=True, index_tags=True)
 LIGHT = "%LMQ%dev"
-# As texts, as Spark gives them.
+# Texts, like those of Spark.
 SMALL_OPTIONS = {name: str(value) for name, value in SMALL.items()}
 
 

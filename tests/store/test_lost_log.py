@@ -121,7 +121,7 @@ def test_no_opening_cuts_what_the_log_lacks(root, lost, recovery, clean):
         (root / "abort").touch()
     before = tree_bytes(root)
     if lost == "newest half" and clean and recovery == "strict":
-        # What the zeros stand for is damage of the log, which is told first.
+        # The zeros are damage of the log, which is reported first.
         recovery = "truncate"
     for told in (0, 1):
         with pytest.raises(LostLogError, match=rf"open\(path, drop_units={num}\)") as refused:

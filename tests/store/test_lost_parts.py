@@ -62,10 +62,10 @@ def test_the_store_names_the_part(lost, caplog):
 def test_every_command_says_what_it_could_not_see(lost, caplog, words):
     path, begin, _ = lost
     done = run(words[0], path, *words[1:], *SIZES)
-    # What the package logs is a note of the command where nobody else takes it.
+    # Log messages of the package are notes of the command if no other handler takes them.
     assert f"phy offsets {begin} to" in done.output + caplog.text and done.exit_code in (0, 1), done.output
     if words[0] == "query":
-        assert done.exit_code == 1 and "may hold more" in done.stderr
+        assert done.exit_code == 1 and "may contain more" in done.stderr
 
 
 def test_a_query_is_not_complete(lost):
@@ -75,7 +75,7 @@ def test_a_query_is_not_complete(lost):
             found = store.query_message("T", key)
             assert not found.complete and begin in [first for first, _ in found.uncovered]
     done = run("query", path, "T", "nobody", *SIZES, "--json")
-    assert '"complete":false' in done.stdout and "in what was searched" in done.stderr
+    assert '"complete":false' in done.stdout and "in the part of the log that was searched" in done.stderr
 
 
 def test_frames_warn(lost, caplog):

@@ -113,7 +113,7 @@ def pairs_of(drawn: dict, light: bool) -> list[tuple[str, str]]:
 
 
 def content(message) -> tuple:
-    """What a message that was read says, to be compared with `content_of_record`."""
+    """Return the content of a message that was read, to be compared with `content_of_record`."""
     properties = {name: value for name, value in message.properties.items() if name != oracle.PROP_CRC}
     return (
         message.phy_offset, message.size, message.queue_id, message.flag, message.queue_offset, message.sys_flag,
@@ -148,7 +148,7 @@ class StoreAndOracle(RuleBasedStateMachine):
         light = drawn.pop("light")
         self.geo = oracle.geometry(drawn, enable_lmq=light, enable_multi_dispatch=light)
         self.light = light
-        # Bytes are compared while the store is open, so that no timer may write meanwhile.
+        # Bytes are compared while the store is open, so no timer may write.
         self.config = StoreConfig(
             **{name: value for name, value in self.geo.items() if name != "batch_topics"},
             clock=lambda: self.now,
@@ -167,7 +167,7 @@ class StoreAndOracle(RuleBasedStateMachine):
 
     @property
     def reader(self) -> oracle.StoreReader:
-        # The oracle's own view of its bytes; made again only after a put.
+        # The oracle's own view of its bytes; rebuilt only after a put.
         if self._reader is None:
             self._reader = self.oracle.reader()
         return self._reader
@@ -218,7 +218,7 @@ class StoreAndOracle(RuleBasedStateMachine):
         assert [(put.phy_offset, put.size, put.queue_offset, put.msg_id, put.store_timestamp) for put in got] == [
             (put.phy_offset, put.size, put.queue_offset, put.msg_id, put.store_timestamp) for put in expected
         ]
-        # What was put can be read at once.
+        # Messages can be read at once.
         for put in got:
             assert self.store.message_at(put.phy_offset).msg_id == put.msg_id
 
@@ -445,7 +445,7 @@ class StoreAndOracle(RuleBasedStateMachine):
             else:
                 earlier = [offset for offset, time in zip(offsets, stored, strict=True) if time <= timestamp]
                 assert got == (earlier[-1] if earlier else offsets[0])
-            # Where the clock stepped back, RocketMQ's answer depends on its search.
+            # If the clock stepped back, RocketMQ's answer depends on its search.
             if topic != INNER_TOPIC and stored == sorted(stored):
                 assert got == self.reader.offset_by_time(topic, queue_id, timestamp, boundary)
 
@@ -523,7 +523,7 @@ class StoreAndOracle(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def expire_in_a_copy(self, count):
-        # The oldest segments go, and with them exactly what lies in them; the store goes on as before.
+        # The oldest segments go, with exactly the messages in them; the store works as before.
         copy = os.path.join(self.scratch, "expiring")
         shutil.copytree(self.root, copy)
         size = self.geo["mapped_file_size_commit_log"]

@@ -1,6 +1,6 @@
 """The oracle against the real thing: every test vector, every line that Java read, every derivable byte that it wrote.
 
-Never imports rmqstore. What cannot be compared is said where it is left out.
+Never imports rmqstore. A comment marks each part that is not compared.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def test_t10_index_file_step_by_step(vectors, base):
     assert (header, slot_bytes, entry_bytes[:6]) == (vector["header"], vector["slots"], vector["entries"])
     for row in vector["selections"]:
         assert index.select_phy_offset(row["key"], 64, row["begin"], row["end"]) == row["offsets"]
-    # What is on disk is the whole state: a file opened again answers and goes on alike.
+    # The file is the whole state: a file opened again answers and continues alike.
     assert oracle.IndexOracle(slots, entries, index.bytes()).header == index.header
     fill = vector["fill"]
     taken = 0
@@ -332,7 +332,7 @@ def replay(name, store, log):
             continue
         properties = raw[0]
         if record.is_inner_batch:
-            # As the client sends it: the model adds INNER_BASE and orders the map as Java does.
+            # The text of the client: the model adds INNER_BASE and orders the map like Java.
             named = dict(record.properties)
             assert named.pop("INNER_BASE") == str(record.queue_offset)
             properties = [(key, value) for key, value in named.items() if key != oracle.PROP_CRC]
@@ -532,7 +532,7 @@ def body_as_sent(record):
 
 
 def test_acknowledged_messages_are_where_the_broker_said(readers):
-    """What the client side wrote down, which no store reader had a hand in."""
+    """The client's own records, which no store reader made."""
     reader = readers("broker")
     by_unique_key = {}
     for record in reader.records.values():
@@ -729,7 +729,7 @@ def test_index_walk_stops_on_a_cycle():
     )
 )
 def test_model_agrees_with_the_readers(puts):
-    """What the model wrote is walked, rebuilt, got and queried again; the exact answer is a subset of the index's."""
+    """The files of the model are scanned, rebuilt, read and queried again; the exact answer is a subset of the index's."""
     store = oracle.StoreOracle(SMALL)
     clock = 1700000000000
     for topic, queue_id, body, keys, tags, sys_flag, step in puts:

@@ -45,7 +45,7 @@ CONFIG = StoreConfig(
 
 
 def resident(path: str | os.PathLike[str]) -> int:
-    """Bytes of the file at `path` that this process has mapped with a page behind them."""
+    """Return the bytes of the file at `path` that this process has mapped to a page."""
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text(errors="surrogateescape").splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
@@ -207,7 +207,7 @@ with open(sys.argv[1], "wb+") as file:
     file.truncate(1 << 20)
     region = Region.map(file.fileno(), 1 << 20, True)
     if sys.argv[2] == "short":
-        # What a full disk is to a hole: a write to these pages ends the process with SIGBUS.
+        # A hole on a full disk: a write to these pages ends the process with SIGBUS.
         os.ftruncate(file.fileno(), 4096)
 print(region.populate(0, 1), region.populate(0, 1 << 20), region.populate((1 << 20) - 1, 1), region.pins)
 """
@@ -314,7 +314,7 @@ def test_queue_and_index_have_pages_ahead_where_they_grow(tmp_path):
         store.put_messages(messages(5000, 10), 0)
         ahead.look()
         assert ahead._slots_ready is True
-        # As far as the queue's file has space.
+        # Limited by the space of the queue's file.
         assert resident(files.file(0).path) >= 2 * 100_160
         assert resident(index.path) >= 400_000 + 5 * 100_000 - 2 * PAGE
         assert resident(files.file(0).path) <= 2 * MIB
@@ -368,7 +368,7 @@ def test_what_went_meanwhile_is_left_alone(tmp_path):
             store.put_messages(messages(1000))
         ahead.look()
         first = log.file(0)
-        # As retention does, under a look at the same file.
+        # Retention deletes the file while it is read.
         log.drop_first().destroy()
         assert first.populate(0, MIB) is False
         store.put_messages(messages(1000))

@@ -150,7 +150,7 @@ def check_invented(root: str, geo: dict, killed: dict[int, oracle.Record]) -> No
 
 
 def check_refusal(copy: str, left: list[oracle.Record], killed: dict[int, oracle.Record]) -> None:
-    """A store may be refused only where something of the log lies behind a hole."""
+    """A store may be refused only if there are bytes of the log after a hole."""
     end = left[-1].end if left else 0
     behind = False
     for base, data in oracle.segments(oracle.read_files(copy)).items():

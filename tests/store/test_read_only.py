@@ -252,7 +252,7 @@ def test_an_index_file_alone_in_a_protected_directory(protected_root):
     in_a_child_without_rights(work)
 
 
-# ---------------------------------------------------------------------------------------------- beside a running broker
+# --------------------------------------------------------------------------------------------- next to a running broker
 
 HOLD_LOCK = """
 import fcntl, os, sys
@@ -275,7 +275,7 @@ else:
 
 
 def state_of_lock(root) -> str:
-    """Whether another process could take the store's lock: "taken" or "free"."""
+    """Return "free" if another process could take the store's lock, otherwise "taken"."""
     command = [sys.executable, "-c", TRY_LOCK, str(root / "lock")]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

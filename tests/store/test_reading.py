@@ -58,7 +58,7 @@ def test_keys_and_tags_are_those_of_the_parsed_properties(properties):
     assert message.tags == parsed.get("TAGS")
     assert message.unique_key == parsed.get("UNIQ_KEY")
     assert message.properties == parsed and message.properties is message.properties
-    # What its owner put into the dict is what the message says from then on.
+    # A change of the dict changes the message.
     message.properties.update(KEYS="a  b", TAGS="other")
     assert (message.keys, message.tags) == (["a", "b"], "other")
 
@@ -139,7 +139,7 @@ def test_messages_are_freed(lengths):
         message = None
         gc.collect()
         counts.append([sys.getrefcount(each) for each in (MessageExt, None, "T0")] + [sys.getallocatedblocks()])
-    # What is made once is there after the first round.
+    # Objects that are made once exist after the first round.
     assert all(abs(now - before) < 40 for now, before in zip(counts[-1], counts[1], strict=True)), counts
 
 
@@ -238,7 +238,7 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
 
 
 def crosses_files(store: MessageStore, queue: ConsumeQueue, at: int, page: GetMessageResult) -> bool:
-    """Whether a page needs more than one file of units or of the log, or holds nothing."""
+    """Return True if a page needs more than one file of units or of the log, or is empty."""
     phy_offsets = {unit.phy_offset // store.commit_log.segment_size for unit in queue.read(at, 800)}
     return not page.messages or len(phy_offsets) > 1
 
@@ -299,7 +299,7 @@ def test_the_same_with_changed_bytes(golden_copy, name, part):
                 path.write_bytes(data)
         with MessageStore.open(root, config=StoreConfig(**golden.geometry(name)), read_only=True) as store:
             if part == "commitlog":
-                # The end is not looked for again, so that whatever lies before it is met.
+                # The end is not searched again, so that everything before it is met.
                 store.commit_log.set_end(ends["commitlog"])
                 store.commit_log.refresh = lambda: None
             slow_entries(store)
@@ -424,7 +424,7 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
         puts = [store.put_message(Message("T", b"x", keys=f"k{i}")) for i in range(3)]
         query = store._state.key_query
         assert query.recent("T", "k1", 64) is None and len(store.query_message("T", "k1")) == 1
-        # The files are open from the first query on.
+        # The first query opens the files.
         assert [each.phy_offset for each in query.recent("T", "k1", 64)] == [puts[1].phy_offset]
         for topic, key, max_num in (
             ("T", "k\ufffd", 1), (Text("T"), "k1", 1), ("T", Text("k1"), 1), (b"T", "k1", 1), ("T", None, 1),
@@ -433,7 +433,7 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
             assert query.recent(topic, key, max_num) is None
         assert [each.phy_offset for each in store.query_message("T", "k1", True)] == [puts[1].phy_offset]
         assert store.query_message("T", "k1", -1) == [] and len(store.query_message("T", "k1", 2**70)) == 1
-        # A reader beside a writer looks from time to time, and when no entry fits into the newest file any more.
+        # A reader next to a writer checks from time to time, and when the newest file is full.
         with MessageStore.open(tmp_path / "store", read_only=True) as reader:
             assert len(reader.query_message("T", "k2")) == 1
             timed = _read.KeyQuery(
@@ -471,13 +471,13 @@ def test_a_closed_store_says_so(tmp_path):
     for call in (lambda: store.get_message("T"), lambda: store.query_message("T", "k"), lambda: store.message_at(0)):
         with pytest.raises(StoreClosedError):
             call()
-    # What was read is a copy.
+    # Messages are copies.
     shutil.rmtree(tmp_path / "store")
     assert [(message.body, message.keys, message.topic) for message in messages] == [(b"x", ["k"], "T")] * 2
 
 
 def test_readers_on_threads_beside_a_writer(tmp_path):
-    # Each page and each answer is right whenever it is asked for; small files, so that all of them roll meanwhile.
+    # Each page and each answer is right at any time; files are small, so that all of them roll.
     config = StoreConfig(
         mapped_file_size_commit_log=16384, mapped_file_size_consume_queue=400, max_hash_slot_num=10, max_index_num=300
     )

@@ -68,7 +68,7 @@ def set_checkpoint(root: str, **values: int) -> None:
 
 
 def crash(root: str, **values: int) -> None:
-    """As after a crash, with a checkpoint that says this."""
+    """A crash, with this checkpoint."""
     make_unclean(root)
     set_checkpoint(root, **values)
 
@@ -81,7 +81,7 @@ def test_the_report_says_what_was_scanned_cut_and_dispatched(root):
     closed_store(root, geo, script())
     records = records_of(root)
     make_unclean(root)
-    # A torn record behind the end, a queue without its last unit, an index without its last entry.
+    # A torn record after the end, a queue without its last unit, an index without its last entry.
     end = records[-1].end
     segment = end - end % SEGMENT
     overwrite(root, f"commitlog/{oracle.file_name(segment)}", end - segment, b"\0\0\0\x70torn")
@@ -329,7 +329,7 @@ def test_what_agrees_is_read_once(root, monkeypatch):
             report = store.recovery_report
             check_readable(store, acknowledged)
         assert report.records == 60
-        # A last unit that leads behind the end is cut, any other one is repaired.
+        # A last unit that points after the end is cut, any other one is repaired.
         assert report.units_mended + report.units_cut == (number is not None)
         # From the rows of the first difference on; without one only the last, whose entries may not be complete.
         first = records.index(next(each for each in records if each.phy_offset == report.dispatched_from))
@@ -356,7 +356,7 @@ def test_every_lost_unit_is_found_whatever_the_batches(root, monkeypatch, rows, 
     ]
     assert len(units) > 20
     for path, pos in units:
-        # Without its size a unit does not exist, whatever lies behind it.
+        # Without its size a unit does not exist, whatever follows.
         overwrite(root, path, pos + 8, bytes(4))
         make_unclean(root)
         with MessageStore.open(root, config=config_of(geo)) as store:
@@ -525,7 +525,7 @@ def test_a_gap_inside_a_queue_is_filled_from_the_log(root, clean):
 @pytest.mark.parametrize("name", ["plain", "propcrc-ext"])
 @pytest.mark.parametrize("number", [0, 1, 7, 12])
 def test_queue_files_of_one_unit_are_cut_with_their_extension(root, name, number, unit_size):
-    # 11.23: Java goes round for ever in a queue file of one unit, and leaves the extension as it is.
+    # 11.23: Java loops forever in a queue file of one unit, and leaves the extension as it is.
     geo = {**geometry(name), "mapped_file_size_consume_queue": unit_size}
     acknowledged = closed_store(root, geo, script())
     damaged = records_of(root)[number]
@@ -656,7 +656,7 @@ def test_a_closed_log_whose_last_record_is_damaged_is_refused(root, mode):
     check_bytes(root, geo)
 
 
-# --------------------------------------------------------------------------------------------- going over the log
+# ----------------------------------------------------------------------------------------------- scanning the log
 
 
 def log_of(root: str, geo: dict) -> CommitLog:

@@ -98,7 +98,7 @@ def segments(root) -> list[str]:
 
 
 def age(root, hours: float, names=None, now: int = NOON) -> None:
-    """Let segments have been written last so many hours ago."""
+    """Set the times of segments to this number of hours ago."""
     for name in segments(root) if names is None else names:
         moment = (now - hours * HOUR) / 1000
         os.utime(os.path.join(root, "commitlog", name), (moment, moment))
@@ -119,7 +119,7 @@ def store(root, clock):
 
 
 def clean(store: MessageStore):
-    """What the housekeeping thread does every `clean_resource_interval`."""
+    """Do the work of the housekeeping thread at every `clean_resource_interval`."""
     return store._upkeep.delete_expired_files(False, lambda milliseconds: True)
 
 
@@ -302,7 +302,7 @@ def test_a_full_disk_takes_no_writes_until_there_is_space_again(store, root, dis
     assert store.get_message("Orders", 1, low).status is GetMessageStatus.FOUND
     store.consumer_offsets.commit("group", "Orders", 1, low)
     store.flush()
-    # As in RocketMQ it is full until the ratio is not above the forcible one any more.
+    # Like in RocketMQ, the disk is full until the ratio is at most the forcible one.
     for percent, full in ((0.90, True), (0.86, True), (0.85, False), (0.88, False), (0.91, True), (0.10, False)):
         disk_used[0] = percent
         clean(store)
@@ -812,7 +812,7 @@ def test_a_file_that_the_system_does_not_delete_stays_with_all_that_leads_to_it(
             store.delete_expired_files()
         assert store.commit_log.min_offset == int(segments(root)[0])
     left = numbers(store.messages())
-    # A round that finds nothing to delete in the log goes over what is left of an earlier one.
+    # A round that finds nothing to delete in the log deletes what an earlier one left.
     age(root, 0, segments(root))
     monkeypatch.undo()
     store.delete_expired_files()
@@ -854,7 +854,7 @@ def test_a_store_goes_on_after_retention_and_reopening(root, clock, in_order):
 def test_a_file_that_somebody_else_deleted(store, root):
     age(root, 100, segments(root)[:3])
     os.unlink(root / "commitlog" / segments(root)[0])
-    # Whatever is done about it, the ones behind it do not stay for ever.
+    # Whatever happens to it, the ones after it do not stay forever.
     for _ in range(2):
         try:
             store.delete_expired_files()

@@ -34,7 +34,7 @@ def stores(tmp_path_factory) -> dict[str, Path]:
 
 
 def truth(store: MessageStore, topic: str, key: str, index_type: str | None, begin: int = 0, end: int = 2**63 - 1):
-    """Phy offsets of the messages with the key, newest first, by going over the log."""
+    """Phy offsets of the messages with the key, newest first, by scanning the log."""
     return [
         message.phy_offset
         for message in store.messages()

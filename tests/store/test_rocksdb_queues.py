@@ -59,7 +59,7 @@ def short_stretches(monkeypatch):
 
 
 def answers(store, wanted=None):
-    """The phy offsets of every queue by queue offset, read by gets from its first message on."""
+    """The phy offsets of every queue by queue offset, read by gets."""
     found = {}
     for topic in store.topics():
         for queue_id in store.queue_ids(topic):
@@ -159,7 +159,7 @@ def test_small_stores(stores, name, short_stretches):
     wanted = in_log(root, {"A", "B", "%LMQ%x", "%LMQ%y"} if name == "compacted" else None)
     with MessageStore.open(root, read_only=True) as store:
         found = answers(store)
-        # A topic that was deleted is in the log all the same, and so is a further queue of which nothing is left.
+        # A deleted topic is still in the log, and so is a further queue without a unit.
         assert found == {key: places for key, places in wanted.items() if name != "compacted" or key in found}
         bounds = {key: (store.min_queue_offset(*key), store.max_queue_offset(*key)) for key in found}
         completed = store.queue_database.completed
@@ -392,7 +392,7 @@ def test_an_entry_that_is_no_unit(tmp_path, value, caplog):
     root, wanted = rocksdb_store(tmp_path / "s", 400, change)
     with opened(root) as store:
         assert answers(store) == wanted
-        assert len(store.queue_database.damage) == 1 and "cannot be" in caplog.text
+        assert len(store.queue_database.damage) == 1 and "impossible entry" in caplog.text
 
 
 def test_a_flipped_bit_anywhere_is_never_a_shorter_answer(tmp_path):
@@ -582,7 +582,7 @@ def test_the_console_shows_them(stores):
     testclient = pytest.importorskip("starlette.testclient")
     from rmqstore import console
 
-    for name, text in (("store", "18 queues in"), ("lost", "were lost or are damaged")):
+    for name, text in (("store", "18 queues in"), ("lost", "are missing or damaged")):
         client = testclient.TestClient(console.app(stores(name)), base_url="http://localhost")
         page = client.get("/").text
         assert text in page, page

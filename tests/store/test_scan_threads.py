@@ -57,7 +57,7 @@ def seen(monkeypatch):
 
 
 def set_pieces(monkeypatch, piece: int, search: int = 2000, threads: int = 3) -> None:
-    """Pieces of about so many bytes, whatever the batches, on so many threads."""
+    """Set the bytes of pieces, whatever the batches, and the number of threads."""
     for name, value in (
         ("_PIECE", piece), ("_LONG_PIECE", piece), ("_PIECE_BYTES_PER_ROW", 0), ("_PIECE_SEARCH", search), ("_THREADS", threads),
     ):  # fmt: skip
@@ -179,7 +179,7 @@ def test_any_piece(odd, monkeypatch, seen, piece, threads):
         set_pieces(monkeypatch, piece, search, threads)
         for batch_size in (1, 50, 8192):
             assert check_equal(odd, batch_size=batch_size).num_rows == 500
-    # In a segment that is shorter than a piece there are none.
+    # A segment that is shorter than a piece has none.
     assert bool(seen["taken"]) is (piece <= SEGMENT)
     # The pieces of all but the longest begin in what only looks like a record, too.
     assert piece > 5000 or seen["dropped"]
@@ -210,7 +210,7 @@ def test_filters(odd, monkeypatch, number):
         set_pieces(monkeypatch, piece)
         for batch_size in (1, 20, 8192):
             check_equal(odd, batch_size=batch_size, **FILTERS[number])
-        # What is given may be gone through only once.
+        # The reader may be iterated only once.
         filters = {name: iter(value) if isinstance(value, list) else value for name, value in FILTERS[number].items()}
         found = [row for batch in odd.scan(iter(["phy_offset"]), **filters) for row in batch.to_pylist()]
         wanted = odd.scan(["phy_offset"], use_threads=False, **FILTERS[number])
@@ -268,7 +268,7 @@ def test_segments_that_expire_meanwhile(made, tmp_path, monkeypatch):
             for base in (1, 2):
                 (root / "commitlog" / oracle.file_name(base * SEGMENT)).unlink()
             found += [row["phy_offset"] for batch in scan for row in batch.to_pylist()]
-            # What was decoded ahead may be there still, all else is.
+            # Batches that were decoded ahead may be missing, all others are there.
             assert found == sorted(set(found)) and set(found) <= set(made[1])
             assert set(found) >= {at for at in made[1] if not 1 <= at // SEGMENT <= 2}
 

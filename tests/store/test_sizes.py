@@ -36,7 +36,7 @@ def sparse_file(path: Path, size: int, pieces: dict[int, bytes]) -> None:
 
 
 def used_bytes(root) -> int:
-    """What the files below `root` take on disk."""
+    """Return the bytes on disk of the files below `root`."""
     return sum(
         os.stat(os.path.join(folder, name)).st_blocks * 512 for folder, _, names in os.walk(root) for name in names
     )

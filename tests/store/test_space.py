@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore import DiskFullError, Message, MessageStore, StoreConfig
 from rmqstore.files import mapped_file
 from rmqstore.store.writing import Writing
 
@@ -33,7 +33,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="st_blocks of othe
 
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple[str, int, int]]:
-    """What space was asked for: path (the name that it had then), begin, end."""
+    """The requests for space: path (at that time), begin, end."""
     calls: list[tuple[str, int, int]] = []
     reserve_range, allocate = mapped_file.MappedFile.reserve_range, mapped_file._allocate
     paths: list[str] = []
@@ -89,15 +89,15 @@ def test_a_queue_asks_a_few_times_and_only_for_what_follows(tmp_path, asked):
     root = tmp_path / "store"
     learned = []
     with MessageStore.open(root, config=CONFIG.replace(message_index_enable=False)) as store:
-        learn_end = Writing.learn_end
-        Writing.learn_end, previous = lambda *args: (learned.append(1), learn_end(*args))[1], learn_end
+        note_ends = Writing.note_ends
+        Writing.note_ends, previous = lambda *args: (learned.append(1), note_ends(*args))[1], note_ends
         try:
             for number in range(3000):
                 store.put_message(Message("Orders", b"%d" % number))
                 last = store.queues.find("Orders", 0).files.last()
                 assert (number + 1) * 20 <= last.reserved <= max(PAGE, 2 * (number + 1) * 20 + PAGE)
         finally:
-            Writing.learn_end = previous
+            Writing.note_ends = previous
         assert bodies(store) == [b"%d" % number for number in range(3000)]
         ranges = [each[1:] for each in asked if each[2] != CONFIG.mapped_file_size_commit_log]
         assert ranges == [(0, 4096), (4096, 12288), (12288, 28672), (28672, 61440)]
@@ -165,12 +165,12 @@ def test_each_growth_may_find_a_full_disk(tmp_path, monkeypatch, num, failing):
             end = store.commit_log.max_offset
             try:
                 store.put_message(messages[0]) if num == 1 else store.put_messages(messages)
-            except OSError as error:
+            except DiskFullError as error:
                 assert error.errno == errno.ENOSPC
                 assert "rmqstore-allocating" in error.filename or "consumequeue" in error.filename
                 assert store.commit_log.max_offset == end and store.max_queue_offset("Orders") == len(put)
                 # It fails as long as the disk is full.
-                with pytest.raises(OSError, match="No space left"):
+                with pytest.raises(DiskFullError, match="No space left"):
                     store.put_messages(messages)
                 state.update(full=False, left=-1)
             else:

@@ -437,7 +437,7 @@ def test_literals_stand_for_columns(tmp_path):
     messages = [(Message(body=body, **message), 2) for body in (b"a", b"b")]
     both(tmp_path, table, messages, **literals)
     both(tmp_path, table, [(Message("T", body, keys="a b"), 0) for body in (b"a", b"b")], topic="T", keys="a b")
-    # Rows may be told by a column alone that is passed over.
+    # An ignored column alone may have the number of rows.
     both(tmp_path, pa.table({"phy_offset": [1, 2]}), [(Message("T"), 0)] * 2, topic="T")
 
 
@@ -565,7 +565,7 @@ def test_kept_timestamps_are_those_of_one_process_with_that_clock(tmp_path):
                     keep_timestamps=True,
                 )
         assert store.max_queue_offset("T") == 4
-        # Without the option the column is passed over.
+        # Without the option the column is ignored.
         store.put_table(table, topic="Later")
         assert {message.store_timestamp for message in store.get_message("Later")} == {T0}
     first = {name: data for name, data in tree(tmp_path / "one").items() if "consumequeue/T/" in name}

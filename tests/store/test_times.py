@@ -194,7 +194,7 @@ def test_commands(stores):
         # Where it goes on, past what was stored at other times, and that there is no more.
         for num in range(1, len(wanted)):
             note = run(*command, "--max-num", num).stderr
-            assert note == f"there are more: go on with --begin-queue-offset {wanted[num]}\n"
+            assert note == f"there are more messages; continue with --begin-queue-offset {wanted[num]}\n"
         assert run(*command, "--max-num", len(wanted)).stderr == ""
         exported = run("export", root, "--topic", "A", "--queue", 1, "--begin", begin, "--end", end, *OPTIONS)
         assert [line["queue_offset"] for line in lines(exported)] == wanted
@@ -404,7 +404,7 @@ def test_frames(stores):
 
 
 def test_pieces_of_spark(stores):
-    # What tasks do; needs neither Spark nor Java.
+    # Run tasks; needs neither Spark nor Java.
     from rmqstore.spark.batches import ReadJob, piece_batches, spark_arrow_schema
     from rmqstore.spark.options import ReadOptions
     from rmqstore.spark.plan import LogPlan

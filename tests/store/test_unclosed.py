@@ -1,4 +1,4 @@
-"""What is opened and not closed: the warning, the orderly close when a program ends, and paths without a store.
+"""Stores that are not closed: the warning, the orderly close when a program ends, and paths without a store.
 
 Owns programs that end in every way with stores open, forgotten stores, forked children, ``create=False``, and classes
 that say how they are opened.  That nothing of a forgotten store stays in memory is `test_lifetime`'s.
@@ -29,7 +29,7 @@ CONFIG = StoreConfig(
 HEAD = """
 import atexit
 closing = []
-# What was registered before the package was imported runs after its stores were closed.
+# Handlers that were registered before the import run after the stores were closed.
 atexit.register(lambda: closing and print(closing))
 import gc, os, sys, threading, time
 from rmqstore import Message, MessageStore, StoreConfig
@@ -239,7 +239,7 @@ def test_a_forgotten_store_that_cannot_be_closed_is_logged(tmp_path, monkeypatch
         gc.collect()
     thread.join(240)
     assert f"{path} was forgotten, and could not be closed in order: " in caplog.text and "No space left" in caplog.text
-    # It is closed all the same, and nobody is kept out.
+    # It is closed anyway, and another process can open it.
     with MessageStore.open(path, config=CONFIG) as store:
         assert not store.recovery_report.clean
 
@@ -276,7 +276,7 @@ def test_a_queue_index_and_a_message_store_of_rabbitmq(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("ResourceWarning: unclosed") == 2
     assert str(tmp_path / "queue") in done.stderr and str(tmp_path / "messages") in done.stderr
-    # What was not synced would have been gone.
+    # Unforced bytes would be lost.
     with rabbit.QueueIndex.open(tmp_path / "queue", segment_entry_count=2048, read_only=True) as index:
         assert [rabbit.Message.from_term(entry.message).body for entry in index] == [b"paid"]
     for forgotten in (

@@ -45,7 +45,7 @@ def usual_text(rng: random.Random) -> bytes:
 
 
 def unusual_fields(rng: random.Random) -> dict:
-    """What makes a record another one than the usual ones."""
+    """Changes that make a record unusual."""
     return rng.choice(
         [
             {"born_host": "[2001:db8::1]:7"},
@@ -280,7 +280,7 @@ def test_a_library_that_does_not_take_an_array(tmp_path):
         out.fill(region, 0, SEGMENT, 0)
         with pytest.raises(ValueError, match="no more"):
             out.take_arrays(refuse, types)
-        # What was taken stays; the rows are gone.
+        # Rows that were taken stay; the others are gone.
         assert out.count == 0 and taken[0].to_pylist() == ["T"] * 100
         assert out.fill(region, 0, SEGMENT, 0)[1] in (Verdict.EMPTY, Verdict.LIMIT)
         assert [len(each) for each in out.take_arrays(pa.Array._import_from_c, types)] == [100] * 4

@@ -1,6 +1,6 @@
 """The test vectors T1 to T17 (`tests/data/vectors.json`, produced by the real Java classes) through the public classes.
 
-Vectors that are about one module alone are checked beside it: T11 in test_checkpoint, T14 in test_consumer_offset.
+Vectors of one module alone are checked next to it: T11 in test_checkpoint, T14 in test_consumer_offset.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def test_t8_records_as_stored(vectors, base_store):
         mapped_file = base_store.commit_log.segment(fields["phy_offset"])
         pos = fields["phy_offset"] - mapped_file.file_from_offset
         assert bytes(mapped_file.hold(pos, vector["length"])).hex() == vector["hex"]
-        # The properties in the order of the vector make the same text again.
+        # The properties in the order of the vector make the same text.
         assert properties_to_bytes(dict(fields["properties"])) == message.properties_stored
     for offset, msg_id in vectors["T8"]["msg_ids"].items():
         assert base_store.message_at(int(offset)).msg_id == msg_id
@@ -183,7 +183,7 @@ def test_t9_units_as_we_write_them(vectors, tmp_path):
         assert queue.put(Unit(row["queue_offset"], row["phy_offset"], row["size"], row["tags_code"]), 0)
     assert bytes(queue.files.file(0).hold(0, 80)).hex() == "".join(row["hex"] for row in rows)
     queue.close()
-    # A queue that begins late is filled up from its file's start with units that readers pass over.
+    # A queue that begins late is filled up from its file's start with units that readers skip.
     late = ConsumeQueue(str(tmp_path), "Late", 0, config, MappedFilePool())
     assert late.put(Unit(13, 4096, 300, 5), 0)
     assert late.files.offsets == (200,)

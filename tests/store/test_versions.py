@@ -65,7 +65,7 @@ def test_what_was_appended_is_found_verified_and_rebuilt(golden_copy, name):
     before = oracle.read_files(root)
     count = appended.append(root, name)
     files = assert_as_rebuilt(root, golden.geometry(name))
-    # What was finished before stays as it was: all segments and index files but the last.
+    # Finished files stay as they were: all segments and index files but the last.
     for folder in ("commitlog/", "index/"):
         *finished, _ = sorted(path for path in before if path.startswith(folder))
         assert finished and all(files[path] == before[path] for path in finished)

@@ -136,12 +136,12 @@ def test_a_message_that_the_local_log_lost_comes_from_tiered_storage(whole, root
 
 
 def test_a_whole_store_is_not_gone_over_twice(whole, monkeypatch):
-    monkeypatch.setattr(tiered_store, "_go_over", lambda *_: pytest.fail("the log was gone over for nothing"))
+    monkeypatch.setattr(tiered_store, "_scan_for", lambda *_: pytest.fail("the log was gone over for nothing"))
     assert len(scanned(whole)) == 3007
     monkeypatch.undo()
     # A lost file of units is not noticed by the units alone.
     gone_over = []
-    monkeypatch.setattr(tiered_store, "_go_over", lambda log, until, wanted: gone_over.append((until, list(wanted))))
+    monkeypatch.setattr(tiered_store, "_scan_for", lambda log, until, wanted: gone_over.append((until, list(wanted))))
     copy = whole.parent / "without"
     shutil.copytree(whole, copy)
     os.remove(units_of(copy, 1))

@@ -76,7 +76,7 @@ def flips(data, positions):
 
 
 def said(root, truth):
-    """Whether a changed answer, or any damage, is said; the answer must come in any case."""
+    """Return whether the answer changed or damage is reported; there must be an answer."""
     found = waiting_units(root)
     if found.problems or found.notes:
         return True
@@ -98,7 +98,7 @@ def test_every_flip_of_a_wheel(small):
             silent.append((pos, bit))
         # The log is the truth: no damage of the wheel takes a message away.
         assert as_tuples(waiting_units(small).units) == truth
-    # What has fired already is of no interest, but its time.
+    # Fired units do not matter, except for their time.
     assert not [pos for pos, _ in silent if pos // SLOT.size in live]
 
 

@@ -1,4 +1,4 @@
-// Keeps the verify page up to date while a run goes on.  Without it the page reloads itself.
+// Updates the verify page during a run.  Without JavaScript the page reloads itself.
 "use strict";
 
 (() => {
@@ -8,7 +8,7 @@
   }
   const kept = "rmqstore-verify-focus";
   if (window.sessionStorage.getItem(kept)) {
-    // Keep the focus on the button when the page is loaded again.
+    // Keep the focus on the button after a reload.
     window.sessionStorage.removeItem(kept);
     run.querySelector("button")?.focus();
   }
@@ -63,7 +63,7 @@
     } catch {
       misses += 1;
       if (misses > 10) {
-        show("run-state", "the server does not answer");
+        show("run-state", "the server does not respond");
         return;
       }
     }
