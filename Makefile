@@ -27,7 +27,7 @@ help: ## list the targets
 
 $(VENV)/.stamp-venv: Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(BUILD_REQUIREMENTS)
+	$(BIN)/python -m pip install --quiet 'pip>=25.1' $(BUILD_REQUIREMENTS)
 	@touch $@
 
 # Editable: Python changes need no build.  Runs again only when the package's description changed; it compiles nothing.
@@ -40,10 +40,10 @@ $(VENV)/.stamp-build: $(VENV)/.stamp-install $(CORE_SOURCES)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
-# Extras of the package, into the environment that has it: .stamp-test, .stamp-dev ...
-EXTRAS := bench browser dev spark test
-$(EXTRAS:%=$(VENV)/.stamp-%): $(VENV)/.stamp-%: $(VENV)/.stamp-install
-	$(BIN)/python -m pip install --quiet 'rmqstore[$*]'
+# The dependency groups of pyproject.toml: .stamp-test, .stamp-dev ...
+GROUPS := bench browser dev spark test
+$(GROUPS:%=$(VENV)/.stamp-%): $(VENV)/.stamp-%: $(VENV)/.stamp-install
+	$(BIN)/python -m pip install --quiet --group $*
 	@touch $@
 
 build: $(VENV)/.stamp-build ## what the package itself needs, in .venv; rebuild the compiled core if a source changed
@@ -66,6 +66,8 @@ test-interop: test-venv $(VENV)/.stamp-spark ## tests against the real RocketMQ 
 
 lint: venv
 	$(BIN)/ruff check .
+	$(BIN)/codespell
+	$(BIN)/python ci/prose.py
 
 typecheck: venv
 	$(BIN)/mypy
@@ -73,7 +75,7 @@ typecheck: venv
 docstrings: venv
 	$(BIN)/interrogate -vv --omit-covered-files rmqstore
 
-check: lint typecheck docstrings ## ruff, mypy, docstrings, and the tests that hold sources, stub and documents together
+check: lint typecheck docstrings ## ruff, spelling, prose, mypy, docstrings, and the tests that hold sources, stub and documents together
 	$(BIN)/python -m pytest tests/project/test_source.py tests/project/test_stub.py \
 		$(wildcard tests/project/test_*docs*.py tests/project/test_*readme*.py)
 
@@ -84,7 +86,7 @@ bench: venv ## every benchmark once: shows that they run, only roughly how fast
 	$(ASV_MACHINE)
 	export RMQSTORE_BENCH_QUICK=1; $(ASV_RUN) --quick --show-stderr $(ASV_ARGS)
 
-bench-peers: venv $(VENV)/.stamp-bench ## beside the real RocketMQ store, LMDB, rocksdict, SQLite, C, a RabbitMQ node, alternately in one run
+bench-peers: venv $(VENV)/.stamp-bench ## next to the real RocketMQ store, LMDB, rocksdict, SQLite, C, a RabbitMQ node, alternately in one run
 	bash ci/java.sh
 	bash ci/rabbitmq.sh
 	$(BIN)/python -m asv_bench.peers $(PEERS_ARGS)
@@ -96,6 +98,6 @@ clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html
 	find rmqstore tests asv_bench -name __pycache__ -prune -exec rm -rf {} +
 	find rmqstore \( -name '*.so' -o -name '*.c' \) -delete
-	rm -f $(addprefix $(VENV)/.stamp-,install build $(EXTRAS))
+	rm -f $(addprefix $(VENV)/.stamp-,install build $(GROUPS))
 
 include ci/long.mk

@@ -83,7 +83,7 @@ elif SANITIZERS:
     LINK_ARGS = [f"-fsanitize={SANITIZERS}"]
     MACROS = []
 elif DEBUG:
-    # What gcc 14 and clang 16 refuse is refused by older ones too.
+    # Older compilers must refuse what gcc 14 and clang 16 refuse.
     COMPILE_ARGS = ["-O1", "-g", "-UNDEBUG", "-Wall", "-Werror=incompatible-pointer-types", "-Werror=int-conversion"]
     MACROS = []
 else:

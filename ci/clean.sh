@@ -3,7 +3,7 @@
 #
 # The command runs on a clean copy of the files that git knows (uncommitted changes included), with only PATH, HOME, TMPDIR, CI, the
 # given variables, and those that a package index needs; with umask 077 and an empty, private home and temporary folder; and as an
-# unprivileged user, where root can make one. So it finds nothing that was installed or cached by hand. build/ci is copied back;
+# unprivileged user, where root can make one. It finds nothing that was installed or cached by hand. build/ci is copied back;
 # everything else is deleted, unless RMQSTORE_KEEP=1.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

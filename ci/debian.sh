@@ -5,7 +5,7 @@
 #     ci/debian.sh run FOLDER COMMAND...     runs a command in it, in the working directory of the caller
 #
 # The packages are unpacked and not configured: what their scripts would have made and the tests need is made here.  `make` puts the
-# folder below RMQSTORE_CACHE (default: /var/cache/rmqstore), and makes it again when other packages are asked for.  `run` shows the
+# folder below RMQSTORE_CACHE (default: /var/cache/rmqstore), and rebuilds it when other packages are asked for.  `run` shows the
 # command the Debian's programs, this checkout, TMPDIR, /tmp, /dev and /proc, by mounts that end with it.
 #
 # `make` needs root, or sudo that asks nothing, and apt, unless the folder exists; it installs mmdebstrap where that is missing.
@@ -30,7 +30,7 @@ make_debian() {
     wanted="$* $(declare -f make_debian | sha256sum)"
     if [ "$(cat "$folder/packages-asked-for" 2>/dev/null)" != "$wanted" ]; then
         needs_root "fetching Debian $suite into $folder"
-        # Whoever runs something there may be another user than the one who made it.
+        # Another user may run commands there.
         umask 022
         command -v mmdebstrap >/dev/null || install mmdebstrap
         echo "debian.sh: fetching Debian $suite into $folder" >&2
@@ -42,7 +42,7 @@ make_debian() {
             --include="base-files base-passwd bash coreutils dash findutils grep libc-bin sed $*" \
             "$suite" "$part" ${RMQSTORE_DEBIAN_MIRROR:+"$RMQSTORE_DEBIAN_MIRROR"} >&2 \
             || unavailable "mmdebstrap could not make Debian $suite"
-        # What base-passwd, gcc and libc-bin would have made when they were configured, and a python3 that is the one asked for.
+        # The files that configuring base-passwd, gcc and libc-bin would make, and the python3 that is asked for.
         "${as_root[@]}" cp "$part/usr/share/base-passwd/passwd.master" "$part/etc/passwd"
         "${as_root[@]}" cp "$part/usr/share/base-passwd/group.master" "$part/etc/group"
         # What `run` shows this machine's files in place of.
@@ -57,7 +57,7 @@ make_debian() {
     echo "$folder"
 }
 
-# What `run` does as root of a mount namespace of its own, where nothing stays mounted: a root folder in memory, with the folders of
+# The part of `run` that is root of its own mount namespace, where nothing stays mounted: a root folder in memory, with the folders of
 # the Debian that programs need, and this machine's names of hosts, certificates and package index.  Folders with wheels that
 # only this machine has are not there.
 show_and_run='

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of files with atheris, so many seconds for each target (default 20); more arguments are libFuzzer's.
+# Fuzz the readers of files with atheris, SECONDS for each target (default 20); more arguments are libFuzzer's.
 #
 #     ci/fuzz.sh [SECONDS [LIBFUZZER_ARGUMENT...]]   once over all targets
 #     ci/fuzz.sh long [SECONDS]                      again and again until stopped; what was learned stays in build/fuzz/corpus
 #
 # TARGET is a part of the names of targets, the others are left out; PART=2/4 takes every fourth of the rest, from the
-# second on.  MINUTES ends a long run at the first target after so many.  One that finds something does not stop the
+# second on.  MINUTES ends a long run at the first target after that time.  One that finds something does not stop the
 # others; the exit code is 1 then.  SANITIZE=address has AddressSanitizer watch as well, in a
 # build of its own in build/fuzz-address, at some third of the speed.
 # libFuzzer sees the compiled modules too: it takes a build of its own in build/fuzz (ci/fuzz/coverage.c).  Bytes that a target
-# refuses lie in build/fuzz/found.  Where atheris has no wheel it says so and ends well, except when CI is true.
+# refuses are in build/fuzz/found.  Without a wheel of atheris this says so and succeeds, except when CI is true.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -26,7 +26,7 @@ if ! "$python" -c 'import atheris' 2>/dev/null; then
     "$python" -m pip install --quiet --only-binary :all: 'atheris>=2.3' || true
 fi
 if ! "$python" -c 'import atheris' 2>/dev/null; then
-    echo "fuzz.sh: atheris is not to be had for this Python and machine; hypothesis makes the hostile bytes in the tests" >&2
+    echo "fuzz.sh: there is no atheris for this Python and machine; hypothesis makes the hostile bytes in the tests" >&2
     [ "${CI:-}" != "true" ] || exit 1
     exit 0
 fi
@@ -34,7 +34,7 @@ root=$PWD
 folder=$root/build/fuzz${SANITIZE:+-$SANITIZE}
 lib=$folder/lib
 export RMQSTORE_SANITIZE=fuzzer${SANITIZE:+,$SANITIZE}
-# Compiles only what changed.  The Python modules are copied anew, so that none that is gone is left.
+# Compiles only what changed.  The Python modules are copied again, so that no deleted one is left.
 "$python" setup.py --quiet build_ext --build-lib "$lib" --build-temp "$folder/temp"
 find "$lib" -name '*.py' -delete
 "$python" setup.py --quiet build_py --build-lib "$lib"
@@ -96,4 +96,4 @@ while :; do
     done
     [ -n "$long" ] && ! time_is_up || break
 done
-[ ${#failed[@]} -eq 0 ] || { echo "fuzz.sh: found something with ${failed[*]}; the bytes lie in $found" >&2; exit 1; }
+[ ${#failed[@]} -eq 0 ] || { echo "fuzz.sh: found something with ${failed[*]}; the bytes are in $found" >&2; exit 1; }

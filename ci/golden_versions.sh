@@ -74,7 +74,7 @@ for version in "$@"; do
     store="$scratch/$version"
     mkdir "$store"
     run "$version" WriteStore "$store"
-    # What a broker copies before it writes a file again says nothing about the store.
+    # A broker's backup copies say nothing about the store.
     find "$store" -name '*.bak' -delete
     tar --sparse --sort=name --owner=0 --group=0 --format=gnu -C "$scratch" -c "$version" \
         | xz -9e > "$data/$version.tar.xz"

@@ -2,7 +2,7 @@
 # A real RabbitMQ node for the interoperability tests: the server that is installed, or Debian's package rabbitmq-server.
 #
 # Nothing is left running: while apt installs it, policy-rc.d forbids that services start, and what was there before comes back.
-# Where it cannot be installed this says so and succeeds (the tests are skipped), except when CI is true.
+# If it cannot be installed, this says so and succeeds (the tests are skipped), except when CI is true.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unavailable() { skip_tests "rabbitmq.sh: $1"; }

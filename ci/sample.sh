@@ -34,7 +34,7 @@ SAMPLE_CLOCK="$clock" LD_PRELOAD="$scratch/clock.so" TZ=UTC \
     "$scratch/store" "$scratch/messages.jsonl" "$scratch/answers.jsonl" >"$scratch/log" 2>&1 \
     || { cat "$scratch/log" >&2; exit 1; }
 
-# What only a broker that goes on would need (a wheel of 38 MB, an almost empty database), and copies of files.
+# Remove what only a running broker needs (a wheel of 38 MB, an almost empty database), and copies of files.
 rm -rf "$scratch/store/timerwheel" "$scratch/store/rocksdbstore"
 find "$scratch/store" -name '*.bak' -delete
 target="$root/rmqstore/sample"

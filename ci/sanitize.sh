@@ -4,7 +4,7 @@
 #     ci/sanitize.sh address [PYTEST_ARGUMENT...]    AddressSanitizer and UndefinedBehaviorSanitizer
 #     ci/sanitize.sh thread [PYTEST_ARGUMENT...]     ThreadSanitizer
 #
-# The build lies in build/sanitize/KIND/lib.  The interpreter is an ordinary one, so that the runtime comes by
+# The build is in build/sanitize/KIND/lib.  The interpreter is an ordinary one, so the runtime is loaded by
 # LD_PRELOAD; the programs that tests start have it too.  Reports go to build/sanitize/KIND/report.*, as pytest keeps
 # what a test writes and a process that dies takes that with it; each is shown at the end, and one is a failure.  CC is
 # the compiler that made the build, PYTHON the interpreter (default: .venv/bin/python).
@@ -38,8 +38,7 @@ library() {
 
 case $kind in
     address)
-        # What throws C++ exceptions is loaded later, and the runtime looks for the library of C++ only once: at the
-        # start.
+        # Code that throws C++ exceptions is loaded later, but the runtime looks for the C++ library only at the start.
         preload="$(library libasan.so "libclang_rt.asan-$(uname -m).so" libclang_rt.asan.so):$(library libstdc++.so.6)"
         # Python itself keeps memory to its end.  Leaks of ours are a test (tests/core/test_sanitizers.py).
         # A test asks for more memory than there is, and is to be told so.  SIGBUS is ours: a file that was cut short.
@@ -61,7 +60,7 @@ esac
 
 # Python's own handler of a fault would take the place of the runtime's, which says where it was; what C's assert says
 # of a process that ends is not kept from being seen.  A report ends its process and with it the run, which otherwise might
-# wait for that process's tests for ever.
+# wait for that process's tests forever.
 code=0
 env LD_PRELOAD="$preload" PYTHONPATH="$lib" PYTHONSAFEPATH=1 RMQSTORE_EXPECTED_BUILD="$lib" RMQSTORE_SANITIZE="$kind" \
     "$python" -m pytest -p no:faulthandler --capture=sys --max-worker-restart=0 "$@" || code=$?

@@ -21,7 +21,8 @@ SOURCE = ROOT / "build" / "docs"
 SITE = ROOT / "build" / "site"
 # Documents outside docs/, and their pages.
 OUTSIDE = {
-    **{name: name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")},
+    **{name: name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md")},
+    **{name: name for name in ("RELEASING.md", "SECURITY.md")},
     "LICENSE": "LICENSE.md",
     "README.md": "index.md",
     "asv_bench/FIGURES.md": "figures.md",

@@ -1,10 +1,9 @@
-"""Looks at a wheel that was built: what is in it, and whether it works where it is installed.
+"""Check a wheel: its files, and that it works after installation.
 
-``wheel.py contents WHEEL`` compares its files with those of the tree that git knows, and reads its metadata.
+``wheel.py contents WHEEL`` compares its files with those that git knows, and reads its metadata.
 ``wheel.py use docs/start.md`` runs with the Python into whose environment the wheel was installed: the main calls of
-both sides of the package, the demo on the sample store that the wheel brings along, and then every session (``pycon``
-block) of the document.  It reads the document only; all files lie
-in a folder that is removed again.  It needs nothing but the wheel's own requirements, so cibuildwheel runs it on every platform.
+both sides of the package, the demo on the sample store of the wheel, and then every session (``pycon`` block) of the
+document, in a temporary folder.  It needs only the wheel's own requirements, so cibuildwheel runs it on every platform.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What a wheel leaves out: sources that only a build needs.
+# Sources that only a build needs; a wheel leaves them out.
 SOURCES = (".pyx", ".c", ".h")
 MODULES = (
     "rmqstore/_core",
@@ -37,7 +36,7 @@ MODULES = (
 
 
 def contents(wheel: str) -> None:
-    """Exit with what is wrong with the files or the metadata of `wheel`."""
+    """Exit with the faults of the files and the metadata of `wheel`, if there are any."""
     archive = zipfile.ZipFile(wheel)
     names = {name for name in archive.namelist() if not name.endswith("/")}
     compiled = {name for name in names if name.endswith(".so")}
@@ -52,9 +51,9 @@ def contents(wheel: str) -> None:
         faults.append(f"lacks {sorted(wanted - package)} and should not hold {sorted(package - wanted)}")
     if {name.partition(".")[0] for name in compiled} != set(MODULES):
         faults.append(f"has the compiled modules {sorted(compiled)}, not those of {MODULES}")
-    strangers = {name for name in names - compiled - package if not name.startswith(folder + "/")}
-    if strangers:
-        faults.append(f"holds {sorted(strangers)}, which is not the package's")
+    others = {name for name in names - compiled - package if not name.startswith(folder + "/")}
+    if others:
+        faults.append(f"holds {sorted(others)}, which are not files of the package")
     if f"{folder}/licenses/LICENSE" not in names:
         faults.append("lacks the licence")
     metadata = email.message_from_bytes(archive.read(f"{folder}/METADATA"))

@@ -77,7 +77,7 @@ print(per_tag)
 assert per_tag["messages"].sum() == frame.height > 0
 
 # %% [markdown]
-# ## What is in them: pandas
+# ## Their contents: pandas
 #
 # Bodies are JSON in the store that was made above.
 

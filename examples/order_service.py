@@ -3,7 +3,7 @@
     python examples/order_service.py [--orders 2000] [--kills 2] [DIRECTORY]
 
 The service is a process of its own (``order_service.py --serve DIRECTORY``).  It reads orders from its input, stores each and
-answers with its number once it is stored; beside that two threads consume the topic, one for the group "billing", one for
+answers with its number once it is stored; two threads also consume the topic, one for the group "billing", one for
 "shipping", and each writes a line into its own book.  The shop that sends the orders kills the service at moments of its
 choice, starts it again, and sends again what it has no answer for.  At the end it looks whether
 
@@ -36,7 +36,7 @@ from rmqstore import Message, MessageStore, StoreConfig, verify
 TOPIC = "Orders"
 QUEUES = 4
 GROUPS = ("billing", "shipping")
-# Small files, so that a run goes over several of each; RocketMQ's defaults are made for brokers.
+# Small files, so that a run fills several of each; RocketMQ's defaults are made for brokers.
 CONFIG = StoreConfig(
     mapped_file_size_commit_log=256 * 1024,
     mapped_file_size_consume_queue=20_000,
@@ -49,7 +49,7 @@ CONFIG = StoreConfig(
 
 
 def book_of(directory: Path, group: str) -> Path:
-    """Where a group writes what it has done, an order number a line."""
+    """The file in which a group records its work, an order number a line."""
     return directory / f"{group}.txt"
 
 
@@ -63,7 +63,7 @@ def consume(store: MessageStore, directory: Path, group: str, closing: threading
     """Deal with every order once, however often it comes, until the service closes and none is left."""
     path = book_of(directory, group)
     lines = whole_lines(path)
-    # What a kill cut short goes.
+    # Remove an order that a kill cut short.
     path.write_text("".join(f"{number}\n" for number in lines))
     done = set(lines)
     with path.open("a") as book:
@@ -102,7 +102,7 @@ def serve(directory: Path) -> None:
 
 
 def send(directory: Path, orders: list[dict[str, object]], kill_after: int | None) -> set[str]:
-    """Send orders to a new service and return the numbers that it answered; kill it after so many, if told to."""
+    """Send orders to a new service and return the numbers that it answered; kill it after `kill_after`, if given."""
     service = subprocess.Popen(
         [sys.executable, __file__, "--serve", str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -249,7 +249,7 @@ def works(setting: Setting) -> Iterator[Work]:
             there[name] = contender
     for name, (module, kind) in PEERS.items():
         if importlib.util.find_spec(module) is None:
-            skipped[name] = f"{module} is not installed: pip install 'rmqstore[bench]'"
+            skipped[name] = f"{module} is not installed: pip install --group bench"
         else:
             there[name] = kind(rows, os.path.join(folder, module))
     opened: dict[str, Contender] = {}

@@ -1,4 +1,4 @@
-/* What gcc's -fsanitize-coverage=trace-pc,trace-cmp calls, told to libFuzzer.
+/* Report the calls of gcc's -fsanitize-coverage=trace-pc,trace-cmp to libFuzzer.
  *
  * libFuzzer no longer takes trace-pc: it wants a table of 8-bit counters, one for each edge, and a table of where the edges
  * are.  clang writes both into an object; gcc writes only calls.  So this looks for those calls in the machine code of the
@@ -24,7 +24,7 @@ void __sanitizer_cov_pcs_init(const uintptr_t *begin, const uintptr_t *end);
 
 /* Number 0 is of no edge: a call that the search did not find counts there. */
 static uint8_t *counters;
-static uint32_t *number_of; /* By the byte that a call returns to, from `code` on. */
+static uint32_t *number_of; /* Indexed by return address, relative to `code`. */
 static uintptr_t code;
 static size_t code_size;
 
@@ -40,7 +40,7 @@ INSIDE UNSEEN void __sanitizer_cov_trace_pc(void) {
 INSIDE UNSEEN void __sanitizer_cov_trace_cmpf(float a, float b) { (void)a, (void)b; }
 INSIDE UNSEEN void __sanitizer_cov_trace_cmpd(double a, double b) { (void)a, (void)b; }
 
-/* The piece of machine code that this function lies in. */
+/* Find the machine code that contains this function. */
 static UNSEEN int find_code(struct dl_phdr_info *info, size_t size, void *unused) {
     (void)size, (void)unused;
     for (int i = 0; i < info->dlpi_phnum; i++) {

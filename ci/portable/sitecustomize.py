@@ -1,6 +1,6 @@
-"""What macOS's Python lacks, taken away from this one: `make test-portable` puts this folder on the path of every interpreter.
+"""Remove from Python what macOS's lacks: `make test-portable` puts this folder on the path of every interpreter.
 
-Owns the names; the compiled half is RMQSTORE_PORTABLE in setup.py.  The standard library has a way without each of them.
+RMQSTORE_PORTABLE in setup.py does the same for compiled code.  The standard library works without each of these names.
 """
 
 import os

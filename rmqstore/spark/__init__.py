@@ -12,7 +12,7 @@ Nothing below this folder imports it, and it imports pyspark only where Spark it
 - `tiered`: pieces of tiered storage, and their record batches
 - `rabbitmq`: the data source `rabbitmq-queue`
 - `query`: the messages of many keys through the index files
-- `rebuild`: passes over a log by tasks that are plain functions over paths: `rebuild_records` (what tasks share, pass 1),
+- `rebuild`: the passes of a rebuild; their tasks are plain functions of paths: `rebuild_records` (what tasks share, pass 1),
   `rebuild_index` (pass 2 and the comparison)
 - `tasks`: functions that Spark runs in its workers
 """
@@ -38,7 +38,7 @@ _MODULES = {
 
 class _Package(types.ModuleType):
     # Some functions are named as their modules are.  The name is the function's, in whatever order modules are imported;
-    # `from rmqstore.spark.rebuild import …` reaches the module all the same.
+    # `from rmqstore.spark.rebuild import …` still reaches the module.
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _MODULES and isinstance(value, types.ModuleType)):

@@ -24,6 +24,7 @@ from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.errors import ChecksumError, CorruptionError
 from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.flatfile.flat_files import FlatLog
 from rmqstore.message import OTHER_MESSAGE, MessageExt
 from rmqstore.sources import DamagePolicy, Part
 from rmqstore.spark.options import CORRUPT_COLUMN, UNREADABLE_BODY, ReadOptions
@@ -59,7 +60,7 @@ _MOST_MS = (2**63 - 1) // 1000
 
 
 def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) -> pa.Schema:
-    """pyarrow.Schema: these columns with the types that Spark reads: times in µs, its names of fields.
+    """Return the Arrow schema of these columns with Spark's types: times in µs, its names of fields.
 
     Those of `never_null` are declared as such, which spares Spark a check of every value.
     """
@@ -78,7 +79,7 @@ def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) 
 
 @dataclass(frozen=True)
 class ReadJob:
-    """What every task of a job that reads a store must know.
+    """The part of a read job that every task needs.
 
     Attributes
     ----------
@@ -86,7 +87,7 @@ class ReadJob:
         The store's directory.
     config : StoreConfig
     log_end : int
-        Where the log ended when the job was planned, as a phy offset.
+        Phy offset of the end of the log when the job was planned.
     options : ReadOptions
     schema : pyarrow.Schema
         Of `spark_arrow_schema`; one without columns asks for batches that have only a number of rows.  With
@@ -106,12 +107,12 @@ class ReadJob:
 
 
 def marked_verdict(message: MessageExt | None) -> str:
-    """str: what is wrong with a whole record that is marked as corrupt: its body, or it is not the one of its queue unit."""
+    """Name the fault of a whole record that is marked as corrupt: an unreadable body, or another message than its unit's."""
     return UNREADABLE_BODY if message is not None and message.corrupt else OTHER_MESSAGE
 
 
 class PieceReader(DamagePolicy):
-    """Turns the columns of a piece into batches for Spark, which are in `ready`, and damage into what was asked for.
+    """A reader of one piece: converts columns to batches for Spark, in `ready`, and handles damage as option ``corrupt`` demands.
 
     `piece_end` is a phy offset: a damaged stretch belongs to the piece in which it begins, a missing one to each that it
     covers.
@@ -120,7 +121,8 @@ class PieceReader(DamagePolicy):
     def __init__(self, job: ReadJob, log: CommitLog | None = None, piece_end: int | None = None):
         super().__init__(job.options.corrupt, ADVICE)
         self.pa = import_pyarrow()
-        self.job, self.log = job, log
+        self.job = job
+        self.log: CommitLog | FlatLog | None = log
         self.options, self.schema = options, schema = job.options, job.schema
         self.piece_end = job.log_end if piece_end is None else piece_end
         self.columns = columns = tuple(schema.names)
@@ -142,6 +144,20 @@ class PieceReader(DamagePolicy):
         if self.made.out.count:
             self.add(self.made.take())
 
+    def drain(self) -> list[pa.RecordBatch]:
+        """Return the batches that are ready, and forget them."""
+        ready, self.ready = self.ready, []
+        return ready
+
+    def queue_part(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """Yield the chosen messages of a part of a queue."""
+        selection = self.options.selection
+        selection.choose(self.made.out, by_place=True)
+        for batch in queue_batches([part], self.made, selection):
+            self.add(batch)
+            yield from self.drain()
+        yield from self.drain()
+
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows to `ready`, those that are damaged in the way that was asked for."""
         texts = self.judge(batch) if self.judged and batch.column("corrupt").true_count else None
@@ -153,7 +169,7 @@ class PieceReader(DamagePolicy):
         self.ready.append(self.laid_out(batch, texts))
 
     def judge(self, batch: pa.RecordBatch) -> Any:
-        """pyarrow.Array: what is wrong with each row, null for whole records."""
+        """Return the fault of each row as an Arrow array, null for whole records."""
         texts: list[str | None] = [None] * batch.num_rows
         offsets = batch.column("phy_offset")
         for row, bad in enumerate(batch.column("corrupt").to_pylist()):
@@ -164,19 +180,20 @@ class PieceReader(DamagePolicy):
         return self.pa.array(texts, self.pa.string())
 
     def place(self, phy_offset: int) -> tuple[str, int]:
-        """(str, int): the file that has this offset, and the position in it."""
+        """Return the file that contains this offset, and the position in it."""
         return segment_path(self.job.root, self.job.config, phy_offset)
 
     def verdict_at(self, phy_offset: int) -> str:
-        """str: what is wrong with the record at this offset."""
+        """Name the fault of the record at this offset."""
         assert self.log is not None
-        mapped_file = self.log.segment(phy_offset)
-        base = mapped_file.file_from_offset
-        verdict = _core.check_record(mapped_file.region, phy_offset - base, base, self.log.crc_check)[0]
+        found = self.log.region_of(phy_offset)
+        if found is None:
+            return "MISSING"
+        verdict = _core.check_record(found[0], phy_offset - found[1], found[1], self.log.crc_check)[0]
         return marked_verdict(self.log.look_up(phy_offset)) if verdict is Verdict.RECORD else verdict.name
 
     def found(self, phy_offset: int, verdict: str, is_crc: bool = False, way: str | None = None) -> str:
-        """str: the text of a damaged place; an error if damage is one."""
+        """Return the text for a damaged place, or raise it if damage is an error."""
         path, pos = self.place(phy_offset)
         if (way or self.mode) != "fail":
             return f"{path}, position {pos}: {verdict}"
@@ -185,7 +202,7 @@ class PieceReader(DamagePolicy):
         if verdict == "MISSING":
             restore = "restore it"
             if is_no_file(path):
-                restore = "what stands in its place is no file: move it away, and restore the segment"
+                restore = "the thing in its place is not a file: move it away, and restore the segment"
             what = f"the segment is missing; {restore}"
             if self.options.missing is not None:
                 advice = "option fail_on_data_loss=false goes on with what is there"
@@ -200,11 +217,11 @@ class PieceReader(DamagePolicy):
         raise kind(f"{what}; {advice}", path, pos)
 
     def stretch(self, begin: int, end: int, verdict: Verdict | None) -> None:
-        """Take a damaged stretch, as `CommitLog.fill` tells of it."""
+        """Handle a damaged stretch that `CommitLog.fill` reports."""
         way = (self.options.missing if verdict is None else None) or self.mode
         text = self.found(begin, "MISSING" if verdict is None else verdict.name, way=way)
         self.take()
-        if verdict is None and way == "skip" and self.log is not None:
+        if verdict is None and way == "skip" and isinstance(self.log, CommitLog):
             self.log.warn_of_missing(begin, end)
         if way == "report":
             # One that no 32-bit size can hold has several rows.
@@ -215,11 +232,11 @@ class PieceReader(DamagePolicy):
                 begin += size
 
     def units(self, queue: AnyConsumeQueue, begin: int, end: int) -> None:
-        """As every policy does."""
+        """Handle missing units of a queue."""
         self.gone(queue.topic, queue.queue_id, begin, end, *queue.path_of(begin))
 
     def gone(self, topic: str, queue_id: int, first: int, end: int, path: str, pos: int | None = None) -> None:
-        """Take queue offsets of the plan whose units are not there (any more), and the place where the first one was."""
+        """Handle queue offsets of the plan whose units are missing; `path` and `pos` are the place of the first one."""
         what = f"queue offset {first}" if end - first == 1 else f"queue offsets {first} to {end - 1}"
         what += f" of {topic}/{queue_id}"
         if self.mode == "fail":
@@ -238,7 +255,7 @@ class PieceReader(DamagePolicy):
             self.ready.append(self.one_row(values))
 
     def one_row(self, values: dict[str, Any]) -> pa.RecordBatch:
-        """pyarrow.RecordBatch: one row for a place that holds no record, null but for these values by column."""
+        """Return one row for a place without a record: these values by column, otherwise null."""
         if not self.columns:
             return self.counted(1)
         return self.pa.RecordBatch.from_arrays(
@@ -246,12 +263,12 @@ class PieceReader(DamagePolicy):
         )
 
     def counted(self, num: int) -> pa.RecordBatch:
-        """pyarrow.RecordBatch: `num` rows without columns."""
+        """Return a batch of `num` rows without columns."""
         pa = self.pa
         return pa.RecordBatch.from_struct_array(pa.array([{}] * num, pa.struct([])))
 
     def laid_out(self, batch: pa.RecordBatch, texts: Any) -> pa.RecordBatch:
-        """pyarrow.RecordBatch: the rows in the layout of Spark."""
+        """Return the rows in Spark's layout."""
         pa = self.pa
         if not self.columns:
             return self.counted(batch.num_rows)
@@ -282,7 +299,7 @@ def _as_type(pa: Any, array: Any, field: Any) -> Any:
 
 
 def in_spark_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """pyarrow.RecordBatch: a batch of a scan with the types of `spark_arrow_schema`."""
+    """Convert a batch of a scan to the types of `spark_arrow_schema`."""
     pa = import_pyarrow()
     return pa.RecordBatch.from_arrays(
         [_as_type(pa, batch.column(field.name), field) for field in schema], schema=schema
@@ -312,8 +329,7 @@ def piece_batches(job: ReadJob, piece: Piece, *, first: bool = False) -> Iterato
         begin = piece.begin if first else first_offset(log, piece)
         for _ in log.fill(reader.made.out, begin, piece.end, reader.stretch):
             reader.take()
-            ready, reader.ready = reader.ready, []
-            yield from ready
+            yield from reader.drain()
     finally:
         log.close()
 
@@ -321,7 +337,7 @@ def piece_batches(job: ReadJob, piece: Piece, *, first: bool = False) -> Iterato
 def queue_piece_batches(job: ReadJob, piece: QueuePiece) -> Iterator[pa.RecordBatch]:
     """Yield the chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`.
 
-    Units that the plan has and that are not there are damage, as a missing segment is.
+    Missing units that the plan has are damage, like a missing segment.
     """
     pool = MappedFilePool(64)
     log = CommitLog(job.root, job.config, pool, read_only=True)
@@ -341,13 +357,7 @@ def queue_piece_batches(job: ReadJob, piece: QueuePiece) -> Iterator[pa.RecordBa
             reader.gone(piece.topic, piece.queue_id, piece.begin, piece.end, folder)
             yield from reader.ready
             return
-        job.options.selection.choose(reader.made.out, by_place=True)
-        part = Part(LocalQueue(queue, log, reader), piece.begin, piece.end)
-        for batch in queue_batches([part], reader.made, job.options.selection):
-            reader.add(batch)
-            ready, reader.ready = reader.ready, []
-            yield from ready
-        yield from reader.ready
+        yield from reader.queue_part(Part(LocalQueue(queue, log, reader), piece.begin, piece.end))
     finally:
         queues.close()
         log.close()

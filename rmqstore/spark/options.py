@@ -33,9 +33,9 @@ QUEUE_ID_MAX = 2**31 - 1
 CORRUPT_COLUMN = "_corrupt"
 """The column that names what is wrong with a row; null for whole records."""
 UNREADABLE_BODY = "UNREADABLE_BODY"
-"""What that column ends with for a body that is not what its compression flag says."""
+"""The end of that text if the body does not match its compression flag."""
 
-# Spark's own; they say nothing to us.
+# Spark's own, which do not concern us.
 DATA_SOURCE_OPTIONS = {"__datasource_schema__", "name", "paths"}
 _COMMON = {"path", "broker_conf"}
 _FIELDS = {each.name for each in dataclasses.fields(StoreConfig)} - {"clock", "assumed", "unknown"}
@@ -46,7 +46,7 @@ def _wrong(name: str, text: str, want: str) -> StoreError:
 
 
 def number(name: str, text: str, low: int = 0, high: int | None = None) -> int:
-    """int: a whole number from `low` to `high`; StoreError if it is none."""
+    """Read a whole number from `low` to `high`; StoreError if the text is not one."""
     try:
         value = int(text)
     except ValueError:
@@ -59,7 +59,7 @@ def number(name: str, text: str, low: int = 0, high: int | None = None) -> int:
 
 
 def number_of_bytes(name: str, text: str) -> int:
-    """int: a size as Spark's own, such as 128m or 1g; StoreError if it is none."""
+    """Read a size such as 128m or 1g; StoreError if the text is not one."""
     digits, unit = text.strip().lower().removesuffix("b"), 1
     for suffix, factor in (("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30)):
         if digits.endswith(suffix):
@@ -74,7 +74,7 @@ def number_of_bytes(name: str, text: str) -> int:
 
 
 def boolean(name: str, text: str) -> bool:
-    """bool: true or false, in any case; StoreError if it is neither."""
+    """Read true or false, in any case; StoreError if the text is neither."""
     if text.strip().lower() not in ("true", "false"):
         raise _wrong(name, text, "true or false")
     return text.strip().lower() == "true"
@@ -92,7 +92,7 @@ def _time(name: str, text: str) -> int:
         if moment.tzinfo is None:
             raise _wrong(name, text, "the time with its offset from UTC, as 2024-05-01T12:00:00+00:00") from None
     try:
-        # Both ends are included, so what lies between two milliseconds goes inwards.
+        # Both ends are included, so a time between two milliseconds is rounded inwards.
         return int(milliseconds(moment, name, up=name == "begin"))
     except ValueError as error:
         raise StoreError(f"option {error}") from None
@@ -112,7 +112,7 @@ def check_names(options: Mapping[str, str], known: set[str]) -> None:
 
 
 def store_path(options: Mapping[str, str]) -> str:
-    """str: the store's directory; StoreError if none is given, or one that is not mounted: files are mapped into memory."""
+    """Return the store's directory; StoreError if it is not given or not mounted, as files are mapped into memory."""
     path = options.get("path")
     if not path:
         raise StoreError("no store is given: load(path), or option('path', …), names the folder that holds commitlog/")
@@ -129,7 +129,7 @@ def _directory(path: str) -> str:
 
 
 def tells_segment_size(root: str, options: Mapping[str, str]) -> bool:
-    """bool: the size of a segment is known: an option or a broker.conf says it, or there is one that is not empty."""
+    """Return True if the size of a segment is known from an option, a broker.conf, or a segment that is not empty."""
     if "mapped_file_size_commit_log" in options or options.get("broker_conf"):
         return True
     segments = listing(os.path.join(root, "commitlog"), lambda entry: offset_of_name(entry.name) is not None)
@@ -154,7 +154,7 @@ def store_config(
     Raises
     ------
     ValueError, GeometryError, OSError
-        As of `StoreConfig.from_properties` and `StoreConfig.infer`.
+        Like `StoreConfig.from_properties` and `StoreConfig.infer`.
     """
     readers: dict[str, Callable[[str, str], Any]] = {"int": number, "bool": boolean}
     overrides: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def store_config(
     if options.get("broker_conf"):
         return StoreConfig.from_properties(options["broker_conf"], **overrides)
     if not os.path.isdir(os.path.join(root, "commitlog")) or (may_be_empty and not tells_segment_size(root, options)):
-        # A store that is still to be made, or none: who reads it says so.
+        # There is no store yet; a reader of it reports that.
         return StoreConfig(**overrides)
     if not index:
         standard = StoreConfig()
@@ -176,13 +176,13 @@ def store_config(
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read, and how.
+    """The options of a read.
 
     Attributes
     ----------
     path : str
     columns : tuple of str or None
-        None: as of a scan.
+        None: the columns of a scan.
     selection : Selection
         Of it topics, queue ids, tags, store times and phy offsets.
     partition_bytes : int

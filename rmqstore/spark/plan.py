@@ -10,6 +10,7 @@ unit of a consume queue that agrees with its record; from there it steps from he
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -175,17 +176,24 @@ class LogPlan:
         """Raise UnsupportedFormatError if one of `topics` is a light queue, which a scan of the log cannot find."""
         if not any(map(is_light_queue, topics or ())):
             return
+        with self.queues() as (log, queues, _):
+            refuse_light_queues(log, queues.find, topics)
+
+    @contextlib.contextmanager
+    def queues(self) -> Iterator[tuple[CommitLog, ConsumeQueueStore, Undispatched]]:
+        """Open the log and its queues, with units in memory for records that the queues on disk lack."""
         log, queues = self.open(), ConsumeQueueStore(self.root, self.config, MappedFilePool(16), read_only=True)
         try:
             queues.load()
-            Undispatched(self.root, log, queues).look()
-            refuse_light_queues(log, queues.find, topics)
+            undispatched = Undispatched(self.root, log, queues)
+            undispatched.look()
+            yield log, queues, undispatched
         finally:
             queues.close()
             log.close()
 
     def open(self) -> CommitLog:
-        """CommitLog: the whole log, read-only, to be closed; nothing is listed."""
+        """Open the whole log read-only, without a listing; the caller closes it."""
         log = CommitLog(self.root, self.config, MappedFilePool(64), read_only=True)
         log.files.take(self.segments, self.end)
         return log
@@ -234,7 +242,7 @@ def _with_lost_ends(log: CommitLog, begin: int, end: int) -> tuple[int, int]:
 
 
 def is_no_file(path: str) -> bool:
-    """bool: something is there that is no regular file."""
+    """Return True if there is something else than a regular file."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -242,13 +250,13 @@ def is_no_file(path: str) -> bool:
 
 
 def segment_path(root: str, config: StoreConfig, phy_offset: int) -> tuple[str, int]:
-    """(str, int): the file that holds this offset of the log, there or not, and the position in it."""
+    """Return the path of the segment for this offset, whether or not it exists, and the position in it."""
     pos = phy_offset % config.mapped_file_size_commit_log
     return os.path.join(root, "commitlog", name_of_offset(phy_offset - pos)), pos
 
 
 def open_log(root: str, config: StoreConfig, piece: Piece) -> CommitLog:
-    """CommitLog: the log of a piece, read-only, to be closed; nothing is listed, and only the piece's segment is in it."""
+    """Open the log read-only with only the segment of a piece, without a listing; the caller closes it."""
     log = CommitLog(root, config, MappedFilePool(2), read_only=True)
     size = config.mapped_file_size_commit_log
     log.files.take([] if piece.missing else [piece.begin - piece.begin % size], piece.end)
@@ -256,7 +264,7 @@ def open_log(root: str, config: StoreConfig, piece: Piece) -> CommitLog:
 
 
 def first_offset(log: CommitLog, piece: Piece) -> int:
-    """int: where the reading of a piece begins: the first place at or after `piece.begin` that a scan of the log comes by.
+    """Return the offset at which reading a piece begins: the first place of a log scan at or after `piece.begin`.
 
     It may be a record, a blank record or a damaged stretch, and be after `piece.end`.
     """
@@ -316,7 +324,7 @@ def _unit_before(directory: str, file_size: int, cut: int) -> tuple[int, int, in
 
 
 def _read_unit(directory: str, base: int, number: int) -> tuple[int, int]:
-    # Phy offset and size; what was never written lies after everything.
+    # Phy offset and size; a unit that was never written counts as after all others.
     fd = open_regular(os.path.join(directory, name_of_offset(base)))
     try:
         data = os.pread(fd, _UNIT_SIZE, number * _UNIT_SIZE)
@@ -333,22 +341,14 @@ def queue_pieces(plan: LogPlan, selection: Selection, size: int) -> Iterator[Que
 
     Of `selection` topics and queue ids count, and messages before `begin_phy_offset` have no piece.  A batch queue is one.
     """
-    pool = MappedFilePool(16)
-    queues = ConsumeQueueStore(plan.root, plan.config, pool, read_only=True)
-    queues.load()
-    log = plan.open()
     low = min(max(selection.begin_phy_offset or 0, plan.begin), plan.end)
     bounds = []
-    try:
-        Undispatched(plan.root, log, queues).look()
+    with plan.queues() as (_, queues, _):
         for topic, queue_id in queues.keys():
             queue = queues.find(topic, queue_id)
             if queue is not None:
                 bounds.append((queue, *queue.bounds(low)))
                 queue.close()
-    finally:
-        queues.close()
-        log.close()
     units = sum(max(end - begin, 0) for _, begin, end in bounds)
     step = max(size * units // max(plan.end - low, 1), 1)
     for queue, begin, end in bounds:

@@ -44,7 +44,7 @@ _KEYS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class _KeyJob:
-    """What every task of a query must know; pickled with the function that it runs.
+    """The part of a query that every task needs; pickled with the function that it runs.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class _KeyJob:
             left = [name for name in self.files if name in index_service.names]
             if self.files and (not left or left != self.files[-len(left) :]):
                 raise StoreChangedError(
-                    "the index files were replaced since the query was made; make the query again", index_service.path
+                    "the index files were replaced since the query was made; repeat the query", index_service.path
                 )
             index_service.take(left)
             index = LogIndex(self.plan.root, log, index_service)
@@ -89,7 +89,7 @@ class _KeyJob:
                 )
                 table = key_table(log, index, asked, ColumnOptions(self.columns))
                 while index_service.note_damage():
-                    # What a damaged file hides is in the log.
+                    # Search the log for entries that a damaged file hides.
                     LogIndex(self.plan.root, log, index_service).cover(DEFAULT_LOG_BYTES)
                     table = key_table(log, index, asked, ColumnOptions(self.columns))
                 for batch in table.combine_chunks().to_batches():
@@ -116,7 +116,7 @@ def query(
 ) -> DataFrame:
     """Find messages by their keys, through the index files; exact hits only.
 
-    What the index files do not cover is searched in the log, up to 1 GiB by a task; where there is more, a warning is logged.
+    Each task searches up to 1 GiB of the log that the index files do not cover; if there is more, a warning is logged.
     There are as many tasks as shuffles have (``spark.sql.shuffle.partitions``).
 
     Parameters
@@ -129,13 +129,13 @@ def query(
     keys : iterable of str, or DataFrame
         Keys, or a DataFrame with a column ``key``.  A key that comes twice is looked up once.
     columns : iterable of str, optional
-        As of a scan.
+        As in a scan.
     max_num : int
         The newest messages of a key, at most this many.
     begin, end : int or datetime, optional
         Store time range, inclusive and exact: ms since epoch, or a `datetime` (aware, or naive as local time).
     index_type : {None, "U", "K", "T"}
-        As of `MessageStore.query_message`: keys and unique keys, one of both, or tags.
+        As in `MessageStore.query_message`: keys and unique keys, one of both, or tags.
     config : StoreConfig, optional
         By default `StoreConfig.infer`.
 
@@ -172,7 +172,7 @@ def query(
 
 
 def _leaves_out(plan: LogPlan, index_service: IndexService) -> bool:
-    # Whether the index files leave out a part of the log; a warning, where that is more than will be searched.
+    # True if the index files leave out a part of the log; warns if that is more than will be searched.
     log = plan.open()
     try:
         stretches = LogIndex(plan.root, log, index_service).stretches()
@@ -183,7 +183,7 @@ def _leaves_out(plan: LogPlan, index_service: IndexService) -> bool:
     if size > DEFAULT_LOG_BYTES:
         logger.warning(
             "%s: the index does not cover %d bytes of the log, from phy offset %d to %d; the newest %d bytes of these are "
-            "searched, so that keys of older messages may be missing. rmqstore rebuild --what index makes the index",
+            "searched, so that keys of older messages may be missing. rmqstore rebuild --what index rebuilds the index",
             plan.root, size, stretches[0][0], stretches[-1][1], DEFAULT_LOG_BYTES,
         )  # fmt: skip
     return bool(stretches)

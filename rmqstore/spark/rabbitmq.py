@@ -3,8 +3,8 @@
 Owns the schema as Spark has it, and the cutting of queues into parts: a part is some segments of one queue's directory, so that a
 task reads those and the journal, and nothing else of the queue.  `rmqstore.rabbitmq` decodes; nothing is changed on disk.
 
-What a task needs of the message store it finds there by itself: after a clean stop in the store's own tables, after an
-unclean one by going over the message files once.
+Each task finds the messages that it needs in the message store: in the store's tables after a clean stop, by one scan of the
+message files after an unclean one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _spark_schema(columns: tuple[str, ...]) -> StructType:
 
 
 def _arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """The same as Arrow has it: Spark's times are microseconds, and it knows no unsigned numbers."""
+    """Return the same as Arrow types: Spark's times are microseconds, and it has no unsigned numbers."""
     import pyarrow as pa
 
     types = {"expiry": pa.timestamp("us", "UTC"), "timestamp": pa.timestamp("us", "UTC"), "msg_id": pa.binary()}
@@ -92,7 +92,7 @@ class _Options:
 
 @dataclass(frozen=True)
 class QueuePart(InputPartition):
-    """What one task reads: some segments of a queue's directory, and what it must know to read them."""
+    """The work of one task: some segments of a queue's directory, and what is needed to read them."""
 
     vhost_path: str
     vhost: str
@@ -106,7 +106,7 @@ class QueuePart(InputPartition):
 
 
 def _ranges(directory: QueueDirectory, partition_bytes: int) -> Iterator[tuple[int, int]]:
-    """Segments of about so many bytes together, from the first there could be to the last."""
+    """Yield ranges of segments of about `partition_bytes` together, from the first possible one to the last."""
     numbers = sorted(int(match[1]) for match in map(SEGMENT_NAME.fullmatch, directory.files) if match)
     first, size = 0, 0
     for number in numbers:
@@ -138,7 +138,7 @@ def _parts(vhost: Vhost, queue: Queue, partition_bytes: int) -> Iterator[QueuePa
 
 
 def read_part(part: QueuePart, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """The record batches of a part, with Spark's types."""
+    """Yield the record batches of a part, with Spark's types."""
     spare_collector()
     wanted = _arrow_schema(columns)
     with Vhost.open(part.vhost_path, segment_entry_count=part.segment_entry_count, check_terms=False) as vhost:
@@ -181,7 +181,7 @@ def read_part(part: QueuePart, columns: tuple[str, ...]) -> Iterator[pa.RecordBa
 
 
 class QueueReader(DataSourceReader):
-    """Reads queues of a node that does not run."""
+    """A reader of the queues of a stopped node."""
 
     def __init__(self, options: _Options, asked: StructType):
         self.options = options
@@ -191,7 +191,7 @@ class QueueReader(DataSourceReader):
             check_field(field, wanted)
 
     def partitions(self) -> list[InputPartition]:
-        """Queues by vhost and name, each cut by its segments."""
+        """Return the parts of all queues, by vhost and name."""
         options = self.options
         found: list[InputPartition] = []
         missing = set(options.queues or ())
@@ -206,8 +206,8 @@ class QueueReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The record batches of one part."""
-        # Spark makes a partition of its own where there is none.
+        """Yield the record batches of one part."""
+        # Spark makes its own partition if we return none.
         return read_part(partition, self.columns) if isinstance(partition, QueuePart) else iter(())
 
 
@@ -216,13 +216,13 @@ class QueueSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """str: ``rabbitmq-queue``."""
+        """Return ``rabbitmq-queue``."""
         return RABBITMQ_FORMAT
 
     def schema(self) -> StructType:
-        """The columns that are asked for by option ``columns``, or all."""
+        """Return the schema of option ``columns``, or of all columns."""
         return _spark_schema(_Options.parse(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch job."""
+        """Return the reader of a batch job."""
         return QueueReader(_Options.parse(self.options), schema)

@@ -61,12 +61,12 @@ __all__ = ["PiecePartition", "StoreReader", "StoreStreamReader", "spark_schema"]
 logger = logging.getLogger(__name__)
 
 NULLABLE = NULLABLE_COLUMNS | {CORRUPT_COLUMN}
-# As the end of the log for a piece that ends before it.
+# The end of the log, for a piece that ends before it.
 _FAR = 2**62
 
 
 def spark_schema(columns: Iterable[str] | None = None, *, damage: bool = True) -> StructType:
-    """pyspark.sql.types.StructType: these columns of a scan (docs/columns.md), and ``_corrupt`` if it is among them.
+    """Return the Spark schema of these columns of a scan (docs/columns.md), and ``_corrupt`` if it is among them.
 
     Without rows of damage, which have few values, only ``tags`` and ``unique_key`` are nullable.
     """
@@ -92,7 +92,7 @@ def _version() -> tuple[int, ...]:
 
 
 def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
-    """pyarrow.Schema: what the reader yields for the columns that a user's schema asks for.
+    """Return the Arrow schema that the reader yields for a user's schema.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
 
 
 class PiecePartition(InputPartition):
-    """What one task reads: a piece of the log or of a queue, maybe in tiered storage.
+    """The work of one task: a piece of the log or of a queue, maybe in tiered storage.
 
     With `first`, `piece.begin` is known to be the beginning of a record.  `segment_size` is in bytes, and given where the
     reader may have been made before there was a segment.
@@ -132,7 +132,7 @@ class PiecePartition(InputPartition):
 
 
 class StoreReader(DataSourceReader):
-    """Reads a store as it is when the job is planned; only columns of `schema` are decoded.  `raw` has Spark's options."""
+    """A reader of a store as it is when the job is planned; only columns of `schema` are decoded.  `raw` has Spark's options."""
 
     def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
         arrow_schema = checked_schema(schema, options)
@@ -152,7 +152,7 @@ class StoreReader(DataSourceReader):
         return {**self.__dict__, "plan": None}
 
     def partitions(self) -> list[InputPartition]:
-        """The pieces of the log, in its order; with ``mode=queue`` those of the queues.  Those of tiered storage come first."""
+        """Return the pieces of the log, or of the queues with ``mode=queue``, after those of tiered storage."""
         options, plan = self.job.options, self.plan
         selection = options.selection
         assert plan is not None
@@ -169,14 +169,14 @@ class StoreReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The record batches of one piece."""
+        """Yield the record batches of one piece."""
         return read_partition(self.job, partition)
 
 
 def read_partition(job: ReadJob, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The record batches of a piece, for the batch reader and the one that follows a store."""
+    """Yield the record batches of a piece, for both readers."""
     if not isinstance(partition, PiecePartition):
-        # Spark makes a partition of its own where there is none.
+        # Spark makes its own partition if we return none.
         return iter(())
     spare_collector()
     piece = partition.piece
@@ -193,7 +193,7 @@ def read_partition(job: ReadJob, partition: InputPartition) -> Iterator[pa.Recor
 
 
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a store; only columns of `schema` are decoded.  `raw` has Spark's options."""
+    """A reader that follows a store; only columns of `schema` are decoded.  `raw` has Spark's options."""
 
     def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
         if options.mode != "commitlog":
@@ -202,7 +202,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise StoreError(
                 "a stream follows the local log: leave option tiered out, and read what is older as a batch"
             )
-        # What retention deleted is another matter than damage.
+        # Deletion by retention is not damage.
         missing = "fail" if options.fail_on_data_loss else "skip"
         self.options = replace(options, missing=missing)
         self.schema = checked_schema(schema, options)
@@ -225,7 +225,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---------------------------------------------------------------------------------------------------- where it is
 
     def _take_config(self) -> None:
-        # Asked first: who looks at files that come meanwhile is not sure of what was there.
+        # First, as a segment may appear between the two.
         self._is_size_known = tells_segment_size(self.root, self._raw)
         self.config = store_config(self.root, self._raw, index=False, may_be_empty=True)
 
@@ -260,7 +260,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 newest = log.files.offsets[-1] if log.files.offsets else 0
                 if log.max_offset > before or newest <= before or not _begins_with_a_record(log, newest):
                     return log
-                # Records follow after something that is none.
+                # Records follow after a damaged place.
                 log.follow()
                 log.set_end(max(log.known_end(), before))
                 return log
@@ -313,7 +313,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -------------------------------------------------------------------------------------------------- what Spark asks
 
     def initialOffset(self) -> dict[str, int]:
-        """Where a new stream begins: by options ``starting_offset`` and ``begin_phy_offset``, else at the oldest message."""
+        """Return the start of a new stream: by options ``starting_offset`` and ``begin_phy_offset``, else the oldest message."""
         log = self._look()
         if self.options.starting_offset == "latest":
             return self._at(log.max_offset)
@@ -324,7 +324,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._at(min(first_offset(log, Piece(begin, log.max_offset, missing=missing)), log.max_offset))
 
     def getDefaultReadLimit(self) -> Any:
-        """What options ``max_bytes_per_trigger`` and ``max_rows_per_trigger`` say; with both, both hold."""
+        """Return the limit of options ``max_bytes_per_trigger`` and ``max_rows_per_trigger``; with both, both hold."""
         if not LIMITS:
             return None
         if self.options.max_bytes_per_trigger is not None:
@@ -334,7 +334,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
-        """Where the next batch ends; at least one record after `start`, if there is one, however small the limit."""
+        """Return the end of the next batch: at least one record after `start`, if there is one, however small the limit."""
         log = self._look()
         goal = log.max_offset
         if self._target is not None:
@@ -358,15 +358,15 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._at(goal)
 
     def reportLatestOffset(self) -> dict[str, int]:
-        """Where the log ends, for the progress of the stream."""
+        """Return the end of the log, for the progress of the stream."""
         return {"phy_offset": self._look().max_offset}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take note of the end: this run goes no further."""
+        """Note the end: this run stops there."""
         self._target = self._look().max_offset
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """The pieces between two offsets.
+        """Return the pieces between two offsets.
 
         Raises
         ------
@@ -403,11 +403,11 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return made
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The record batches of one piece."""
+        """Yield the record batches of one piece."""
         return read_partition(ReadJob(self.root, self.config, _FAR, self.options, self.schema), partition)
 
     def stop(self) -> None:
-        """Let the store go."""
+        """Close the store."""
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 # Fewer units than this are compared by the driver sooner than by tasks.
 _FEW_UNITS = 1 << 25
-# Tasks of a pass over the log at most; each then takes several segments, and the driver one summary of a task.
+# The most tasks that scan the log; each scans several segments then, and returns one summary to the driver.
 _MAX_TASKS = 4096
 # Segments of a task, where there are enough of them.
 _SEGMENTS = 8
@@ -87,15 +87,15 @@ def rebuild_with(run: Map, job: RebuildJob, parallelism: int = 1) -> RebuildRepo
 def _build(run: Map, parallelism: int, job: RebuildJob, work: str) -> RebuildReport:
     plan = _make_plan(job, work)
     if os.path.basename(plan.build) in listing(work).existing().names:
-        logger.info("going on with what is in %s", plan.build)
+        logger.info("resuming from %s", plan.build)
     else:
-        # What an attempt at anything else left goes.
+        # Scratch of any other attempt.
         delete_tree(work, ignore_errors=True)
         make_directories(plan.build)
     try:
         report = _Rebuild(run, parallelism, plan).run()
     except StoreError:
-        # Trying again would find the same; what else may happen (a worker that died, a full disk) leaves what is done.
+        # A second attempt would fail too.  After other errors (a dead worker, a full disk) the finished work stays.
         delete_tree(work, ignore_errors=True)
         raise
     delete_tree(plan.build)
@@ -137,12 +137,12 @@ def _together(work: list[Any]) -> list[list[Any]]:
 
 
 class _Rebuild:
-    """One run of the passes over a plan, and what their tasks answered."""
+    """One run of the passes of a plan, with the results of their tasks."""
 
     def __init__(self, run: Map, parallelism: int, plan: RebuildPlan):
         self.map, self.plan = run, plan
         self.report = RebuildReport(plan.kinds, plan.root)
-        # The segments that each task of a pass over the log takes, and what it found in them.
+        # The segments of each task that scans the log, and its summary of them.
         self.groups = _groups(len(plan.segments), parallelism)
         self.summaries: list[LogSummary] = []
         # Of the whole log.
@@ -312,7 +312,7 @@ def _move(source: str, target: str) -> None:
         make_directories(os.path.dirname(target))
         os.rename(source, target)
     elif not os.path.exists(target):
-        raise CorruptionError("what a task had built is gone; start the rebuild again", source)
+        raise CorruptionError("a file that a task had built is gone; start the rebuild again", source)
 
 
 def rebuild(
@@ -337,11 +337,11 @@ def rebuild(
         The store's root.  Nobody else may have it open for writing; the driver holds its lock.
     what : iterable of {"index", "consumequeue"}
     config : StoreConfig, optional
-        As of `rmqstore.rebuild`.
+        As in `rmqstore.rebuild`.
     output : path, optional
         Build into this directory, which must not hold them already, and leave the store as it is.
     drop_units : int
-        As of `rmqstore.rebuild`.
+        As in `rmqstore.rebuild`.
 
     Returns
     -------
@@ -350,12 +350,12 @@ def rebuild(
     Raises
     ------
     GeometryError, LostLogError, StoreLockedError, CorruptionError
-        As of `rmqstore.rebuild`; the old files are untouched.
+        As in `rmqstore.rebuild`; the old files are untouched.
 
     Notes
     -----
-    A rebuild that was killed, or whose job failed, leaves what its tasks had finished in ``.rmqstore-rebuild``.  The same
-    call goes on with that, if nothing was written to the log meanwhile.
+    A rebuild that was killed, or whose job failed, leaves the finished work of its tasks in ``.rmqstore-rebuild``.  The same
+    call resumes from there, unless the log has changed.
     """
     job = RebuildJob.of(path, what, config, output, drop_units)
     return rebuild_with(spark_map(spark), job, parallelism_of(spark))

@@ -36,11 +36,11 @@ class IndexTask(NamedTuple):
     Attributes
     ----------
     number : int
-        From 0 on.
+        Counted from 0.
     parts : tuple of (int, int, int)
-        Where its entries are spooled: segment, number of the first there, how many.
+        The spools of its entries: segment, number of the first one there, count.
     before : (int, int) or None
-        Where the last entry of the file before is spooled: segment, number there.
+        The spool of the last entry of the preceding file: segment, number there.
     """
 
     number: int
@@ -72,7 +72,7 @@ def _entries(plan: RebuildPlan, segment: int, first: int, count: int) -> np.ndar
 
 
 def index_path(plan: RebuildPlan, number: int) -> str:
-    """str: where the index file of that number is built."""
+    """Return the scratch path of the index file of that number."""
     return os.path.join(plan.build, "files", f"{number:010d}")
 
 
@@ -117,9 +117,9 @@ def check_segments(plan: RebuildPlan, task: SegmentsTask) -> tuple[list[Finding]
     """Compare what was built with the records of the segments from `task[0]` to before `task[1]`.
 
     Every record's unit and entries must be there, in order, and have what the record needs.  The CRCs were checked in pass 1.
-    `task` also has the number of the first entry in the whole index, from 0 on, the topics with batch queues, the phy offsets
-    of records that have no unit because they are misplaced, and queues of topics that were deleted.  The answer has the first
-    findings, how many units of each queue belong to these records, and the number after the last entry.
+    `task` also has the number of the first entry in the whole index, the topics with batch queues, the phy offsets of records
+    without a unit because they are misplaced, and the queues of deleted topics.  Returns the first findings, the number of
+    units of each queue for these records, and the number after the last entry.
     """
     first, last, entry, batch_topics, misplaced, dropped = task
     findings: list[Finding] = []

@@ -57,20 +57,20 @@ QueueKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class RebuildPlan:
-    """What every task of a rebuild must know.
+    """The part of a rebuild that every task needs.
 
     Attributes
     ----------
     root : str
         The store.
     work : str
-        Where the finished folders come; below it `build` is the scratch of this plan.
+        The parent of the finished folders, and of `build`, the scratch of this plan.
     kinds : tuple of str
     config : StoreConfig
     segments : tuple of int
         Offset of the first byte of each segment, ascending; tasks name segments by their place in here.
     end : int
-        Where the log ends, in bytes.
+        End of the log, in bytes.
     batch_topics : frozenset of str
         Topics that are known to have batch queues.
     key : str
@@ -88,16 +88,16 @@ class RebuildPlan:
 
     @property
     def build(self) -> str:
-        """str: the scratch folder; a rebuild of another log, or with other options, has another."""
+        """The scratch folder; a rebuild of another log, or with other options, has another."""
         return os.path.join(self.work, f"build-{self.key}")
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """(int, int): where a segment begins, and where it or the log ends."""
+        """Return the begin of a segment, and its end or that of the log."""
         base = self.segments[number]
         return base, min(base + self.config.mapped_file_size_commit_log, self.end)
 
     def folder(self, *names: str) -> str:
-        """str: a folder in the scratch, made if it is missing; the scratch itself must be there."""
+        """Return a folder in the scratch, created if it is missing; the scratch itself must exist."""
         path = self.build
         for name in names:
             path = os.path.join(path, name)
@@ -107,7 +107,7 @@ class RebuildPlan:
 
     @contextlib.contextmanager
     def open(self, segments: Iterable[int]) -> Iterator[CommitLog]:
-        """CommitLog: a log of only these segments, by their offsets, closed at the end of the block; nothing is listed."""
+        """Open a log of only these segments, by their offsets, without a listing; the block's end closes it."""
         log = CommitLog(self.root, self.config, MappedFilePool(4), read_only=True)
         try:
             log.files.take(segments, self.end)
@@ -118,7 +118,7 @@ class RebuildPlan:
 
 @dataclass
 class LogSummary:
-    """What is known of a part of the log: enough to say where everything in it goes, once it is known what precedes it.
+    """A summary of a part of the log; with those of the preceding parts it determines where everything in it goes.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class LogSummary:
     entry_nums : list of int
         Index entries of every segment.
     last_has_keys : bool or None
-        Whether the last record has index entries; None without a record.
+        True if the last record has index entries; None without a record.
     queues : dict of (str, int) to list
         Per queue: offset and phy offset of its first unit, the same of its last, and how many units.
     fills : list of (str, int, int, int)
@@ -152,7 +152,7 @@ class LogSummary:
     damage: list[tuple[int, int, str]] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """str: itself as text."""
+        """Return this as JSON."""
         values = dataclasses.asdict(self)
         values["queues"] = [[*key, *value] for key, value in self.queues.items()]
         values["alone"], values["batch_topics"] = sorted(self.alone), sorted(self.batch_topics)
@@ -160,7 +160,7 @@ class LogSummary:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> LogSummary:
-        """What `to_json` wrote."""
+        """Parse the text of `to_json`."""
         values = json.loads(text)
         values["queues"] = {(topic, queue_id): rest for topic, queue_id, *rest in values["queues"]}
         values["alone"] = {(topic, queue_id) for topic, queue_id in values["alone"]}
@@ -193,8 +193,8 @@ class LogSummary:
 
 
 def can_follow(offset: int, phy_offset: int, next_offset: int, next_phy_offset: int) -> bool:
-    """bool: a queue offset can be that of a later record: it rises, by no more than the log between has room for."""
-    # What rises so from record to record no dispatcher finds implausible, however the records are put together.
+    """Return True if a queue offset can follow: it rises, by at most the number of records that fit between."""
+    # No dispatcher finds such a rise implausible, in whatever batches it reads the records.
     return 1 <= next_offset - offset <= (next_phy_offset - phy_offset) // SMALLEST_RECORD
 
 
@@ -202,7 +202,7 @@ def can_follow(offset: int, phy_offset: int, next_offset: int, next_phy_offset: 
 
 
 def write_named(path: str, data: Buffer) -> None:
-    """Write a whole file that appears under its name when it is whole."""
+    """Write a file that gets its name when it is complete."""
     # Under a name of its own first, so that a second attempt, or a kill, leaves the whole file or none.
     temporary = f"{path}.{uuid.uuid4().hex}"
     try:
@@ -249,12 +249,12 @@ def scan_segments(plan: RebuildPlan, numbers: tuple[int, int]) -> LogSummary:
 
 
 def spool_path(plan: RebuildPlan, number: int) -> str:
-    """str: where the index entries of a segment wait for their files."""
+    """Return the path of the spooled index entries of a segment."""
     return os.path.join(plan.build, "segments", f"{number:010d}.entries")
 
 
 class _SegmentScan:
-    """Reads the records of one segment."""
+    """A scan of one segment."""
 
     def __init__(self, plan: RebuildPlan, number: int):
         self.plan = plan
@@ -326,7 +326,7 @@ class _SegmentScan:
         for topic in columns.topics.topics[len(self._topics) :]:
             self._topics.append(decode_java_utf8(topic))
         summary.batch_topics |= {self._topics[number] for number in set(columns.topic[:n][batches].tolist())}
-        # What the dispatcher reports is left to it.
+        # The dispatcher reports these.
         for row in bad_batches.tolist():
             summary.alone.add((self._topics[columns.topic[row]], int(columns.queue_id[row])))
         if plan.config.enable_lmq and plan.config.enable_multi_dispatch:
@@ -407,7 +407,7 @@ def _write_units(plan: RebuildPlan, topic: str, queue_id: int, number: int, data
 
 
 def fill_units(plan: RebuildPlan, fills: Sequence[tuple[str, int, int, int]]) -> None:
-    """Write pre-fill units, which readers pass over, where queues have gaps: topic, queue id, first number, end of each."""
+    """Write pre-fill units, which readers skip, into gaps: topic, queue id, first number and end of each."""
     for topic, queue_id, begin, end in fills:
         for at in range(begin, end, ENTRIES):
             _write_units(plan, topic, queue_id, at, _filling(min(ENTRIES, end - at)).tobytes())
@@ -454,7 +454,7 @@ def _dispatch_alone(
                 store.add_batch_topic(topic)
             dispatcher = LogDispatcher(plan.root, log, store, None)
             dispatcher.only = queues
-            # As many at once as the single-process rebuild reads: which queue offsets it trusts depends on that.
+            # The batch size of the single-process rebuild: it determines which queue offsets the dispatcher trusts.
             columns = RecordColumns()
             for base in segments:
                 end = min(base + log.segment_size, plan.end)

@@ -22,7 +22,7 @@ _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats known to a session: ``rocketmq-store`` to read, follow and write, ``rabbitmq-queue`` to read.
+    """Register the formats in a session: ``rocketmq-store`` to read, follow and write, ``rabbitmq-queue`` to read.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def register(spark: SparkSession) -> None:
 
 
 def ensure_registered(spark: SparkSession) -> None:
-    """`register` unless that was done for this session, so that Spark has nothing to warn of."""
+    """Call `register` unless that was done for this session: Spark warns of a second time."""
     if spark not in _registered:
         register(spark)
 
@@ -45,11 +45,11 @@ class StoreSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """str: ``rocketmq-store``."""
+        """Return ``rocketmq-store``."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns that option ``columns`` names, or all of a scan; ``_corrupt`` too with ``corrupt=report``."""
+        """Return the schema of option ``columns``, or of a scan; with ``_corrupt`` if ``corrupt=report``."""
         options = ReadOptions.parse(self.options)
         columns = DEFAULT_COLUMNS if options.columns is None else options.columns
         if options.corrupt == "report" and CORRUPT_COLUMN not in columns:
@@ -57,15 +57,15 @@ class StoreSource(DataSource):
         return spark_schema(columns, damage=options.corrupt == "report")
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch job."""
+        """Return the reader of a batch job."""
         return StoreReader(ReadOptions.parse(self.options), schema, self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader that follows a growing store."""
+        """Return the reader that follows a growing store."""
         return StoreStreamReader(ReadOptions.parse(self.options), schema, self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The writer of a batch job."""
+        """Return the writer of a batch job."""
         from rmqstore.spark.writer import StoreWriter
 
         return StoreWriter(schema, overwrite, self.options)

@@ -1,6 +1,6 @@
-"""What runs in Python workers of Spark: functions over a plan and its tasks, and the worker's garbage collector.
+"""Run functions of a plan and a task in Spark's Python workers, and keep their garbage collector fast.
 
-Owns how tasks and answers travel.  The functions know nothing of Spark.  pyspark is imported only in a task, or through the
+The functions know nothing of Spark.  pyspark is imported only in a task, or through the
 session that is given.
 """
 
@@ -45,7 +45,7 @@ def spare_collector() -> None:
 
 
 def parallelism_of(spark: SparkSession) -> int:
-    """int: how many tasks Spark says it runs at once."""
+    """Return the number of tasks that Spark runs at once."""
     try:
         return max(spark.sparkContext.defaultParallelism, 1)
     except Exception:  # A session of Spark Connect has no context, and its error is not a public name.
@@ -88,7 +88,7 @@ def _map_tasks(spark: SparkSession, function: Callable[[Any, Any], Any], plan: A
 
 
 def answer_of(function: Callable[[Any, Any], Any], plan: Any, task: Any) -> tuple[StoreError | None, Any]:
-    """(StoreError or None, answer): an error about the store as a value, so that Spark does not repeat the task."""
+    """Return (StoreError or None, answer): the error is a value, so that Spark does not repeat the task."""
     try:
         return None, function(plan, task)
     except StoreError as error:

@@ -1,7 +1,7 @@
-"""Tiered storage as partitions: what the local log no longer has, queue by queue, in pieces along the flat files.
+"""Partitions of tiered storage: messages that the local log no longer has, queue by queue, in pieces along the flat files.
 
-It never imports pyspark and only reads.  What both have comes from the local log, so that no message comes twice; the plan of
-the local log is made first, so that none is missing between them.
+It never imports pyspark and only reads.  A message that both have is read from the local log, so no message comes twice; the
+local log is planned first, so no message is missed between them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmqstore import _core
-from rmqstore._core import Verdict
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError, Finding, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.flatfile.flat_files import FlatFiles
@@ -22,12 +19,10 @@ from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.sources import EXPIRED, DamagePolicy, Part
 from rmqstore.spans import Span, without
-from rmqstore.spark.batches import ADVICE, PieceReader, ReadJob, marked_verdict
+from rmqstore.spark.batches import ADVICE, PieceReader, ReadJob
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
-from rmqstore.store.placed_columns import queue_batches
 from rmqstore.store.tiered import in_log
-from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +86,7 @@ def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
             for first, last in without(begin, end, spans):
                 for at, until in _cut(queue, first, last, options.partition_bytes):
                     ends = [queue.unit_at(number) for number in (at, until - 1)]
-                    # Where units do not say where their records are, these may be anywhere.
+                    # Without these units the records may be anywhere.
                     low = 0 if ends[0] is None else ends[0][0]
                     high = _INT64_MAX if ends[1] is None else ends[1][0] + max(ends[1][1], 1)
                     logs = _known(queue.log, said[0], low, high)
@@ -99,7 +94,7 @@ def tiered_pieces(plan: LogPlan, options: ReadOptions) -> Iterator[TieredPiece]:
                     yield TieredPiece(queue.path, queue.topic, queue.queue_id, at, until, logs, units)
     finally:
         flat_store.close()
-        # What has no piece is reported by no task.
+        # No task reports what has no piece.
         for finding in damage.findings:
             logger.warning("%s: %s; what may be there is left out", finding.path, finding.detail)
 
@@ -115,13 +110,7 @@ def _known(files: FlatFiles, said: Mapping[int, int] | None, begin: int, end: in
 
 def _local_spans(plan: LogPlan, flat_queues: Sequence[FlatQueue], by_log: bool) -> list[list[Span]]:
     # For each queue of tiered storage the queue offsets that the planned log has.
-    queues = ConsumeQueueStore(plan.root, plan.config, MappedFilePool(16), read_only=True)
-    queues.load()
-    log = plan.open()
-    local: list[AnyConsumeQueue | None] = []
-    try:
-        undispatched = Undispatched(plan.root, log, queues)
-        undispatched.look()
+    with plan.queues() as (log, queues, undispatched):
         if undispatched.left_out is not None:
             raise StoreError(
                 "not all of the log has units, so nobody knows what it shares with tiered storage; rebuild the queues first: "
@@ -135,11 +124,6 @@ def _local_spans(plan: LogPlan, flat_queues: Sequence[FlatQueue], by_log: bool) 
         # A local queue whose messages are all gone still says where it ended.
         ends = [(0, 0) if queue is None else (queue.bounds(plan.begin)[0],) * 2 for queue in local]
         return [spans or [end] for spans, end in zip(known, ends)]
-    finally:
-        for queue in local:
-            if queue is not None:
-                queue.close()
-        log.close()
 
 
 def _cut(queue: FlatQueue, begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
@@ -148,7 +132,7 @@ def _cut(queue: FlatQueue, begin: int, end: int, size: int) -> Iterator[tuple[in
         unit = queue.unit_at(at)
         mapped_file = None if unit is None else queue.log.find(unit[0])
         if unit is None or mapped_file is None:
-            # What is gone is reported by the task that reads it.
+            # The task that reads a missing file reports it.
             yield at, end
             return
         limit = min(unit[0] + size, mapped_file.file_from_offset + mapped_file.size)
@@ -158,7 +142,7 @@ def _cut(queue: FlatQueue, begin: int, end: int, size: int) -> Iterator[tuple[in
 
 
 def _first_at(queue: FlatQueue, begin: int, end: int, log_offset: int) -> int:
-    # The first queue offset from `begin` on whose record begins at or after `log_offset`; a unit that is gone counts as after it.
+    # The first queue offset, at least `begin`, whose record begins at or after `log_offset`; a missing unit counts as after it.
     def place(number: int) -> int:
         unit = queue.unit_at(number)
         return _INT64_MAX if unit is None else unit[0]
@@ -173,13 +157,6 @@ class _TieredReader(PieceReader):
     def place(self, phy_offset: int) -> tuple[str, int]:
         return self.queue.log.place_of(phy_offset)
 
-    def verdict_at(self, phy_offset: int) -> str:
-        found = self.queue.log.region_of(phy_offset)
-        if found is None:
-            return "MISSING"
-        verdict = _core.check_record(found[0], phy_offset - found[1], found[1], self.queue.log.crc_check)[0]
-        return marked_verdict(self.queue.log.look_up(phy_offset)) if verdict is Verdict.RECORD else verdict.name
-
     def finding(self, finding: Finding) -> None:
         if self.mode == "fail":
             raise CorruptionError(f"{finding.detail}; {self.advice}", finding.path, finding.pos)
@@ -190,11 +167,11 @@ class _TieredReader(PieceReader):
             self.ready.append(self.one_row(values))
         elif finding.kind in ("missing_file", EXPIRED) and finding.path not in self.warned_of:
             self.warned_of.add(finding.path)
-            logger.warning("%s: %s; what lay there is left out", finding.path, finding.detail)
+            logger.warning("%s: %s; its messages are left out", finding.path, finding.detail)
 
 
 def tiered_piece_batches(job: ReadJob, piece: TieredPiece) -> Iterator[pa.RecordBatch]:
-    """The chosen messages of a piece of tiered storage, in queue order; otherwise as `piece_batches`.
+    """Yield the chosen messages of a piece of tiered storage, in queue order; otherwise like `piece_batches`.
 
     Raises
     ------
@@ -207,13 +184,8 @@ def tiered_piece_batches(job: ReadJob, piece: TieredPiece) -> Iterator[pa.Record
     queue = FlatQueue(
         piece.path, piece.topic, piece.queue_id, pool, reader, piece.log_sizes, piece.unit_sizes, goes_on=True,
     )  # fmt: skip
-    reader.queue = queue
+    reader.queue, reader.log = queue, queue.log
     try:
-        job.options.selection.choose(reader.made.out, by_place=True)
-        for batch in queue_batches([Part(queue, piece.begin, piece.end)], reader.made, job.options.selection):
-            reader.add(batch)
-            ready, reader.ready = reader.ready, []
-            yield from ready
-        yield from reader.ready
+        yield from reader.queue_part(Part(queue, piece.begin, piece.end))
     finally:
         queue.close()

@@ -51,7 +51,7 @@ _WRITE = {"topic", "queue_id", "tags", "keep_timestamps"}
 
 @dataclass
 class SpooledRows(WriterCommitMessage):
-    """What a task left: a file of the job's folder, none for a partition without rows."""
+    """The result of a task: a file in the job's folder, or None for a partition without rows."""
 
     partition: int
     name: str | None
@@ -81,7 +81,7 @@ def spool_rows(spool: str, batches: Iterable[pa.RecordBatch]) -> SpooledRows:
 
 @contextlib.contextmanager
 def spooled_tables(spool: str, spooled: Iterable[SpooledRows | None], root: str) -> Iterator[list[pa.Table]]:
-    """The spooled rows, mapped, in the order of the partitions and without ``_corrupt``; an error if a row is marked there."""
+    """Map the spooled rows, in the order of the partitions and without ``_corrupt``; raise if a row is marked there."""
     pa = import_pyarrow()
     named = sorted((each.partition, each.name) for each in spooled if each is not None and each.name is not None)
     tables = []
@@ -99,7 +99,7 @@ def spooled_tables(spool: str, spooled: Iterable[SpooledRows | None], root: str)
 
 
 class StoreWriter(DataSourceArrowWriter):
-    """Appends rows; their columns are those of `MessageStore.put_table`.
+    """A writer that appends rows; their columns are those of `MessageStore.put_table`.
 
     Options ``topic``, ``queue_id`` and ``tags`` have one value for all rows, instead of a column; ``keep_timestamps`` takes
     the store timestamps from the rows.  A store that does not exist is created with the given geometry, or RocketMQ's.
@@ -163,7 +163,7 @@ class StoreWriter(DataSourceArrowWriter):
 
 @dataclass(frozen=True)
 class BulkLoadReport:
-    """What a bulk load did.
+    """The result of a bulk load.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class BulkLoadReport:
     segments : int
         Files of the commit log.
     log_bytes : int
-        Where the log ends, in bytes.
+        End of the log, in bytes.
     """
 
     path: str
@@ -196,7 +196,7 @@ def bulk_load(
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        Columns as of `MessageStore.put_table`; one of timestamps ``store_timestamp`` gives the store times.  Without it
+        Columns as in `MessageStore.put_table`; one of timestamps ``store_timestamp`` gives the store times.  Without it
         messages are stored at the time at which they are put.
     path : path
         The new store; nothing, or an empty directory, may be there.

@@ -221,7 +221,7 @@ def _text(path: str) -> str:
 
 
 def is_promise(line: dict) -> bool:
-    """Whether all that was put before this deed began is on disk: a flush that returned, or a close in order."""
+    """True if everything put before this action is on disk: a flush that returned, or a close in order."""
     return line["what"] == "flush" or (line["what"] == "closed" and not line["abort"])
 
 

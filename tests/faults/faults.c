@@ -43,7 +43,7 @@ enum name {
 enum action { NOTHING, KILL_BEFORE, KILL_AFTER, FAIL, SHORT_WRITE };
 enum flag { IS_NEW = 1, IS_DIRECTORY = 2, LAST_LINK = 4 };
 
-/* What stands in front of each entry of the log; the two paths and the data follow. */
+/* The header of each entry of the log; the two paths and the data follow. */
 struct entry {
     uint32_t magic, name;
     uint64_t number; /* among the calls that are counted, from 1; 0 if this one is not */
@@ -120,7 +120,7 @@ void faults_arm(const char *directory, uint32_t names, long number, int what, in
 void faults_heal(void) { atomic_store(&faults_on, 0); }
 long faults_count(void) { return atomic_load(&count); }
 long faults_hits(void) { return atomic_load(&hits); }
-/* A time that every log entry before this call lies before. */
+/* A time after every log entry before this call. */
 unsigned long faults_clock(void) { return atomic_fetch_add(&clock_now, 1) + 1; }
 /* Go on where the clock of an earlier process stood, so that the logs of both are one. */
 void faults_set_clock(unsigned long now) { atomic_store(&clock_now, now); }

@@ -1,4 +1,4 @@
-"""What tests under the layer share: the server of their children, and folders beside its files.
+"""Fixtures of tests under the layer: the server of their children, and folders next to its files.
 
 A test module gives the fixtures that it uses their names in itself.  What must hold in a store afterwards is the tests' business.
 """
@@ -48,7 +48,7 @@ def copy(server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether to try every case, as `--slow` asks for."""
+    """Return True if every case is to be tried, as with `--slow`."""
     return request.config.getoption("--slow")
 
 

@@ -1,4 +1,4 @@
-"""What a power loss may leave of a directory, replayed from the log of a child.
+"""The possible states of a directory after a power loss, replayed from the log of a child.
 
 Owns the model of a file system that promises what POSIX does and nothing more: bytes are on disk when an `fsync`,
 `fdatasync` or `msync` that began after they were written has returned, a name when its directory was forced after the

@@ -34,7 +34,7 @@ index_service._CREATE_PAUSE = 0.0
 
 
 class Life:
-    """What a child does with its store; every deed is said when it is done.
+    """Actions of a child on its store; each is reported when it is done.
 
     With `patient` a deed that fails says so and the next one follows, so that errors may be injected; without it the
     child ends with the first failure.

@@ -98,7 +98,7 @@ def unavailable_reason() -> str | None:
     try:
         import pika  # noqa: F401
     except ImportError:
-        return "the client pika is missing: install the extra test"
+        return "the client pika is missing: pip install --group test"
     return None
 
 

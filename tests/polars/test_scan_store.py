@@ -80,7 +80,7 @@ def whole(path):
 
 @pytest.fixture
 def no_log(monkeypatch):
-    """No record of the log is gone over; one that somebody leads to is still read."""
+    """The log is not scanned; a record that a unit or entry points to is still read."""
 
     def forbidden(*arguments, **options):
         raise AssertionError("the log is read")
@@ -110,7 +110,7 @@ def test_sums_do_not_wrap(path, monkeypatch):
     assert not {pl.Int8, pl.Int16, pl.Int32} & {*frame.collect_schema().dtypes()}
     for name, table in scan_tables(path).items():
         assert not {pl.Int8, pl.Int16, pl.Int32} & {*table.collect_schema().dtypes()}, name
-    # As of messages of 2 GiB.
+    # Offsets as large as with messages of 2 GiB.
     whole = MessageStore.scan_selected
 
     def large(self, selection, options):
@@ -256,7 +256,7 @@ def test_a_place_of_a_queue_asks_the_queue_and_not_the_log(path, whole, no_log):
         orders & col("queue_offset").is_in([3, 4, 9]),
     ):
         assert scan_store(path).filter(condition).collect().equals(whole.filter(condition))
-    # What a queue does not have may be in the log.
+    # A message without a unit may be in the log.
     for condition in (orders & (col("queue_offset") == 0), orders & (col("queue_offset") == 10_000)):
         with pytest.raises((AssertionError, *WRAPPED), match="the log is read"):
             scan_store(path).filter(condition).collect()
@@ -485,7 +485,7 @@ def test_polars_is_loaded_by_the_first_call(path):
 )
 def test_what_a_predicate_says_of_its_columns(condition, wanted):
     assert limits_of(condition) == wanted
-    # As it comes from Polars: serialized and made again.
+    # Polars serializes and deserializes it.
     assert limits_of(pl.Expr.deserialize(condition.meta.serialize())) == wanted
 
 
@@ -515,7 +515,7 @@ def test_the_progress_of_consumers(tmp_path):
     root = build(tmp_path / "store")
     with MessageStore.open(root, config=StoreConfig(**GEOMETRY)) as store:
         store.consumer_offsets.commit("billing", "Orders", 2, 41)
-    # As a broker counts: a queue in which the group has no progress is consumed from its start.
+    # A broker counts like this: a queue in which the group has no progress is consumed from its start.
     found = {row.pop("queue_id"): row for row in scan_tables(root)["consumers"].collect().to_dicts()}
     assert len(found) > 1 and {(row["group"], row["topic"]) for row in found.values()} == {("billing", "Orders")}
     shown = {queue_id: (row["queue_offset"], row["max_queue_offset"], row["lag"]) for queue_id, row in found.items()}
@@ -530,7 +530,7 @@ from rmqstore.polars.scan import Reading
 at_work = threading.Event()
 
 def frames(store):
-    # As a thread of Polars does in the middle of a large scan.
+    # Like a thread of Polars in a large scan.
     at_work.set()
     while not store.closed:
         time.sleep(0.001)

@@ -290,3 +290,16 @@ def test_a_finding_of_the_fuzzer_stops_no_other_target(fuzz):
 def test_a_long_run_of_the_fuzzer_ends_when_its_time_is_up(fuzz):
     ran, done = fuzz("long", "1", MINUTES="0")
     assert ran.returncode == 0 and done == []
+
+
+@pytest.mark.parametrize("ceiling, code, left", [(0, 1, 0), (1, 0, 1), (9, 0, 1)])
+def test_the_ceiling_of_the_prose_check_only_falls(tmp_path, ceiling, code, left):
+    (tmp_path / "ci").mkdir()
+    script = re.sub(r"(?m)^CEILING = \d+$", f"CEILING = {ceiling}", (ROOT / "ci" / "prose.py").read_text(encoding="utf-8"))
+    (tmp_path / "ci" / "prose.py").write_text(script, encoding="utf-8")
+    phrase = "W" + "hat is here counts."
+    (tmp_path / "page.md").write_text(f"{phrase}\n```\n{phrase}\n```\n", encoding="utf-8")
+    subprocess.run("git init -q && git add .", cwd=tmp_path, shell=True, check=True)
+    ran = subprocess.run(["python3", "ci/prose.py", "--lower"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == code and ran.stdout.startswith("1 phrases"), ran.stderr
+    assert f"\nCEILING = {left}\n" in (tmp_path / "ci" / "prose.py").read_text(encoding="utf-8")

@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 META = PROJECT["project"]
 EXTRAS = META["optional-dependencies"]
-# Extras that users ask for; the others are for working on the package.
+GROUPS = PROJECT["dependency-groups"]
+# Every extra except `all`: what is for work on the package is a dependency group.
 FOR_USERS = {"arrow", "cli", "compression", "console", "metrics", "spark", "polars", "rocksdb", "sql"}
 # Names of distributions whose module has another name.
 MODULE_OF = {"pyarrow": "pyarrow", "prometheus-client": "prometheus_client", "zstandard": "zstandard"}
@@ -79,7 +80,7 @@ def test_the_licence_is_stated_as_pep_639_has_it():
 def test_only_lower_bounds():
     every = [
         *META["dependencies"],
-        *(text for texts in EXTRAS.values() for text in texts),
+        *(text for texts in [*EXTRAS.values(), *GROUPS.values()] for text in texts if isinstance(text, str)),
         *PROJECT["build-system"]["requires"],
     ]
     for text in every:
@@ -91,7 +92,7 @@ def test_only_lower_bounds():
 def test_the_extra_all_is_every_extra_for_users_but_the_large_and_the_rare():
     (named,) = (Requirement(text).extras for text in EXTRAS["all"])
     assert named == FOR_USERS - {"polars", "rocksdb", "spark", "sql"}
-    assert FOR_USERS <= set(EXTRAS)
+    assert FOR_USERS | {"all"} == set(EXTRAS)
     text = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     listed = set(
         re.findall(r"(?m)^\| ((?:`\w+`(?:, )?)+) \| ", text.partition("| extra | for |")[2].partition("\n\n")[0])
@@ -261,6 +262,12 @@ def test_a_workflow_runs_the_tests():
         assert target in targets
     for script in re.findall(r"\bci/\S+\.(?:sh|py)", commands):
         assert (ROOT / script).is_file()
+
+
+def test_every_action_is_pinned_by_commit():
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for used in re.findall(r"uses: *(.*)", path.read_text(encoding="utf-8")):
+            assert re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", used), f"{path.name}: {used}"
 
 
 def test_the_source_distribution_holds_what_git_knows(monkeypatch):

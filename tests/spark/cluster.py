@@ -33,7 +33,7 @@ from spark_setting import JAVA_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOPBACK = "127.0.0.1"
-# What the Python of a task needs beside the wheel; pyspark itself comes with the executor.
+# Packages that the Python of a task needs next to the wheel; pyspark itself comes with the executor.
 PACKAGES = ("numpy", "pyarrow")
 # Seconds until a daemon has started on a machine that is busy.
 PATIENCE = 240
@@ -60,7 +60,7 @@ def processes_of_session(session: int) -> dict[int, str]:
         if not entry.isdigit():
             continue
         try:
-            # The name stands in parentheses and may hold anything; behind it: state, parent, group, session.
+            # The name is in parentheses and may contain anything; after it: state, parent, group, session.
             state, _, _, sid = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:4]
             command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
@@ -115,7 +115,7 @@ class Daemon:
     def kill(self) -> list[int]:
         """End it and all that it started with SIGKILL, at one moment as far as that is possible; the ids."""
         killed: list[int] = []
-        # What was being started while the list was made is found the next time.
+        # The next round finds processes that start while this list is made.
         while there := self.processes():
             for pid in there:
                 with contextlib.suppress(ProcessLookupError):

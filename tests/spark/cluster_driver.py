@@ -44,7 +44,7 @@ def where(batches):
 
 
 def batch(spark: Any, path: str, partition_bytes: int) -> dict[str, Any]:
-    """Where the tasks of a job ran, and what they read."""
+    """Return the executors of the tasks of a job, and their rows."""
     frame = spark.read.format("rocketmq-store").option("partition_bytes", partition_bytes).load(path).cache()
     schema = "pid bigint, folder string, python string, core string, path string, rows bigint"
     # The cache keeps rows where they were read.
@@ -55,7 +55,7 @@ def batch(spark: Any, path: str, partition_bytes: int) -> dict[str, Any]:
 
 
 def stream(spark: Any, path: str, output: str, checkpoint: str, max_bytes: int) -> dict[str, Any]:
-    """Follow a store to its end in small batches into files; tells of every batch."""
+    """Follow a store to its end in small batches into files; print every batch."""
     source = spark.readStream.format("rocketmq-store").schema("phy_offset bigint, body binary")
     frame = source.option("max_bytes_per_trigger", max_bytes).option("partition_bytes", max_bytes // 4).load(path)
     query = (

@@ -1,4 +1,4 @@
-"""What a Spark session of the tests is started with, here and in processes of their own.
+"""The settings of the tests' Spark sessions, here and in other processes.
 
 Owns saying whether Spark can run here, the environment variables that it needs, and its settings.  It starts nothing.
 """

@@ -1,7 +1,7 @@
 """Jobs on a standalone cluster of separate processes: the wheel in an archive, and workers that are killed in the middle.
 
 Owns what must hold when a worker, its executor and their Python processes go at one moment: the results are those of one
-process all the same.  Everything is small, and the cluster is one for all tests.
+process anyway.  Everything is small, and the cluster is one for all tests.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def wait_for_executors(cluster, driver, num):
 
 def finished_segments(output):
     found = []
-    # Folders that go meanwhile are passed over.
+    # Folders that disappear are skipped.
     for folder, _, names in os.walk(output):
         found += [name for name in names if os.path.basename(folder) == "segments" and name.endswith(".json")]
     return found

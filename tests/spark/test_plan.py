@@ -1,4 +1,4 @@
-"""Pieces of a log: together they give what one scan gives, wherever it is cut and whatever stands in bodies.
+"""Pieces of a log: together they give what one scan gives, wherever it is cut and whatever bodies contain.
 
 Needs neither Spark nor Java.  The bodies hold records that are right in every detail, and the cuts lie just before them.
 """
@@ -31,7 +31,7 @@ pytest.importorskip("pyarrow")
 
 COLUMNS = ("phy_offset", "size", "topic", "queue_offset", "body")
 ORDERS = Selection(topics=("Orders",), queue_ids=(0,))
-# Where the body begins in a record with IPv4 hosts.
+# Position of the body in a record with IPv4 hosts.
 BODY = 88
 
 
@@ -45,7 +45,7 @@ def batches_of(plan, piece, columns=COLUMNS, **options):
 
 
 def read(path, partition_bytes, columns=COLUMNS, config=None, **options):
-    """The rows of all pieces, one behind the other."""
+    """Return the rows of all pieces, in order."""
     plan, pieces = pieces_of(path, partition_bytes, config)
     rows = []
     for piece in pieces:
@@ -215,7 +215,7 @@ def test_pieces_of_a_damaged_log_are_one_scan(sound, tmp_path, way, seed):
 
 
 def test_behind_damage_a_piece_begins_where_a_scan_goes_on(sound, tmp_path, way):
-    # The header of one record is gone and the next one fails its CRC: a scan passes over both, so a cut between them does.
+    # The header of one record is gone and the next one fails its CRC: a scan skips both, and a cut between them does too.
     path = without_queues(shutil.copytree(sound, tmp_path / "store"), way)
     rows = scanned(path, ["phy_offset", "size"])
     first, second, third = [row["phy_offset"] for row in rows[10:13]]
@@ -323,7 +323,7 @@ def test_a_lost_part_is_damage(tmp_path, caplog, part, mode):
         segments[-1].unlink()
         segments[-2].unlink()
     else:
-        # As from an older copy.
+        # A segment of an older copy.
         base = int(segments[-1].name)
         gone = next(put.phy_offset for put in puts if put.phy_offset > base), puts[-1].phy_offset + puts[-1].size
         with open(segments[-1], "r+b") as file:
@@ -371,7 +371,7 @@ def test_what_is_no_file_in_the_place_of_a_segment_is_damage(sound, tmp_path, ki
     NO_FILES[kind](segment)
     after = LogPlan.of(path, ends=True)
     left = [row["phy_offset"] for row in rows if not base <= row["phy_offset"] < base + SEGMENT]
-    # Whether it came before the job was planned or after.
+    # True if it appeared before the job was planned.
     for plan in (before, after):
 
         def read_all(plan=plan, **options):
@@ -396,7 +396,7 @@ def test_what_is_no_file_and_stands_in_no_place_of_a_segment_says_nothing(sound,
     plan = LogPlan.of(path)
     last = plan.segments[-1]
     assert plan.end < last + SEGMENT
-    # What follows a segment that is not full never was a segment with messages.
+    # A file after a segment that is not full never had messages.
     places = (last + SEGMENT, last + 7 * SEGMENT, 2**62, 1)
     for name in [*(f"{place:020d}" for place in places), "notes"]:
         (path / "commitlog" / name).mkdir()
@@ -704,7 +704,7 @@ def test_units_of_a_batch_queue_that_go_after_the_plan_are_named(batches, tmp_pa
 
 @pytest.mark.parametrize("unit", [0, 1, 2])
 def test_a_batch_unit_that_lost_its_base_hides_no_other(batches, tmp_path, unit):
-    # Cut behind its phy offset, size and tags code it says queue offset 0, which the search for others comes by.
+    # Cut after its phy offset, size and tags code it says queue offset 0, which the search for others comes by.
     path = shutil.copytree(batches, tmp_path / "store")
     plan = LogPlan.of(path)
     (piece,) = queue_pieces(plan, Selection(), 10**9)
@@ -760,7 +760,7 @@ def test_what_goes_in_front_of_what_is_wanted_is_not_missed(sound, tmp_path):
     chosen = ReadOptions(str(path), mode="queue", selection=Selection(begin_phy_offset=begin))
     batches = queue_piece_batches(ReadJob.of(plan, chosen, spark_arrow_schema(["queue_offset"])), piece)
     assert [row["queue_offset"] for batch in batches for row in batch.to_pylist()] == list(range(45, 66))
-    # Nothing is planned of what lies in front of all.
+    # Nothing before the first one is planned.
     assert not list(queue_pieces(plan, replace(ORDERS, begin_phy_offset=10**9), 10**9))
 
 

@@ -78,7 +78,7 @@ def test_index_files_that_go_meanwhile(spark, path, tmp_path):
     # Retention takes the oldest.
     files[0].unlink()
     assert 0 < len(found(frame)) < len(whole)
-    # Whoever asks again finds that the log still has what the file led to.
+    # A second query finds the records of that file in the log.
     assert found(query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, max_num=1000)) == whole
     # A rebuild replaces all.  Spark keeps what it has shuffled of a frame, so that others are asked.
     frame = query(spark, copy, "Orders", ["K7", "G1"], COLUMNS)

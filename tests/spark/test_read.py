@@ -67,7 +67,7 @@ def test_a_frame_holds_what_a_scan_gives(spark, path):
     with MessageStore.open(path, read_only=True) as store:
         whole, rest = divmod(store.commit_log.max_offset, SEGMENT)
     assert frame.rdd.getNumPartitions() == whole * len(pieces) + -(-rest // 6000)
-    # What the reader yields is what Spark expects of this schema.
+    # The reader yields the types that Spark expects of this schema.
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         for options in ({}, {"corrupt": "report"}):
             schema = read(spark, path, **options).schema

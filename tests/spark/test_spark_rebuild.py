@@ -180,7 +180,7 @@ def damage(root, rnd, segment_size, places):
 
 
 def outcome(call, output):
-    """What a rebuild reports and wrote, or that it refused."""
+    """Return the report and the files of a rebuild, or its refusal."""
     try:
         report = call(output)
     except StoreError as error:
@@ -267,7 +267,7 @@ KILLED = textwrap.dedent(
             sys.exit()
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
             sys.exit("a run failed")
-        # One that is killed behind the swap, while it tidies up, has done its work: the next run begins again.
+        # A run that is killed after the swap, during the clean-up, is complete: the next run begins again.
         kills += 1
         steps += 1
         if kills == 60:
@@ -396,7 +396,7 @@ def test_on_spark(spark, golden_copy, tmp_path):
     got = rmqstore.spark.rebuild(spark, root, config=config, output=tmp_path / "got")
     assert built(tmp_path / "got") == built(tmp_path / "want")
     assert (got.records, got.units, got.index_entries) == (want.records, want.units, want.index_entries)
-    # What a task finds is raised as if it had been found here.
+    # An error of a task is raised here.
     with pytest.raises(GeometryError, match="message_delay_level"):
         rmqstore.spark.rebuild(spark, root, what="consumequeue")
 

@@ -121,7 +121,7 @@ def test_growth(tmp_path):
             more, places = followed(reader, {"phy_offset": places[-1]})
             seen += more
         assert [at for batch in seen for at in batch] == [row["phy_offset"] for row in scanned(path, ["phy_offset"])]
-        # What comes after the trigger belongs to the next run.
+        # Messages after the trigger belong to the next run.
         reader = stream_reader(path, available_now=True)
         store.put_messages([message for message, _ in messages(25)])
         batches, _ = followed(reader)
@@ -197,7 +197,7 @@ def test_a_size_that_was_given_is_not_guessed(tmp_path):
 
 
 def test_growth_while_it_is_read(tmp_path):
-    # A writer on another thread; every batch is read at once, beside it.
+    # A writer on another thread; every batch is read while it writes.
     path = tmp_path / "store"
     num = 3000
     with MessageStore.open(path, config=small_config()) as store:
