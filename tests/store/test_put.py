@@ -22,9 +22,9 @@ import oracle
 import pytest
 
 from rmqstore import (
+    DiskFullError,
     GetMessageStatus,
     IndexFile,
-    IndexFileError,
     InvalidMessageError,
     Message,
     MessageStore,
@@ -1034,7 +1034,7 @@ def test_when_three_tries_fail_the_store_takes_no_more_writes(tmp_path, monkeypa
         store.put_message(Message("T", b"%d" % number, keys=[f"k{number}"]))
     with monkeypatch.context() as patched:
         attempts = failing_creation(patched, 3)
-        with pytest.raises(IndexFileError, match=r"3 tries .*No space left.*open the store again") as caught:
+        with pytest.raises(DiskFullError, match=r"3 tries .*No space left.*open the store again") as caught:
             store.put_message(Message("T", b"4", keys=["k4"]))
         assert caught.value.path == str(tmp_path / "index")
         assert len(attempts) == 3
@@ -1072,7 +1072,7 @@ def test_a_record_half_indexed_is_completed(tmp_path, monkeypatch, standing_cloc
     with monkeypatch.context() as patched:
         store.put_message(Message("T", keys=["a", "b"]))
         failing_creation(patched, 3)
-        with pytest.raises(IndexFileError):
+        with pytest.raises(DiskFullError):
             store.put_message(Message("T", keys=["c", "d", "e", "f"], tags="t"))
     store.close()
     with open_store(tmp_path, geometry) as store:
