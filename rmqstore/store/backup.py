@@ -170,11 +170,11 @@ class _Backup:
         files = listing(directory, lambda entry: offset_of_name(entry.name) is not None).existing()
         for number, path in enumerate(files.paths):
             base, size = offset_of_name(os.path.basename(path)) or 0, os.stat(path).st_size
-            is_last = number == len(files.paths) - 1
-            if not is_last if end is None else base + size <= end:
+            # The last file may be written to: a reader may know units of it that are not on disk yet.
+            if number < len(files.paths) - 1 and (end is None or base + size <= end):
                 self._full_file(path)
             elif end is None or base < end or number == 0:
-                self._written_part(path, size, None if end is None else max(end - base, 0))
+                self._written_part(path, size, None if end is None else min(max(end - base, 0), size))
 
     def index_file(self, path: str, config: StoreConfig) -> None:
         """Take an index file, without entries that a writer has not finished."""
