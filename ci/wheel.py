@@ -100,7 +100,7 @@ def demo() -> None:
         print("no demo: the command line needs click and rich")
         return
     for arguments, said in (
-        (["--messages", "300"], "Everything that was checked holds."),
+        (["--messages", "300"], "All checks passed."),
         (["--unpack", "wheel-sample"], "rmqstore info wheel-sample"),
     ):
         command = [sys.executable, "-I", "-m", "rmqstore", "demo", *arguments]

@@ -1,6 +1,6 @@
 """A pytest plugin: the fixture `message_store`, a fresh small store, and an assertion on the messages of a topic.
 
-pytest loads it by itself where rmqstore is installed; `pytest -p no:rmqstore` switches it off.
+Load it by ``pytest_plugins = ["rmqstore.testing"]`` in a `conftest.py`, or by `pytest -p rmqstore.testing`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def message_store() -> Iterator[MessageStore]:
         with MessageStore.open(os.path.join(folder, "store"), config=config) as store:
             yield store
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def assert_messages(
@@ -45,7 +45,7 @@ def assert_messages(
     topic: str,
     bodies: Iterable[bytes] | None = None,
     *,
-    keys: Iterable[str] | None = None,
+    keys: Iterable[str] | str | None = None,
     tags: Iterable[str | None] | None = None,
 ) -> list[MessageExt]:
     """Assert what the messages of a topic are, in the order of the log, and return them.
@@ -54,8 +54,8 @@ def assert_messages(
     ----------
     bodies, tags : iterable, optional
         The expected body, or tag, of each message.
-    keys : iterable of str, optional
-        The expected keys of all messages, one after the other.
+    keys : iterable of str, or str, optional
+        The expected keys of all messages, one after the other; one string is split at spaces.
     """
     __tracebackhide__ = True
     messages = [message for message in store.messages() if message.topic == topic]
@@ -63,7 +63,8 @@ def assert_messages(
         found, expected = [message.body for message in messages], list(bodies)
         assert found == expected, f"bodies of {topic}: {found} instead of {expected}"
     if keys is not None:
-        names, wanted = [key for message in messages for key in message.keys], list(keys)
+        names = [key for message in messages for key in message.keys]
+        wanted = keys.split() if isinstance(keys, str) else list(keys)
         assert names == wanted, f"keys of {topic}: {names} instead of {wanted}"
     if tags is not None:
         given, chosen = [message.tags for message in messages], list(tags)

@@ -25,11 +25,6 @@ __all__ = ["main"]
 
 # By name: module, attribute, and the first sentence of the help (a test compares them), to list commands without loading them.
 _COMMANDS = {
-    "backup": (
-        "rmqstore.cli.backup",
-        "backup_command",
-        "Back up a store into a folder, also while a broker or a program writes to it.",
-    ),
     "completion": (
         "rmqstore.cli.paths",
         "completion",

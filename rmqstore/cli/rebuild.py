@@ -172,7 +172,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
     try:
         # Without damage all modes are the same; with damage the first error names it.
         first: Recovery = "skip" if mode == "skip" else "strict"
-        with MessageStore.open(path, config=config, recovery=first, drop_units=drop_units) as store:
+        with MessageStore.open(path, config=config, recovery=first, drop_units=drop_units, reconfigure=True) as store:
             report = store.recovery_report
     except CorruptionError as error:
         place = _place_of(error)
@@ -193,7 +193,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
         note(text)
         if not yes:
             _agree("--mode truncate deletes these messages", "give --yes")
-        with MessageStore.open(path, config=config, recovery=mode, drop_units=drop_units) as store:
+        with MessageStore.open(path, config=config, recovery=mode, drop_units=drop_units, reconfigure=True) as store:
             report = store.recovery_report
     assert report is not None
     printer = Printer(given.as_json)

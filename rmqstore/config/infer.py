@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._core import BatchUnitLayout, IndexLayout, Region, UnitLayout, decode_record, index_key_hash
 from rmqstore.config.places import is_named, other_progress_file, progress_file, refuse_other_log, without_log
-from rmqstore.config.saved_options import load_options
+from rmqstore.config.saved_options import SIZES, load_options
 from rmqstore.errors import GeometryError, GiveOptions, Sentence, StoreChangedError, StoreError, StoreNotFoundError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.listing import ask_again, listing
@@ -63,16 +63,16 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
         raise TypeError(f"no such option: {', '.join(sorted(unknown_names))}")
     saved = load_options(root, cls, read_only=read_only)
     found = {name: value for name, value in saved.items() if value or name not in _BY_FOLDERS}
-    found = {name: value for name, value in found.items() if name not in _SIZES} | dict(overrides)
+    found = {name: value for name, value in found.items() if name not in SIZES} | dict(overrides)
     segments = _numbered_files(os.path.join(root, "commitlog"))
-    if saved and not segments and _is_new(root):
+    if "mapped_file_size_commit_log" in saved and not segments and _is_new(root):
         found.setdefault("mapped_file_size_commit_log", saved["mapped_file_size_commit_log"])
     _infer_sizes(root, segments, read_only, found, assumed)
     index_files = _numbered_files(os.path.join(root, "index"), digits=None, skip_unreadable=read_only)
     if read_only:
         # The opening of the index reports unreadable files.
         index_files = [file for file in index_files if why_unreadable(file.path) is None]
-    if saved and _usual_index_size(index_files) in (0, cls(**saved).index_file_size):
+    if "max_index_num" in saved and _usual_index_size(index_files) in (0, cls(**saved).index_file_size):
         # The saved numbers also settle a size that fits several.
         found = {name: saved[name] for name in ("max_hash_slot_num", "max_index_num")} | found
     try:
@@ -108,10 +108,6 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
 # ------------------------------------------------------------------------------------------------ sizes of files
 
 _MAX_QUEUE_FILES = 512
-_SIZES = {
-    "mapped_file_size_commit_log", "mapped_file_size_consume_queue", "mapper_file_size_batch_consume_queue",
-    "mapped_file_size_consume_queue_ext", "max_hash_slot_num", "max_index_num",
-}  # fmt: skip
 # Names that a store has in its root, some of them before its first segment.
 _NAMES = ("commitlog", "checkpoint", "abort", "lock", "consumequeue", "batchconsumequeue", "index", "config")
 # Options that folders of the store can show too.
@@ -304,7 +300,7 @@ class AssumedSizes:
 
     def learn(self, config: StoreConfig) -> StoreConfig:
         """Return `config` with newly inferred sizes; the same object without any."""
-        if not _SIZES.intersection(config.assumed):
+        if not SIZES.intersection(config.assumed):
             return config
         found = {name: value for name, value in config.as_dict().items() if name not in config.assumed}
         if "mapped_file_size_consume_queue_ext" in config.assumed:

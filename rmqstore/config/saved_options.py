@@ -11,30 +11,39 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import CorruptionError, GeometryError
+from rmqstore.files.durable import fsync_directory, write_all
+from rmqstore.files.mapped_file import STAGING_PREFIX
 from rmqstore.files.open_file import read_small_file
-from rmqstore.files.os_errors import is_unreadable
+from rmqstore.files.os_errors import is_unreadable, naming_errors
 
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig
 
-__all__ = ["BACKUP_FILE", "BACKUP_PARTS", "OPTIONS_FILE", "check_options", "load_options", "save_options"]
+__all__ = ["OPTIONS_FILE", "SIZES", "load_options", "save_options", "with_saved_options"]
 
 logger = logging.getLogger(__name__)
 
 OPTIONS_FILE = "rmqstore.json"
 """The name of the file, in the root of a store."""
-BACKUP_FILE = "rmqstore-backup.json"
-"""The file in a backup that lists the full files that are copies: size and modification time of each original."""
-BACKUP_PARTS = "rmqstore-backup.parts"
-"""The folder of a backup in which files are made; an interrupted backup leaves it."""
-# Options of a process rather than of a store: they may differ at each opening.
+SIZES = frozenset(
+    (
+        "mapped_file_size_commit_log",
+        "mapped_file_size_consume_queue",
+        "mapper_file_size_batch_consume_queue",
+        "mapped_file_size_consume_queue_ext",
+        "max_hash_slot_num",
+        "max_index_num",
+    )
+)
+"""The options that files show by their sizes."""
+# Options that may differ at each opening: of a process rather than of a store, or shown by its folders.
 _OF_A_PROCESS = frozenset(
     (
         "flush_interval_commit_log", "flush_commit_log_least_pages", "flush_commit_log_thorough_interval",
         "flush_interval_consume_queue", "flush_consume_queue_least_pages", "flush_consume_queue_thorough_interval",
         "sync_flush_timeout", "flush_consumer_offset_interval", "consumer_offset_update_version_step", "max_message_size",
         "max_msgs_num_batch", "clean_resource_interval", "delete_file_batch_max", "delete_commit_log_files_interval",
-        "store_host", "max_mapped_files", "populate_ahead_size",
+        "store_host", "max_mapped_files", "populate_ahead_size", "enable_lmq", "enable_multi_dispatch",
     )
 )  # fmt: skip
 
@@ -44,11 +53,19 @@ def save_options(root: str, config: StoreConfig) -> None:
     # Imported here because few processes make a store.
     import json
 
-    from rmqstore.files.output_file import OutputFile
-
-    text = json.dumps({"format": 1, "options": config.as_dict()}, indent=1, ensure_ascii=False)
-    with OutputFile(os.path.join(root, OPTIONS_FILE), force=True) as file:
-        file.write(text.encode("utf-8", "surrogatepass"))
+    options = {name: value for name, value in config.as_dict().items() if name not in config.assumed}
+    text = json.dumps({"format": 1, "options": options}, indent=1)
+    # The next opening deletes what a kill leaves of this name.
+    path, new = os.path.join(root, OPTIONS_FILE), os.path.join(root, f"{STAGING_PREFIX}options")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        with naming_errors(new):
+            write_all(fd, text.encode())
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(new, path)
+    fsync_directory(root)
 
 
 def load_options(root: str, cls: type[StoreConfig], *, read_only: bool = False) -> dict[str, Any]:
@@ -72,21 +89,33 @@ def _parsed(path: str, cls: type[StoreConfig]) -> dict[str, Any]:
     import json
 
     text = read_small_file(path)
-    if text is None:
+    if text is None and not os.path.lexists(path):
         return {}
     advice = "restore it, or move it away: the sizes are then inferred from the other files, and other options are defaults"
     try:
-        options = json.loads(text)["options"]
+        document = json.loads(text or b"")
+        if document["format"] != 1:
+            raise ValueError(f"format {document['format']!r} is not known")
+        options = document["options"]
         known = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
-        return cls(**known).as_dict()
+        config = cls(**known)
+        return {name: getattr(config, name) for name in known}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, GeometryError) as error:
         raise CorruptionError(f"the file of the store's options is damaged ({error}); {advice}", path) from None
 
 
-def check_options(root: str, config: StoreConfig) -> None:
-    """Raise GeometryError if `config` contradicts the saved options of the store at `root`."""
-    saved, given = load_options(root, type(config)), config.as_dict()
+def with_saved_options(root: str, config: StoreConfig) -> StoreConfig:
+    """Return `config` with the saved value of each option that it leaves at its default.
+
+    Raises
+    ------
+    GeometryError
+        Another option, or a size of files, differs from the saved one.
+    """
+    saved, given, defaults = load_options(root, type(config)), config.as_dict(), type(config)().as_dict()
     differing = [name for name, value in saved.items() if name not in _OF_A_PROCESS and given[name] != value]
+    kept = {name: saved[name] for name in differing if name not in SIZES and given[name] == defaults[name]}
+    differing = [name for name in differing if name not in kept]
     if differing:
         name, *more = differing
         others = f" (also {', '.join(more)})" if more else ""
@@ -95,3 +124,4 @@ def check_options(root: str, config: StoreConfig) -> None:
             "config to continue as it was made, or give reconfigure=True to change it",
             os.path.join(root, OPTIONS_FILE),
         )
+    return config.replace(**kept)

@@ -98,6 +98,8 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
           messages again.  Otherwise progress is on disk after `MessageStore.flush`, its `close`, or
           ``flush_consumer_offset_interval`` ms.
         """
+        if self._store.closed and not self._is_own:
+            raise StoreClosedError("the store is closed; open it again", self._store.path)
         self._commit_handed_out()
         if durable or self._is_due():
             self._persist()
@@ -201,9 +203,16 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     def _batch(self, message: MessageExt, size: int) -> list[MessageExt]:
         batch = [message]
-        while len(batch) < size and (self._fetched or self._fetch()):
+        while len(batch) < size:
             if self._fetched:
                 batch.append(self._hand_out())
+                continue
+            try:
+                if not self._fetch():
+                    break
+            except (StoreError, OSError):
+                # The next request meets it too; what was taken must not be lost.
+                break
         return batch
 
     def __aiter__(self) -> Consumer:
@@ -271,7 +280,11 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
                     )  # fmt: skip
                 # The group is past messages with other tags, and deleted ones.
                 self._positions[queue_id] = got.next_queue_offset
-                self._offsets.commit(self.group, self.topic, queue_id, got.next_queue_offset)
+                if self._handed_out:
+                    # A batch is being collected, whose messages are not consumed yet.
+                    self._handed_out[queue_id] = got.next_queue_offset
+                else:
+                    self._offsets.commit(self.group, self.topic, queue_id, got.next_queue_offset)
                 return True
         return False
 

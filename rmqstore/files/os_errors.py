@@ -14,7 +14,7 @@ from typing import TypeGuard
 from rmqstore.errors import DiskFullError
 
 __all__ = [
-    "broken_link", "crosses_file_systems", "failed_read", "full_disk", "has_no_links", "is_broken_link", "is_denied",
+    "broken_link", "failed_read", "full_disk", "has_no_links", "is_broken_link", "is_denied",
     "is_full", "is_locked", "is_missing", "is_not_a_file", "is_too_large", "is_unreadable", "missing_file",
     "naming_errors", "says_full", "taken_name", "unread_format", "with_path",
 ]  # fmt: skip
@@ -74,11 +74,6 @@ def is_locked(error: OSError) -> bool:
 def has_no_links(error: OSError) -> bool:
     """Return True if the file system, or the protection of the file, allows no hard link."""
     return error.errno in _NO_LINKS
-
-
-def crosses_file_systems(error: OSError) -> bool:
-    """Return True if a hard link or a rename would lead to another file system."""
-    return error.errno == errno.EXDEV
 
 
 def taken_name(error: OSError) -> bool:

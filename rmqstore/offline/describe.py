@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
-from rmqstore.config.saved_options import BACKUP_FILE, BACKUP_PARTS, OPTIONS_FILE
+from rmqstore.config.saved_options import OPTIONS_FILE
 from rmqstore.consumequeue.queue_folders import QUEUE_FOLDERS, is_queue_name
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.files.listing import UnreadPart, ask_again, listing, unread_parts
@@ -49,7 +49,7 @@ _READ = frozenset(
     (
         "commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index", "config", "checkpoint", "abort", "lock",
         "timerwheel", "timerlog", "tiered_index_file", "epochFileCheckpoint", "brokerIdentity", ".rmqstore-rebuild",
-        OPTIONS_FILE, BACKUP_FILE, BACKUP_PARTS,
+        OPTIONS_FILE,
         *(name.split("/")[0] for name in FOLDERS),
     )
 )  # fmt: skip

@@ -48,7 +48,7 @@ from rmqstore.rocksdb.database import PLACES, check_queue_databases, queue_datab
 from rmqstore.store.dispatch_rules import without_unit
 from rmqstore.store.dispatcher import LogDispatcher, QueueKindError
 from rmqstore.store.lost_log import end_of_known, refuse_loss
-from rmqstore.store.opening import REBUILD_DIRECTORY, is_swapping
+from rmqstore.store.opening import REBUILD_DIRECTORY, is_swapping, save_changed
 
 __all__ = ["REBUILD_DIRECTORY", "RebuildJob", "RebuildReport", "check_config", "rebuild"]
 
@@ -168,6 +168,7 @@ class RebuildJob:
             return report
         mark_complete(work, kinds)
         swap(root, work, kinds)
+        save_changed(root, job.known_config)
         if "consumequeue" in kinds:
             report.moved_aside = moved_aside(root)
         return report

@@ -4,7 +4,7 @@ Nothing here prints, and a read-only open writes nothing (I7).
 
 - `message_store`: the public API: open, put, flush, close
 - `reading`, `querying`: its questions about queues, keys and the log; `results`: answers
-- `async_puts`: puts in an event loop; `backup`: a copy of a store in use
+- `async_puts`: puts in an event loop
 - `condition`: damage, lost parts of the log, progress; `stats`: numbers
 - `store_state`: what the parts share: files, the append lock, whether they may be read and written
 - `writing`: putting messages, both entry points, and what makes a message plain; `table_writing`: the rows of an Arrow table

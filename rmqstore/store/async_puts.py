@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import InvalidMessageError
@@ -12,6 +12,7 @@ from rmqstore.store.results import PutResult, PutResults
 
 if TYPE_CHECKING:
     import asyncio
+    from concurrent.futures import ThreadPoolExecutor
 
 __all__ = ["AsyncPuts"]
 
@@ -22,9 +23,15 @@ class AsyncPuts:
     """Put messages in an event loop; a base of `MessageStore`."""
 
     def _begin_async_puts(self) -> None:
-        # The messages that wait, by event loop, and the task of the loop that puts them: a loop holds tasks weakly.
-        self._waiting: weakref.WeakKeyDictionary[Any, _Waiting] = weakref.WeakKeyDictionary()
-        self._tasks: weakref.WeakKeyDictionary[Any, asyncio.Task[None]] = weakref.WeakKeyDictionary()
+        # The messages that wait, by event loop; a loop has an entry while a task of it puts.
+        self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._put_thread: ThreadPoolExecutor | None = None
+
+    def _end_async_puts(self) -> None:
+        thread, self._put_thread = self._put_thread, None
+        if thread is not None:
+            thread.shutdown(wait=False)
 
     async def put_message_async(self, message: Message | MessageExt, queue_id: int = 0) -> PutResult:
         """Append a message like `put_message`, without blocking the event loop.
@@ -36,17 +43,22 @@ class AsyncPuts:
         return result
 
     async def put_messages_async(
-        self, messages: Iterable[Message | MessageExt], queue_id: int = 0
+        self, messages: Iterable[Message | MessageExt], queue_id: int | Sequence[int] = 0
     ) -> list[PutResult]:
         """Append messages in order, see `put_message_async`; an invalid one raises InvalidMessageError, the others are put."""
         import asyncio
 
         loop = asyncio.get_running_loop()
-        futures = [(message, queue_id, loop.create_future()) for message in messages]
+        given = list(messages)
+        queue_ids = [queue_id] * len(given) if isinstance(queue_id, int) else queue_id
+        futures: _Waiting = [(each, number, loop.create_future()) for each, number in zip(given, queue_ids, strict=True)]
         waiting = self._waiting.get(loop)
         if waiting is None:
             self._waiting[loop] = futures
-            self._tasks[loop] = loop.create_task(self._put_waiting(loop))
+            task = loop.create_task(self._put_waiting(loop))
+            # A loop holds its tasks weakly.
+            self._tasks.add(task)
+            task.add_done_callback(functools.partial(self._end_task, loop, futures))
         else:
             waiting += futures
         results = await asyncio.gather(*(future for _, _, future in futures), return_exceptions=True)
@@ -56,19 +68,36 @@ class AsyncPuts:
         return results  # type: ignore[return-value]
 
     async def _put_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
-        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
 
-        while waiting := self._waiting[loop]:
-            self._waiting[loop] = []
-            outcomes = await asyncio.to_thread(self._put_together, waiting)
-            for (_, _, future), outcome in zip(waiting, outcomes, strict=True):
-                if future.cancelled():
-                    continue
-                if isinstance(outcome, BaseException):
-                    future.set_exception(outcome)
-                else:
-                    future.set_result(outcome)
-        del self._waiting[loop], self._tasks[loop]
+        waiting: _Waiting = []
+        try:
+            while waiting := self._waiting[loop]:
+                self._waiting[loop] = []
+                if self._put_thread is None:
+                    # A thread of its own: those of the loop's pool may all wait for these messages.
+                    self._put_thread = ThreadPoolExecutor(1, thread_name_prefix="rmqstore-put")
+                try:
+                    outcomes = await loop.run_in_executor(self._put_thread, self._put_together, waiting)
+                except RuntimeError:
+                    # The thread ended, as the store was closed just now.
+                    outcomes = self._put_together(waiting)
+                for (_, _, future), outcome in zip(waiting, outcomes, strict=True):
+                    if future.done():
+                        continue
+                    if isinstance(outcome, BaseException):
+                        future.set_exception(outcome)
+                    else:
+                        future.set_result(outcome)
+        finally:
+            # If this task is cancelled, so are those that wait for it.
+            _cancel(waiting + self._waiting.pop(loop))
+
+    def _end_task(self, loop: asyncio.AbstractEventLoop, first: _Waiting, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._waiting.get(loop) is first:
+            # The task was cancelled before it began.
+            _cancel(self._waiting.pop(loop))
 
     def _put_together(self, waiting: _Waiting) -> list[PutResult | BaseException]:
         try:
@@ -85,3 +114,8 @@ class AsyncPuts:
     def put_messages(self, messages: Iterable[Message | MessageExt], queue_id: Any = 0) -> PutResults:
         """See `MessageStore.put_messages`."""
         raise NotImplementedError
+
+
+def _cancel(waiting: _Waiting) -> None:
+    for _, _, future in waiting:
+        future.cancel()

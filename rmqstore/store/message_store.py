@@ -36,6 +36,7 @@ from rmqstore.store.opening import (
     older_of,
     recover_state,
     refuse_rocksdb,
+    save_changed,
     wait_for_store,
     warn_of_dledger,
     warn_of_swapping,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from rmqstore.consumer.consumer import Consumer
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.flatfile.flat_store import FlatStore
-    from rmqstore.store.backup import BackupReport
 
 __all__ = ["MessageStore"]
 
@@ -126,6 +126,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         self._begin_async_puts()
 
     def _after_fork(self) -> None:
+        self._begin_async_puts()
         self._closing.renew_lock()
         self._flushing.renew_locks()
         self._state.after_fork()
@@ -154,6 +155,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
             The store's root (RocketMQ's storePathRootDir).
         config : StoreConfig, optional
             By default the options that the store was made with (`StoreConfig.infer`), RocketMQ's defaults for a new store.
+            Options left at their defaults, sizes excepted, take the saved values.
         read_only : bool
             Change nothing and lock nothing; works on a broker's store, also while the broker runs.
         create : bool
@@ -194,6 +196,8 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         root = os.path.abspath(os.fspath(path))
         if wait and not read_only:
             raise ValueError("wait is for read_only=True; a writer creates the store")
+        if reconfigure and read_only:
+            raise ValueError("reconfigure is for writing; a reader changes nothing")
         if read_only:
             wait_for_store(root, wait, tiered)
             check_store_root(root)
@@ -226,6 +230,8 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
             try:
                 store._state.load()
                 store.recovery_report = recover_state(store._state, store._flushing, recovery, drop_units)
+                if reconfigure:
+                    save_changed(root, config)
                 _open_stores.add(store)
                 writing = store._for_writing()
                 writing.enable_writes()
@@ -256,6 +262,7 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
         finally:
             # The next call, or the end of the program, finishes a close that was interrupted.
             if self._closing.done:
+                self._end_async_puts()
                 self._note_closed()
 
     def _when_forgotten(self) -> None:
@@ -331,33 +338,6 @@ class MessageStore(QueueQuestions, LogQuestions, StoreCondition, AsyncPuts, Clos
             Records that were read before are gone: the writer recovered and cut the log, or replaced it.
         """
         self._state.refresh(uploads=True)
-
-    def backup(self, path: str | os.PathLike[str]) -> BackupReport:
-        """Back up the store into the folder `path`, while it is used; opening that folder restores it.
-
-        Everything put before the call is in the backup.  Full files are hard links where possible.  A later backup into the same
-        folder copies only what changed.
-
-        Parameters
-        ----------
-        path : path
-            A new or empty folder outside the store, or one with an earlier backup.
-
-        Raises
-        ------
-        StoreError
-            The folder contains something else, or is in the store.
-        UnsupportedFormatError
-            The queues are in RocksDB, or the log is DLedger's.
-        DiskFullError, OSError
-        """
-        from rmqstore.store.backup import back_up
-
-        self._state.check_open()
-        if not self.read_only:
-            self.flush()
-        with MessageStore.open(self.path, config=self.config, read_only=True) as reader:
-            return back_up(reader._state, path)
 
     def delete_expired_files(self) -> RetentionReport:
         """Delete expired files now; a thread does so by itself in the hours of `delete_when`.

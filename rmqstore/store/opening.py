@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.config.places import dledger_folders, without_log
-from rmqstore.config.saved_options import check_options, load_options, save_options
+from rmqstore.config.saved_options import load_options, save_options, with_saved_options
 from rmqstore.errors import (
     OpenReadOnly,
     Sentence,
@@ -58,6 +58,7 @@ __all__ = [
     "older_of",
     "recover_state",
     "refuse_rocksdb",
+    "save_changed",
     "saved_config",
     "wait_for_store",
     "warn_of_dledger",
@@ -154,10 +155,17 @@ def config_to_write(root: str, config: StoreConfig | None, reconfigure: bool) ->
     if config is None:
         config = saved_config(root)
     elif not reconfigure:
-        check_options(root, config)
-    if reconfigure or not (has_store(root) or load_options(root, StoreConfig)):
+        config = with_saved_options(root, config)
+    # A broker's store gets no such file.
+    if not (has_store(root) or load_options(root, StoreConfig)):
         save_options(root, config)
     return config
+
+
+def save_changed(root: str, config: StoreConfig) -> None:
+    """Save the config of a store whose files fit it, if the store has a file of options."""
+    if load_options(root, StoreConfig):
+        save_options(root, config)
 
 
 def saved_config(root: str) -> StoreConfig:

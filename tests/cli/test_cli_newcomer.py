@@ -115,7 +115,7 @@ def test_the_advice_can_be_followed(golden_copy, vhost, tmp_path, monkeypatch):
             env=environment(), capture_output=True, timeout=240, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, (advice, ran.stderr)
-    assert run("info", "my store/commitlog").stderr.endswith("Give the store's root: 'my store'\n")
+    assert run("info", "my store/commitlog").stderr.endswith("Give the root of the store: 'my store'\n")
 
 
 def test_rabbitmq_commands_know_a_rocketmq_store(broker, vhost):

@@ -178,9 +178,9 @@ def test_messages_of_a_time(store):
         ("select topic from queues; select topic from queues", ["statement"]),
         ("selec topic from queues", ["SELECT"]),
         ("", ["SELECT"]),
-        ("delete from messages", ["only read"]),
-        ("drop table messages", ["only read"]),
-        ("/* harmless */ (( truncate table messages", ["only read"]),
+        ("delete from messages", ["read-only"]),
+        ("drop table messages", ["read-only"]),
+        ("/* harmless */ (( truncate table messages", ["read-only"]),
         pytest.param(
             "select topic from messages where store_timestamp > now()", ["zone", "--begin"], marks=since_2_1, id="now"
         ),

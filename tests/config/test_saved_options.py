@@ -10,7 +10,16 @@ import sys
 
 import pytest
 
-from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreNotFoundError
+from rmqstore import (
+    CorruptionError,
+    GeometryError,
+    Message,
+    MessageStore,
+    StoreConfig,
+    StoreNotFoundError,
+    rebuild,
+    verify,
+)
 from rmqstore.config.saved_options import OPTIONS_FILE
 
 CONFIG = StoreConfig(
@@ -62,8 +71,8 @@ def test_the_options_are_there_before_the_first_segment(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("mapped_file_size_commit_log", 1 << 17), ("max_index_num", 500), ("flush_disk_type", "ASYNC_FLUSH"),
-        ("file_reserved_time", 72), ("generate_unique_key", False), ("message_index_enable", False),
+        ("mapped_file_size_commit_log", 1 << 17), ("max_index_num", 500), ("max_index_num", 20_000_000),
+        ("file_reserved_time", 24), ("delete_when", "05"), ("message_index_enable", False),
     ],
 )  # fmt: skip
 def test_a_config_that_contradicts_them_is_refused_by_name(tmp_path, name, value):
@@ -78,6 +87,18 @@ def test_a_config_that_contradicts_them_is_refused_by_name(tmp_path, name, value
             assert getattr(store.config, name) == value
         with MessageStore.open(root) as store:
             assert store.config == changed
+
+
+def test_options_left_at_their_defaults_take_the_saved_values(tmp_path):
+    root = make(tmp_path / "store", Message("T", b"x"))
+    sizes = StoreConfig(**{name: getattr(CONFIG, name) for name in SIZES})
+    assert sizes.flush_disk_type == "ASYNC_FLUSH"
+    with MessageStore.open(root, config=sizes) as store:
+        assert store.config == CONFIG.replace(clean_resource_interval=10_000)
+    with MessageStore.open(root, config=sizes, reconfigure=True) as store:
+        assert store.config == sizes
+    with MessageStore.open(root) as store:
+        assert store.config == sizes
 
 
 def test_a_size_of_files_that_exist_cannot_be_changed(tmp_path):
@@ -119,18 +140,20 @@ def test_files_decide_where_they_differ(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": 1}', '{"options": {"flush_disk_type": "x"}}', '{"options": {"max_index_num": "5"}}', "\x00" * 100],
-)
+    [
+        "", "{", "[]", '{"format": 1}', '{"format": 2, "options": {}}',
+        '{"options": {"flush_disk_type": "x"}}', '{"options": {"max_index_num": "5"}}', "\x00" * 100,
+    ],
+)  # fmt: skip
 def test_a_damaged_file_stops_a_writer_and_no_reader(tmp_path, text, caplog):
     root = make(tmp_path / "store", Message("T", b"x", keys="k"))
     (root / OPTIONS_FILE).write_text(text)
-    if text:
-        with pytest.raises(CorruptionError, match="move it away") as caught:
-            MessageStore.open(root)
-        assert caught.value.path == str(root / OPTIONS_FILE)
+    with pytest.raises(CorruptionError, match="move it away") as caught:
+        MessageStore.open(root)
+    assert caught.value.path == str(root / OPTIONS_FILE)
     with MessageStore.open(root, read_only=True) as store:
         assert [message.body for message in store.query_message("T", "k")] == [b"x"]
-    assert ("are not used" in caplog.text) == bool(text)
+    assert "are not used" in caplog.text
     os.unlink(root / OPTIONS_FILE)
     with MessageStore.open(root) as store:
         assert store.get_message("T").messages
@@ -177,3 +200,23 @@ def test_a_reader_waits_for_the_writer(tmp_path):
     finally:
         writer.communicate()
     assert writer.returncode == 0
+
+
+def test_a_change_that_the_files_refuse_is_not_saved(tmp_path):
+    root = make(tmp_path / "store", Message("T", b"x", keys="k"))
+    for changes in ({"mapped_file_size_commit_log": 1 << 17}, {"max_hash_slot_num": 50}):
+        with pytest.raises(GeometryError):
+            MessageStore.open(root, config=CONFIG.replace(**changes), reconfigure=True)
+    with MessageStore.open(root, config=CONFIG) as store:
+        assert store.config == CONFIG
+    with pytest.raises(ValueError, match="reconfigure is for writing"):
+        MessageStore.open(root, read_only=True, reconfigure=True)
+
+
+def test_a_rebuild_with_other_options_saves_them(tmp_path):
+    root = make(tmp_path / "store", *(Message("T", b"x", keys=f"k{i}", tags="t") for i in range(50)))
+    changed = CONFIG.replace(max_hash_slot_num=200, max_index_num=900, index_tags=False)
+    rebuild(root, config=changed)
+    assert StoreConfig.infer(root) == changed and list(verify(root)) == []
+    with MessageStore.open(root) as store:
+        assert store.config == changed

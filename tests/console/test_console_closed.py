@@ -76,7 +76,7 @@ def test_no_address_fails_or_denies_what_it_did_not_see(store, folder, mode):
             if folder.startswith("consumequeue"):
                 assert "has no queues yet" not in answer.text
             if folder == "index":
-                assert "has no index file" not in answer.text and "No entry with" not in answer.text
+                assert "has no index files" not in answer.text and "No entry with" not in answer.text
 
 
 def test_lists_say_which_folders_of_queues_nobody_saw(store):

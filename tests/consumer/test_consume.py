@@ -814,3 +814,38 @@ def test_batches_in_an_event_loop(store):
 def test_a_batch_has_a_size(store, size):
     with pytest.raises((ValueError, TypeError), match="size is"):
         store.consume("Orders", "group", timeout=0).batches(size)
+
+
+def test_other_tags_after_a_batch_commit_nothing_of_it(store):
+    store.put_message(Message("Orders", b"0", tags="A"))
+    store.put_messages([Message("Orders", b"1", tags="B") for _ in range(2000)])
+    consumer = store.consume("Orders", "group", tags="A", timeout=0)
+    assert bodies_of([next(consumer.batches(10))]) == [[0]] and store.consumer_offsets.get("group", "Orders", 0) <= 0
+    consumer.close()
+    assert numbers(store.consume("Orders", "group", tags="A", timeout=0)) == [0]
+    assert store.consumer_offsets.get("group", "Orders", 0) == 2001
+
+
+def test_an_error_in_a_batch_loses_no_message(store, monkeypatch):
+    for queue_id in range(2):
+        fill(store, 3, first=queue_id * 10, queue_id=queue_id)
+    batches, get, failed = store.consume("Orders", "group", timeout=0).batches(10), store.get_message, []
+
+    def fail(topic, queue_id, *given):
+        if queue_id == 1 and not failed:
+            failed.append(1)
+            raise OSError(5, "Input/output error")
+        return get(topic, queue_id, *given)
+
+    monkeypatch.setattr(store, "get_message", fail)
+    assert bodies_of(batches) == [[0, 1, 2], [10, 11, 12]] and failed
+
+
+def test_a_closed_store_takes_no_commit(store):
+    fill(store, 2)
+    consumer = store.consume("Orders", "group", timeout=0)
+    next(consumer)
+    store.close()
+    for durable in (False, True):
+        with pytest.raises(StoreClosedError):
+            consumer.commit(durable)

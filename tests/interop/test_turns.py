@@ -333,8 +333,8 @@ def test_a_segment_prepared_beforehand(java_store, tmp_path, kill_java):
         ledger.assert_in(dump(store), 1)
     # Nothing that was prepared, or half made, is left.
     assert sorted(path.name for path in root.iterdir() if path.is_file()) in (
-        ["abort.bak", "checkpoint", "lock"],
-        ["checkpoint", "lock"],
+        ["abort.bak", "checkpoint", "lock", "rmqstore.json"],
+        ["checkpoint", "lock", "rmqstore.json"],
     )
 
 

@@ -32,7 +32,7 @@ def test_a_segment_is_what_the_log_has_of_it(broker, tmp_path):
     part = json_lines(run("dump", copy, *asked[:2], "--end-phy-offset", wanted[3]["phy_offset"], "--json"))
     assert part[1:] == wanted[:3]
     text = run("dump", path).stdout.splitlines()
-    assert text[0].endswith("a segment of the commit log, 1048576 bytes, from phy offset 1048576 on")
+    assert text[0].endswith("a segment of the commit log, 1048576 bytes, first phy offset 1048576")
     assert len(text) == len(rows) + 1
 
 

@@ -90,7 +90,7 @@ def test_entries_that_are_none(entries):
     families["timer"] |= {b"\xff" * 12: bytes(12), bytes(8): b"", b"timeline_checkpoint": struct.pack(">q", 2**62)}
     families["trans"] |= {b"x" * number: b"" for number in range(1, 30)}
     found = write()
-    assert sum(each.kind == "bad_timer" for each in found) == 3 and any("timeline_checkpoint is" in each.detail for each in found)
+    assert sum(each.kind == "bad_timer" for each in found) == 3 and any("timeline_checkpoint" in each.detail for each in found)
     told = [each.detail for each in found if each.kind == "bad_transaction"]
     assert len(told) == 21 and told[-1] == "9 more entries that cannot be read"
 

@@ -121,7 +121,7 @@ def test_what_is_refused_leaves_nothing(three_partitions, tmp_path):
         ({"topic": "topic"}, ("flag", "topic"), None),
         ({"flag": "-flag"}, ("flag",), "store timestamp"),
         ({"_corrupt": "'BAD_BODY_CRC'"}, ("store_timestamp",), "rows are marked"),
-        ({"weight": "1.5d"}, ("store_timestamp",), "column 'weight' is none that a message has"),
+        ({"weight": "1.5d"}, ("store_timestamp",), "column 'weight' is not one that a message has"),
     ]:
         changed = df.withColumns({name: F.expr(text) for name, text in change.items()})
         if message is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -107,3 +108,29 @@ def test_several_loops_and_a_closed_store(store):
     store.close()
     with pytest.raises(StoreClosedError):
         asyncio.run(store.put_message_async(Message("Orders", b"x")))
+
+
+def test_puts_go_on_after_the_task_that_puts_was_cancelled(store):
+    async def run():
+        put = asyncio.create_task(store.put_message_async(Message("Orders", b"x")))
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.gather(put, return_exceptions=True)
+        return await asyncio.wait_for(store.put_message_async(Message("Orders", b"y")), 60)
+
+    asyncio.run(run())
+    assert bodies(store)[-1] == b"y" and store._waiting == {}
+
+
+def test_consumers_in_all_threads_of_the_pool_keep_no_put_out(store):
+    async def run():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        consumer = store.consume("Orders", "group", timeout=60)
+        waiting = asyncio.create_task(asyncio.to_thread(next, consumer))
+        await asyncio.sleep(0.01)
+        await store.put_message_async(Message("Orders", b"x"))
+        return await waiting
+
+    assert asyncio.run(run()).body == b"x"

@@ -252,7 +252,7 @@ def test_a_reopened_store_forces_as_before(tmp_path, disk):
         with MessageStore.open(tmp_path / "store", config=SYNC) as store:
             for number in range(5):
                 assert disk.has_record(store, store.put_message(small(number)))
-    with MessageStore.open(tmp_path / "store", config=QUIET) as store:
+    with MessageStore.open(tmp_path / "store", config=QUIET, reconfigure=True) as store:
         put = store.put_message(small())
         assert not disk.has_record(store, put)
         store.flush()

@@ -9,7 +9,7 @@ import pytest
 from rmqstore import Message, MessageStore, StoreConfig
 from rmqstore.testing import assert_messages
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "rmqstore.testing"]
 MIB = 1 << 20
 
 
@@ -83,4 +83,4 @@ def test_a_test_of_a_user_has_the_fixture(pytester):
             assert message_store.topics() == [] and not os.path.exists(seen[0])
         """
     )
-    pytester.runpytest_subprocess().assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("-p", "rmqstore.testing").assert_outcomes(passed=2)

@@ -164,4 +164,4 @@ def test_verify_advises_no_rebuild_for_units_of_tiered_storage(root, tmp_path):
     folder = next((tmp_path / "copy" / "tiered").glob("*/golden/Orders/0/CONSUME_QUEUE"))
     os.truncate(max(folder.iterdir(), key=lambda path: path.name[8:]), 1 << 20)
     found = run("verify", tmp_path / "copy" / "store", "--tiered", str(tmp_path / "copy" / "tiered"))
-    assert found.exit_code == 1 and "bad_unit: take the files of tiered storage from a backup" in found.stdout
+    assert found.exit_code == 1 and "bad_unit: restore the files of tiered storage from a backup" in found.stdout
