@@ -165,21 +165,26 @@ def growth_calls(server, root: str) -> list[faults.Call]:
     return [call for call in calls if call in grown or call.size == 8192]
 
 
-@pytest.mark.skipif("fallocate" in ABSENT, reason="needs posix_fallocate")
-def test_killed_while_a_queue_grows(server, root):
-    geo = {**geometry("plain"), **GROWTH}
-    calls = growth_calls(server, root)
-    assert len(calls) == 6
+def check_kills_at(server, root: str, calls: list[faults.Call], sizes: dict[str, int]) -> None:
+    """Kill the scenario "growth" before and after each of these calls, and check what is left."""
+    geo = {**geometry("plain"), **sizes}
     for call in calls:
         for action in ("kill before", "kill after"):
             outcome = server.run(
-                "growth", emptied(root), values={"sizes": GROWTH}, action=action, number=call.number
+                "growth", emptied(root), values={"sizes": sizes}, action=action, number=call.number
             )
             assert outcome.killed, outcome
             try:
                 check_left(root, geo, outcome)
             except BaseException as error:
                 raise AssertionError(blame(outcome, action=action, number=call.number)) from error
+
+
+@pytest.mark.skipif("fallocate" in ABSENT, reason="needs posix_fallocate")
+def test_killed_while_a_queue_grows(server, root):
+    calls = growth_calls(server, root)
+    assert len(calls) == 6
+    check_kills_at(server, root, calls, GROWTH)
 
 
 @pytest.mark.skipif("fallocate" in ABSENT, reason="needs posix_fallocate")
@@ -581,22 +586,12 @@ SEGMENT_GROWTH = {
 
 @pytest.mark.skipif("fallocate" in ABSENT, reason="needs posix_fallocate")
 def test_killed_while_a_segment_grows(server, root):
-    geo = {**geometry("plain"), **SEGMENT_GROWTH}
     whole = server.run("growth", root, values={"sizes": SEGMENT_GROWTH})
     assert whole.ended, whole
     grown = [call for call in whole.calls if call.name == "fallocate" and call.path.startswith("/commitlog/")]
     # In steps, and from the first byte after the store was opened again.
     assert {call.size for call in grown if call.offset} == {1 << 16} and [call for call in grown if not call.offset], grown
-    for call in grown[::2]:
-        for action in ("kill before", "kill after"):
-            outcome = server.run(
-                "growth", emptied(root), values={"sizes": SEGMENT_GROWTH}, action=action, number=call.number
-            )
-            assert outcome.killed, outcome
-            try:
-                check_left(root, geo, outcome)
-            except BaseException as error:
-                raise AssertionError(blame(outcome, action=action, number=call.number)) from error
+    check_kills_at(server, root, grown[::2], SEGMENT_GROWTH)
 
 
 @pytest.mark.parametrize("pages", range(90, 104, 2))
